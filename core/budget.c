@@ -1,0 +1,195 @@
+#include "budget.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "class.h"
+#include "hash.h"
+
+struct gr_slab {
+        UT_hash_handle hh;
+        uint64_t page; /* key: address / GR_PAGE_BYTES */
+        uint64_t blocks;
+};
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static void raise_to(_Atomic uint64_t *peak, uint64_t value)
+{
+        uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+
+        while (seen < value &&
+               !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed))
+                ;
+}
+
+void gr_budget_init(struct gr_device *device, int ordinal)
+{
+        memset(device, 0, sizeof(*device));
+        device->ordinal = ordinal;
+        atomic_init(&device->hard_bytes, GR_UNLIMITED);
+        atomic_init(&device->soft_bytes, GR_UNLIMITED);
+        atomic_init(&device->threshold_bytes, GR_UNLIMITED);
+        gr_lock_init(&device->slabs_lock, GR_RANK_SLABS);
+}
+
+void gr_budget_destroy(struct gr_device *device)
+{
+        struct gr_slab *slab, *tmp;
+
+        HASH_ITER (hh, device->slabs, slab, tmp) {
+                HASH_DELETE(hh, device->slabs, slab);
+                free(slab);
+        }
+        gr_lock_destroy(&device->slabs_lock);
+}
+
+static bool charge(struct gr_device *device, uint64_t bytes)
+{
+        uint64_t hard = atomic_load(&device->hard_bytes);
+        uint64_t charged = atomic_load(&device->charged_bytes);
+
+        do {
+                if (charged > hard || bytes > hard - charged)
+                        return false;
+        } while (!atomic_compare_exchange_weak(&device->charged_bytes, &charged, charged + bytes));
+        raise_to(&device->peak_charged_bytes, charged + bytes);
+        return true;
+}
+
+int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t *ret_reserved_bytes)
+{
+        uint64_t bytes = gr_is_small(capacity_bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(capacity_bytes);
+        bool room;
+
+        if (charge(device, bytes)) {
+                *ret_reserved_bytes = bytes;
+                return 0;
+        }
+        if (!gr_is_small(capacity_bytes))
+                return -EDQUOT;
+        gr_lock(&device->slabs_lock);
+        room = device->slab_count * GR_PAGE_BYTES - device->slab_used_bytes >= capacity_bytes;
+        gr_unlock(&device->slabs_lock);
+        if (!room)
+                return -EDQUOT;
+        *ret_reserved_bytes = 0;
+        return 0;
+}
+
+void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
+{
+        atomic_fetch_sub(&device->charged_bytes, reserved_bytes);
+}
+
+static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
+{
+        struct gr_slab *slab;
+
+        HASH_FIND(hh, device->slabs, &page, sizeof(page), slab);
+        return slab;
+}
+
+int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+{
+        struct gr_slab *slab;
+        int rc = 0;
+
+        if (!gr_is_small(capacity_bytes)) {
+                atomic_fetch_add(&device->charged_bytes, gr_footprint_bytes(capacity_bytes) - reserved_bytes);
+                return 0;
+        }
+        if (reserved_bytes > GR_PAGE_BYTES) {
+                gr_budget_cancel(device, reserved_bytes - GR_PAGE_BYTES);
+                reserved_bytes = GR_PAGE_BYTES;
+        }
+        gr_lock(&device->slabs_lock);
+        slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
+        if (slab) {
+                gr_budget_cancel(device, reserved_bytes);
+        } else if (!reserved_bytes) {
+                rc = -EDQUOT;
+        } else {
+                slab = calloc(1, sizeof(*slab));
+                if (slab) {
+                        slab->page = ptr >> GR_PAGE_SHIFT;
+                        HASH_ADD(hh, device->slabs, page, sizeof(slab->page), slab);
+                        if (!slab->hh.tbl) {
+                                free(slab);
+                                slab = NULL;
+                        }
+                }
+                /* Without memory for the entry the page stays charged for good: too much is counted, never too little.
+                 */
+                if (slab)
+                        device->slab_count++;
+        }
+        if (slab) {
+                slab->blocks++;
+                device->slab_used_bytes += capacity_bytes;
+        }
+        gr_unlock(&device->slabs_lock);
+        return rc;
+}
+
+uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes)
+{
+        struct gr_slab *slab;
+        uint64_t bytes = gr_footprint_bytes(capacity_bytes);
+
+        if (gr_is_small(capacity_bytes)) {
+                bytes = 0;
+                gr_lock(&device->slabs_lock);
+                slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
+                if (slab) {
+                        device->slab_used_bytes -= capacity_bytes;
+                        if (--slab->blocks == 0) {
+                                HASH_DELETE(hh, device->slabs, slab);
+                                free(slab);
+                                device->slab_count--;
+                                bytes = GR_PAGE_BYTES;
+                        }
+                }
+                gr_unlock(&device->slabs_lock);
+        }
+        atomic_fetch_sub(&device->charged_bytes, bytes);
+        return bytes;
+}
+
+void gr_budget_note_live(struct gr_device *device)
+{
+        raise_to(&device->peak_live_bytes, gr_budget_live(device));
+}
+
+uint64_t gr_budget_excess(struct gr_device *device)
+{
+        uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
+        uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
+        uint64_t cached = atomic_load_explicit(&device->cached_bytes, memory_order_relaxed);
+
+        if (soft != GR_UNLIMITED) {
+                uint64_t live = gr_budget_live(device);
+
+                allowed = min_u64(allowed, soft > live ? soft - live : 0);
+        }
+        return cached > allowed ? cached - allowed : 0;
+}
+
+void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
+                     uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+{
+        uint64_t hard = atomic_load(&device->hard_bytes);
+        uint64_t live = gr_budget_live(device);
+        uint64_t total = min_u64(card_total_bytes, hard);
+        uint64_t free_bytes = card_free_bytes + atomic_load(&device->cached_bytes);
+
+        if (hard != GR_UNLIMITED)
+                free_bytes = min_u64(free_bytes, hard > live ? hard - live : 0);
+        atomic_store(&device->card_free_bytes, card_free_bytes);
+        *ret_free_bytes = min_u64(free_bytes, total);
+        *ret_total_bytes = total;
+}

@@ -1,0 +1,98 @@
+/*
+ * What one device's memory holds for this process, and how much it may: charged before the driver is asked, so that
+ * threads racing for the last bytes cannot pass the limit together.
+ *
+ * The charge is what the driver really takes. Above 1 MiB: whole 2 MiB pages. Up to 1 MiB the driver packs blocks into
+ * slabs, 2 MiB each and aligned to it, takes a slab with its first block and gives it back with its last (measured on
+ * an H200, driver 580: 2,000 blocks of random sizes held exactly as many slabs as their addresses name).
+ */
+#ifndef GR_BUDGET_H
+#define GR_BUDGET_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lock.h"
+
+#define GR_UNLIMITED UINT64_MAX
+
+struct gr_slab;
+
+struct gr_device {
+        int ordinal;
+        _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
+        _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
+
+        _Atomic uint64_t hard_bytes;      /* charged never exceeds it */
+        _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
+        _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
+
+        _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
+        _Atomic uint64_t cached_bytes;  /* footprint of the cached blocks; <= charged_bytes */
+        _Atomic uint64_t peak_charged_bytes;
+        _Atomic uint64_t peak_live_bytes;
+        _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
+
+        struct gr_lock slabs_lock; /* guards what follows */
+        struct gr_slab *slabs;     /* by page number */
+        uint64_t slab_count;
+        uint64_t slab_used_bytes; /* of all blocks in slabs */
+};
+
+void gr_budget_init(struct gr_device *device, int ordinal);
+void gr_budget_destroy(struct gr_device *device);
+
+/*
+ * Reserves room for a block of capacity_bytes. 0, with *ret_reserved_bytes to hand to commit or cancel; -EDQUOT: the
+ * hard limit would be passed. A small block may get a reservation of 0 bytes where only the room in slabs is left.
+ */
+int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t *ret_reserved_bytes);
+
+void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
+
+/*
+ * Turns the reservation into the charge of the block at ptr, also where it came out at another size than reserved.
+ * -EDQUOT: the driver opened a new slab for which nothing was reserved; then the block must go back to the driver, and
+ * nothing is charged.
+ */
+int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes);
+
+/* The block is no longer the process's. Returns the bytes that the device got back. */
+uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
+
+/* A block of this footprint entered or left the cache. */
+static inline void gr_budget_cache(struct gr_device *device, uint64_t footprint_bytes)
+{
+        atomic_fetch_add_explicit(&device->cached_bytes, footprint_bytes, memory_order_relaxed);
+}
+
+static inline void gr_budget_uncache(struct gr_device *device, uint64_t footprint_bytes)
+{
+        atomic_fetch_sub_explicit(&device->cached_bytes, footprint_bytes, memory_order_relaxed);
+}
+
+/* Charged and not cached; never negative, also while other threads move blocks. */
+static inline uint64_t gr_budget_live(struct gr_device *device)
+{
+        uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
+        uint64_t cached = atomic_load_explicit(&device->cached_bytes, memory_order_relaxed);
+
+        return charged > cached ? charged - cached : 0;
+}
+
+/* Raises the peak of live memory; after a block was handed out. */
+void gr_budget_note_live(struct gr_device *device);
+
+/* How much the cache holds beyond what threshold and soft limit allow. */
+uint64_t gr_budget_excess(struct gr_device *device);
+
+/*
+ * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache,
+ * which the ladder gives up when it is needed.
+ */
+void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
+                     uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
+
+#endif

@@ -1,0 +1,66 @@
+/*
+ * What core/ needs from a CUDA driver, as a table of operations: shim/ fills it with the real driver, tests with a
+ * scripted one. core/ itself knows neither CUDA nor a clock.
+ *
+ * Contexts and events are opaque handles. Every operation may be called from any thread, with any context current or
+ * none. Operations return 0, -ENOMEM (the device is full), -EAGAIN (event_query: not passed yet), or
+ * gr_driver_error(code) for any other code of the driver, which travels through core/ unchanged. ret_ outputs are
+ * touched only on success.
+ */
+#ifndef GR_DRIVER_H
+#define GR_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define GR_DRIVER_ERROR_BASE 65536
+
+static inline int gr_driver_error(int code)
+{
+        return -(GR_DRIVER_ERROR_BASE + code);
+}
+
+/* The driver's code inside an error of gr_driver_error, or 0 where rc is none. */
+static inline int gr_driver_code(int rc)
+{
+        return rc <= -GR_DRIVER_ERROR_BASE ? -rc - GR_DRIVER_ERROR_BASE : 0;
+}
+
+struct gr_driver {
+        /* The driver's own allocation; context is current on the calling thread. */
+        int (*mem_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
+
+        /* The driver's own free: may block until every stream of the context is idle. */
+        int (*mem_free)(uint64_t ptr);
+
+        /*
+         * Gives count blocks of context back to the system, waiting for no work of the program; on return the memory is
+         * free. Only for blocks that nothing uses any more. *ret_done, always written: how many went before an error.
+         */
+        int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
+
+        /* What the driver says of the device under context. */
+        int (*mem_info)(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
+
+        int (*event_create)(void *context, void **ret_event);
+        void (*event_destroy)(void *context, void *event);
+        int (*event_query)(void *event);
+
+        /* Marks all work submitted to context so far. NULL where the driver lacks it (before CUDA 12.5). */
+        int (*context_record)(void *context, void *event);
+
+        /* All work submitted to context from now on waits for event on the GPU; the host does not. */
+        int (*context_wait)(void *context, void *event);
+
+        /* Blocks until all work submitted to context is done. */
+        int (*context_sync)(void *context);
+
+        /* Trims the driver's own caches of the device: memory pools and graph memory. */
+        int (*trim_pools)(void *context, int device);
+
+        /* Monotonic. */
+        uint64_t (*now_ns)(void);
+        void (*sleep_ns)(uint64_t ns);
+};
+
+#endif

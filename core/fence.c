@@ -1,0 +1,437 @@
+#include "fence.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool.h"
+#include "stats.h"
+
+#define POLL_FIRST_NS UINT64_C(20000)
+#define POLL_MOST_NS  UINT64_C(1000000)
+
+void gr_gate_init(struct gr_gate *gate)
+{
+        pthread_rwlock_init(&gate->lock, NULL);
+        atomic_init(&gate->captures, 0);
+}
+
+void gr_gate_destroy(struct gr_gate *gate)
+{
+        pthread_rwlock_destroy(&gate->lock);
+}
+
+void gr_gate_begin_enter(struct gr_gate *gate)
+{
+        gr_rank_enter(GR_RANK_GATE);
+        pthread_rwlock_wrlock(&gate->lock);
+}
+
+void gr_gate_begin_leave(struct gr_gate *gate, bool began)
+{
+        if (began)
+                atomic_fetch_add(&gate->captures, 1);
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
+
+void gr_gate_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->captures, 1);
+}
+
+/* Holds captures off until gate_leave; false while one is going on. */
+static bool gate_enter(struct gr_gate *gate)
+{
+        if (atomic_load(&gate->captures) > 0)
+                return false;
+        gr_rank_enter(GR_RANK_GATE);
+        pthread_rwlock_rdlock(&gate->lock);
+        if (atomic_load(&gate->captures) == 0)
+                return true;
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+        return false;
+}
+
+static void gate_leave(struct gr_gate *gate)
+{
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
+
+void gr_fence_init(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+
+        memset(fence, 0, sizeof(*fence));
+        atomic_init(&fence->open_epoch, 1);
+        gr_lock_init(&fence->lock, GR_RANK_FENCE);
+        gr_lock_init(&fence->events_lock, GR_RANK_EVENTS);
+        fence->reach[0] = context;
+        fence->reach_count = 1;
+}
+
+void gr_fence_destroy(struct gr_context *context)
+{
+        free(context->fence.spare_events);
+        gr_lock_destroy(&context->fence.lock);
+        gr_lock_destroy(&context->fence.events_lock);
+}
+
+/* An event of owner: a spare one, or a new one. */
+static int event_take(struct gr_context *owner, void **ret_event)
+{
+        struct gr_fence *fence = &owner->fence;
+        void *event = NULL;
+
+        gr_lock(&fence->events_lock);
+        if (fence->spare_count > 0)
+                event = fence->spare_events[--fence->spare_count];
+        gr_unlock(&fence->events_lock);
+        if (!event)
+                return owner->core->driver->event_create(owner->handle, ret_event);
+        *ret_event = event;
+        return 0;
+}
+
+/* Keeps an event for later; one that finds no room is destroyed. */
+static void event_give(struct gr_event *event)
+{
+        struct gr_fence *fence;
+        bool kept = false;
+
+        if (!event->context)
+                return;
+        fence = &event->context->fence;
+        gr_lock(&fence->events_lock);
+        if (fence->spare_count == fence->spare_room) {
+                unsigned room = fence->spare_room ? 2 * fence->spare_room : 16;
+                void **grown = realloc(fence->spare_events, room * sizeof(*grown));
+
+                if (grown) {
+                        fence->spare_events = grown;
+                        fence->spare_room = room;
+                }
+        }
+        if (fence->spare_count < fence->spare_room) {
+                fence->spare_events[fence->spare_count++] = event->handle;
+                kept = true;
+        }
+        gr_unlock(&fence->events_lock);
+        if (!kept)
+                event->context->core->driver->event_destroy(event->context->handle, event->handle);
+}
+
+static struct gr_epoch *pending_at(struct gr_fence *fence, unsigned i)
+{
+        return &fence->pending[(fence->first_pending + i) % GR_EPOCHS_PENDING];
+}
+
+static void epoch_recycle(struct gr_epoch *epoch)
+{
+        for (unsigned i = 0; i < epoch->event_count; i++)
+                event_give(&epoch->events[i]);
+        epoch->event_count = 0;
+}
+
+static void advance(_Atomic uint64_t *counter, uint64_t to)
+{
+        if (atomic_load_explicit(counter, memory_order_relaxed) < to)
+                atomic_store_explicit(counter, to, memory_order_release);
+}
+
+/* Fence lock held. */
+static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
+{
+        advance(&fence->usable_bytes, epoch->freed_bytes);
+        advance(&fence->usable_epoch, epoch->number);
+}
+
+/* A capture that nobody announced (-EBUSY) only delays; any other failure means that no fence can be trusted. */
+static int failed(struct gr_fence *fence, int rc)
+{
+        if (rc != -EBUSY)
+                atomic_store(&fence->broken, rc);
+        return rc;
+}
+
+/* Fence lock and gate held. */
+static int close_locked(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t freed_bytes = atomic_load(&fence->freed_bytes);
+        struct gr_epoch *epoch;
+        int rc = 0;
+
+        if (!driver->context_record)
+                return -ENOTSUP;
+        if (freed_bytes == atomic_load(&fence->closed_bytes))
+                return 0;
+        if (fence->pending_count == GR_EPOCHS_PENDING) {
+                /* Make room: the event recorded below covers the newest pending epoch as well. */
+                fence->pending_count--;
+                epoch_recycle(pending_at(fence, fence->pending_count));
+        }
+        epoch = pending_at(fence, fence->pending_count);
+
+        /* From here frees go to the next epoch; what went into this one was submitted before the records below. */
+        epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
+        epoch->freed_bytes = freed_bytes;
+        epoch->closed_ns = driver->now_ns();
+        for (unsigned i = 0; i < fence->reach_count && !rc; i++) {
+                struct gr_event *event = &epoch->events[i];
+
+                rc = event_take(fence->reach[i], &event->handle);
+                if (rc)
+                        break;
+                event->context = fence->reach[i];
+                epoch->event_count++;
+                rc = driver->context_record(event->context->handle, event->handle);
+        }
+        if (rc) {
+                epoch_recycle(epoch);
+                return failed(fence, rc);
+        }
+        gr_count(context->core, GR_STAT_epochs, 1);
+        fence->pending_count++;
+        atomic_store(&fence->closed_bytes, freed_bytes);
+        return 0;
+}
+
+int gr_fence_close(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc;
+
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        rc = close_locked(context);
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+/* 0: passed; -EAGAIN: not yet; else the driver's error. */
+static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
+{
+        for (unsigned i = 0; i < epoch->event_count; i++) {
+                int rc = epoch->events[i].context ? driver->event_query(epoch->events[i].handle) : 0;
+
+                if (rc)
+                        return rc;
+        }
+        return 0;
+}
+
+int gr_fence_poll(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc = 0;
+
+        gr_lock(&fence->lock);
+        while (fence->pending_count > 0) {
+                struct gr_epoch *oldest = pending_at(fence, 0);
+
+                gr_count(context->core, GR_STAT_polls, 1);
+                rc = epoch_query(context->core->driver, oldest);
+                if (rc)
+                        break;
+                set_usable(fence, oldest);
+                advance(&fence->idle_epoch, oldest->number);
+                epoch_recycle(oldest);
+                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
+                fence->pending_count--;
+        }
+        if (rc && rc != -EAGAIN)
+                failed(fence, rc);
+        gr_unlock(&fence->lock);
+        return rc == -EAGAIN ? 0 : rc;
+}
+
+/* Waits on the host for every context in reach; gate held, fence lock held, as nothing may be freed into the middle. */
+static int sync_locked(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        struct gr_epoch all = {.freed_bytes = atomic_load(&fence->freed_bytes)};
+        int rc = 0;
+
+        all.number = atomic_fetch_add(&fence->open_epoch, 1);
+        for (unsigned i = 0; i < fence->reach_count && !rc; i++)
+                rc = context->core->driver->context_sync(fence->reach[i]->handle);
+        if (rc)
+                return failed(fence, rc);
+        gr_count(context->core, GR_STAT_syncs, 1);
+        while (fence->pending_count > 0)
+                epoch_recycle(pending_at(fence, --fence->pending_count));
+        atomic_store(&fence->closed_bytes, all.freed_bytes);
+        set_usable(fence, &all);
+        advance(&fence->idle_epoch, all.number);
+        return 0;
+}
+
+int gr_fence_barrier(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        int rc;
+
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        if (!driver->context_record || !driver->context_wait) {
+                rc = sync_locked(context);
+                goto out;
+        }
+        rc = close_locked(context);
+        if (!rc && fence->pending_count > 0) {
+                struct gr_epoch *newest = pending_at(fence, fence->pending_count - 1);
+
+                if (gr_fence_usable(fence, newest->number))
+                        goto out;
+                for (unsigned i = 0; i < fence->reach_count && !rc; i++)
+                        for (unsigned j = 0; j < newest->event_count && !rc; j++)
+                                if (newest->events[j].context)
+                                        rc = driver->context_wait(fence->reach[i]->handle, newest->events[j].handle);
+                if (rc) {
+                        failed(fence, rc);
+                        goto out;
+                }
+                gr_count(context->core, GR_STAT_barriers, 1);
+                set_usable(fence, newest);
+        }
+out:
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+int gr_fence_sync(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc;
+
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        rc = sync_locked(context);
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t before = atomic_load(&fence->idle_epoch);
+        uint64_t pause_ns = POLL_FIRST_NS;
+
+        for (;;) {
+                bool pending;
+                int rc = gr_fence_poll(context);
+
+                if (rc)
+                        return rc;
+                if (atomic_load(&fence->idle_epoch) > before)
+                        return 0;
+                gr_lock(&fence->lock);
+                pending = fence->pending_count > 0;
+                gr_unlock(&fence->lock);
+                if (!pending)
+                        return -ENOENT;
+                if (driver->now_ns() >= deadline_ns)
+                        return -ETIMEDOUT;
+                driver->sleep_ns(pause_ns);
+                if (pause_ns < POLL_MOST_NS)
+                        pause_ns *= 2;
+        }
+}
+
+uint64_t gr_fence_oldest_age_ns(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t closed_ns = 0, now_ns;
+
+        gr_lock(&fence->lock);
+        if (fence->pending_count > 0)
+                closed_ns = pending_at(fence, 0)->closed_ns;
+        gr_unlock(&fence->lock);
+        if (!closed_ns)
+                return 0;
+        now_ns = context->core->driver->now_ns();
+        return now_ns > closed_ns ? now_ns - closed_ns : 0;
+}
+
+unsigned gr_fence_reach(struct gr_context *context)
+{
+        unsigned count;
+
+        gr_lock(&context->fence.lock);
+        count = context->fence.reach_overflow ? GR_REACH_MAX + 1 : context->fence.reach_count;
+        gr_unlock(&context->fence.lock);
+        return count;
+}
+
+void gr_fence_add_reach(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+        bool known = false;
+
+        gr_lock(&fence->lock);
+        for (unsigned i = 0; i < fence->reach_count; i++)
+                known |= fence->reach[i] == other;
+        if (!known && fence->reach_count < GR_REACH_MAX)
+                fence->reach[fence->reach_count++] = other;
+        else if (!known)
+                fence->reach_overflow = true;
+        gr_unlock(&fence->lock);
+}
+
+void gr_fence_forget(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+
+        gr_lock(&fence->lock);
+        for (unsigned i = 1; i < fence->reach_count; i++)
+                if (fence->reach[i] == other) {
+                        fence->reach[i] = fence->reach[--fence->reach_count];
+                        break;
+                }
+        for (unsigned i = 0; i < fence->pending_count; i++) {
+                struct gr_epoch *epoch = pending_at(fence, i);
+
+                for (unsigned j = 0; j < epoch->event_count; j++)
+                        if (epoch->events[j].context == other)
+                                epoch->events[j].context = NULL;
+        }
+        gr_unlock(&fence->lock);
+}
+
+void gr_fence_reset(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+
+        gr_fence_forget(context, context);
+        gr_lock(&fence->lock);
+        fence->reach_count = 1;
+        fence->reach_overflow = false;
+        atomic_store(&fence->broken, 0);
+        gr_unlock(&fence->lock);
+        gr_lock(&fence->events_lock);
+        fence->spare_count = 0;
+        gr_unlock(&fence->events_lock);
+}
+
+bool gr_fence_waiting(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        bool waiting;
+
+        gr_lock(&fence->lock);
+        waiting = fence->pending_count > 0 || atomic_load(&fence->freed_bytes) != atomic_load(&fence->closed_bytes);
+        gr_unlock(&fence->lock);
+        return waiting;
+}

@@ -1,0 +1,168 @@
+/*
+ * Fences: when a freed block may be handed out again.
+ *
+ * Frees are grouped into epochs. A freed block remembers the epoch that was open; closing an epoch records an event
+ * that covers all work submitted to the context so far (cuCtxRecordEvent), so everything that may still use its blocks.
+ * The blocks of an epoch are usable  once the event has passed, or a barrier (cuCtxWaitEvent) makes all later work of
+ * the context wait for it; idle    once the event has passed: only then may they go back to the driver without waiting.
+ * Events pass in the order they were recorded, so two counters say it all and no block ever moves between lists.
+ *
+ * Facts (measured on an H200, driver 580, November 2026): record and wait cover every stream of the context, those of
+ * green contexts too, and streams made later; both destroy every capture going on in the context, whatever its mode,
+ * while event queries and frees do no harm in a thread whose own capture mode is relaxed. An event belongs to the
+ * context it was created in. Work of another device that reaches a block through peer access is covered only by an
+ * event of that other context: a fence therefore records in every context that can reach the block.
+ */
+#ifndef GR_FENCE_H
+#define GR_FENCE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "lock.h"
+
+struct gr_context;
+
+#define GR_EPOCHS_PENDING 64 /* closed epochs whose events have not passed; when full, the newest two merge */
+#define GR_REACH_MAX      16 /* contexts that can reach a context's blocks, itself included */
+
+/* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
+struct gr_gate {
+        pthread_rwlock_t lock; /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
+        _Atomic int captures;  /* going on */
+};
+
+struct gr_event {
+        struct gr_context *context; /* where it was created; NULL: that context is gone, so its work is done */
+        void *handle;
+};
+
+struct gr_epoch {
+        uint64_t number;
+        uint64_t freed_bytes; /* fence->freed_bytes when it was closed */
+        uint64_t closed_ns;
+        unsigned event_count;
+        struct gr_event events[GR_REACH_MAX];
+};
+
+struct gr_fence {
+        _Atomic uint64_t open_epoch;   /* blocks freed now belong to it; starts at 1 */
+        _Atomic uint64_t usable_epoch; /* blocks of this and earlier epochs may be handed out */
+        _Atomic uint64_t idle_epoch;   /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
+        _Atomic uint64_t freed_bytes;  /* ever freed into this context's pool */
+        _Atomic uint64_t usable_bytes; /* freed_bytes of the newest usable epoch */
+        _Atomic uint64_t closed_bytes; /* freed_bytes of the newest closed epoch */
+        _Atomic int broken;            /* the driver's error (negative) after which no fence can be trusted */
+
+        struct gr_lock lock;                        /* guards what follows */
+        struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
+        unsigned first_pending, pending_count;
+        struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself */
+        unsigned reach_count;
+        bool reach_overflow; /* more could reach it than fit: nothing may be reused */
+
+        struct gr_lock events_lock; /* guards what follows */
+        void **spare_events;        /* created in this context */
+        unsigned spare_count, spare_room;
+};
+
+void gr_gate_init(struct gr_gate *gate);
+void gr_gate_destroy(struct gr_gate *gate);
+
+/* Around the driver's begin of a capture: no record or wait runs in between. began: whether the capture is on. */
+void gr_gate_begin_enter(struct gr_gate *gate);
+void gr_gate_begin_leave(struct gr_gate *gate, bool began);
+
+/* A capture is over. */
+void gr_gate_end(struct gr_gate *gate);
+
+/* Below, fence is the one inside context; its lock must not be held. */
+
+void gr_fence_init(struct gr_context *context);
+
+/* Without calling the driver: the context and its events may be gone already. */
+void gr_fence_destroy(struct gr_context *context);
+
+/* Says that other can now reach context's blocks. */
+void gr_fence_add_reach(struct gr_context *context, struct gr_context *other);
+
+/* other has gone: its events count as passed, it no longer reaches context's blocks. */
+void gr_fence_forget(struct gr_context *context, struct gr_context *other);
+
+/* The context itself has gone, its work and events with it. */
+void gr_fence_reset(struct gr_context *context);
+
+/* Whether something freed is not known to be idle yet. */
+bool gr_fence_waiting(struct gr_context *context);
+
+/* Whether a block freed in this epoch may be handed out. */
+static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
+{
+#ifdef GR_TEST_NO_FENCE /* the tests' proof that they would notice */
+        (void)fence;
+        (void)epoch;
+        return true;
+#else
+        return epoch <= atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
+#endif
+}
+
+static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
+{
+        return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
+}
+
+/*
+ * The epoch for a block that is being freed. The order matters: all uses of the block were submitted before this load,
+ * and a record of the epoch happens after open_epoch moved on, so whoever still reads the old number is covered by the
+ * event.
+ */
+static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
+{
+        /* A read-modify-write, so also a full barrier between the program's submissions and the load that follows. */
+        atomic_fetch_add(&fence->freed_bytes, bytes);
+        return atomic_load(&fence->open_epoch);
+}
+
+/* Bytes freed since the newest usable epoch: the quarantine. */
+static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
+{
+        uint64_t usable = atomic_load_explicit(&fence->usable_bytes, memory_order_relaxed);
+        uint64_t freed = atomic_load_explicit(&fence->freed_bytes, memory_order_relaxed);
+
+        return freed > usable ? freed - usable : 0;
+}
+
+/*
+ * Closes the open epoch where something was freed in it. 0: closed, or nothing to close. -EBUSY: a capture is going on.
+ * -ENOTSUP: the driver has no record. Else the driver's error, and the fence is broken.
+ */
+int gr_fence_close(struct gr_context *context);
+
+/* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
+int gr_fence_poll(struct gr_context *context);
+
+/*
+ * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
+ * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.
+ */
+int gr_fence_barrier(struct gr_context *context);
+
+/*
+ * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more
+ * has passed; -ENOENT: none is pending; -ETIMEDOUT; or as gr_fence_poll.
+ */
+int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns);
+
+/* How long the oldest closed epoch has been waiting, in ns; 0 where none is. */
+uint64_t gr_fence_oldest_age_ns(struct gr_context *context);
+
+/* Waits for all work in every context that can reach the blocks. -EBUSY, or the driver's error. */
+int gr_fence_sync(struct gr_context *context);
+
+/* How many contexts can reach the blocks, 1 for the owner alone. */
+unsigned gr_fence_reach(struct gr_context *context);
+
+#endif

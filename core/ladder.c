@@ -1,0 +1,364 @@
+#include "ladder.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "log.h"
+#include "pool.h"
+#include "size.h"
+
+#define BYPASS_NS     UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
+#define SYNC_NS       UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+#define SYNC_PEERS_NS UINT64_C(1000000000)  /* where work of other devices counts, which may wait for work yet to come \
+                                             */
+#define GATE_NS       UINT64_C(100000000)   /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS UINT64_C(50000)
+#define RETURN_TRIES  16 /* of a rung that does give memory back, which other threads may take first */
+#define HOOK_FAILURES 3  /* in a row, and a reclaimable is skipped */
+
+const char *const gr_level_words[GR_LEVEL_COUNT] = {
+#define GR_LEVEL_WORD(id, word) word,
+        GR_LEVELS(GR_LEVEL_WORD)
+#undef GR_LEVEL_WORD
+};
+
+/* What the rungs of one climb gave. */
+struct climb {
+        struct gr_context *context;
+        size_t bytes;
+        int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+        void *arg;
+        int error; /* -ENOMEM or -EDQUOT, the last one */
+        uint64_t given_bytes[GR_LEVEL_COUNT];
+        uint64_t ns[GR_LEVEL_COUNT];
+        unsigned tries[GR_LEVEL_COUNT];
+};
+
+void gr_registry_init(struct gr_registry *registry)
+{
+        memset(registry, 0, sizeof(*registry));
+        gr_lock_init(&registry->lock, GR_RANK_HOOKS);
+}
+
+void gr_registry_destroy(struct gr_registry *registry)
+{
+        gr_lock_destroy(&registry->lock);
+}
+
+int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable)
+{
+        struct gr_registry *registry = &core->registry;
+        int rc = -ENOSPC, room = -1;
+
+        gr_lock(&registry->lock);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
+                if (registry->entries[i] == reclaimable) {
+                        rc = -EEXIST;
+                        goto out;
+                }
+                if (!registry->entries[i] && room < 0)
+                        room = i;
+        }
+        if (room >= 0) {
+                registry->entries[room] = reclaimable;
+                registry->failures[room] = 0;
+                rc = 0;
+        }
+out:
+        gr_unlock(&registry->lock);
+        return rc;
+}
+
+int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable)
+{
+        struct gr_registry *registry = &core->registry;
+        int rc = -ENOENT;
+
+        gr_lock(&registry->lock);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX && rc; i++)
+                if (registry->entries[i] == reclaimable) {
+                        registry->entries[i] = NULL;
+                        rc = 0;
+                }
+        gr_unlock(&registry->lock);
+        return rc;
+}
+
+/* Every reclaimable by itself: one that fails is named and, after a few times, left out; the others still run. */
+static void run_hooks(struct gr_core *core, bool drop, int device, uint64_t want_bytes)
+{
+        struct gr_registry *registry = &core->registry;
+
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
+                struct gr_reclaimable *entry;
+                int (*hook)(void *arg, int device, uint64_t want_bytes);
+                int rc;
+
+                gr_lock(&registry->lock);
+                entry = registry->entries[i];
+                if (entry && registry->failures[i] >= HOOK_FAILURES)
+                        entry = NULL;
+                gr_unlock(&registry->lock);
+                if (!entry)
+                        continue;
+                hook = drop ? entry->drop : entry->purge;
+                if (!hook)
+                        continue;
+                rc = hook(entry->arg, device, want_bytes);
+                if (rc)
+                        gr_log(GR_LOG_WARN, "reclaimable %s: %s failed: %s", entry->name, drop ? "drop" : "purge",
+                               strerror(-rc));
+                gr_lock(&registry->lock);
+                if (registry->entries[i] == entry)
+                        registry->failures[i] = rc ? registry->failures[i] + 1 : 0;
+                gr_unlock(&registry->lock);
+        }
+}
+
+struct reclaim {
+        uint64_t want_bytes;
+        uint64_t back_bytes;
+};
+
+static bool trim_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static bool sync_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t begin_ns = driver->now_ns();
+        uint64_t deadline_ns = begin_ns + (gr_fence_reach(context) > 1 ? SYNC_PEERS_NS : SYNC_NS);
+        int rc = gr_fence_close(context);
+
+        while (rc == -EBUSY && driver->now_ns() < begin_ns + GATE_NS) {
+                driver->sleep_ns(GATE_PAUSE_NS);
+                rc = gr_fence_close(context);
+        }
+        if (rc == -ENOTSUP)
+                gr_fence_sync(context);
+        do {
+                reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        } while (reclaim->back_bytes < reclaim->want_bytes && gr_fence_wait_oldest(context, deadline_ns) == 0);
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static uint64_t trim_driver(struct gr_context *context)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t before, after, total;
+
+        if (driver->mem_info(context->handle, &before, &total))
+                return 0;
+        driver->trim_pools(context->handle, context->device->ordinal);
+        if (driver->mem_info(context->handle, &after, &total))
+                return 0;
+        return after > before ? after - before : 0;
+}
+
+uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_level_stats *stats = &core->stats.levels[level];
+        struct reclaim reclaim = {.want_bytes = want_bytes};
+        uint64_t begin_ns = core->driver->now_ns();
+        uint64_t charged = atomic_load(&device->charged_bytes);
+
+        switch (level) {
+        case GR_LEVEL_PURGE:
+        case GR_LEVEL_DROP: {
+                uint64_t now;
+
+                run_hooks(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes);
+                now = atomic_load(&device->charged_bytes);
+                reclaim.back_bytes = charged > now ? charged - now : 0;
+                break;
+        }
+        case GR_LEVEL_TRIM:
+        case GR_LEVEL_SYNC: {
+                bool (*visit)(struct gr_context *, void *) = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+
+                /* The own context first: with others its memory is only shared by the device. */
+                if (visit(context, &reclaim))
+                        gr_core_each_context(core, device->ordinal, visit, &reclaim);
+                break;
+        }
+        case GR_LEVEL_DRIVER:
+                reclaim.back_bytes = trim_driver(context);
+                break;
+        default: /* nothing to run: part of the climb itself, or not built yet */
+                return 0;
+        }
+        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&stats->bytes, reclaim.back_bytes);
+        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        return reclaim.back_bytes;
+}
+
+/* How much must come back before the driver can serve the request. */
+static uint64_t missing_bytes(struct climb *climb)
+{
+        struct gr_device *device = climb->context->device;
+        uint64_t need = gr_is_small(climb->bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(climb->bytes);
+        uint64_t have = 0, total;
+
+        if (climb->error == -EDQUOT) {
+                uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
+
+                have = hard > charged ? hard - charged : 0;
+        } else if (climb->context->core->driver->mem_info(climb->context->handle, &have, &total)) {
+                have = 0;
+        }
+        return have < need ? need - have : need;
+}
+
+/* Another try for a block after a rung. 0, -ENOMEM or -EDQUOT, or another error of the driver. */
+static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **ret_block)
+{
+        struct gr_block *block = NULL;
+        int rc;
+
+        if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
+                block = gr_pool_take(climb->context, climb->bytes, may_be_larger);
+        if (block) {
+                *ret_block = block;
+                return 0;
+        }
+        rc = gr_pool_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block);
+        if (rc == -ENOMEM || rc == -EDQUOT)
+                climb->error = rc;
+        return rc;
+}
+
+static bool out_of_memory(int rc)
+{
+        return rc == -ENOMEM || rc == -EDQUOT;
+}
+
+/* READY and FENCE: what the cache holds already. Charged to the level's figures as the block's size. */
+static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        struct gr_level_stats *stats = &core->stats.levels[level];
+        uint64_t begin_ns = core->driver->now_ns();
+        struct gr_block *block;
+
+        if (climb->allocate || core->config.pool == GR_POOL_NONE)
+                return climb->error;
+        if (level == GR_LEVEL_FENCE) {
+                /* Work of other devices may wait for work yet to come: nothing is put behind it. */
+                gr_fence_close(climb->context);
+                gr_fence_poll(climb->context);
+                if (core->config.reuse != GR_REUSE_POLL && gr_fence_reach(climb->context) == 1)
+                        gr_fence_barrier(climb->context);
+        }
+        block = gr_pool_take(climb->context, climb->bytes, true);
+        climb->tries[level]++;
+        climb->ns[level] += core->driver->now_ns() - begin_ns;
+        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&stats->ns, climb->ns[level]);
+        if (!block)
+                return climb->error;
+        climb->given_bytes[level] += block->capacity_bytes;
+        atomic_fetch_add(&stats->bytes, block->capacity_bytes);
+        *ret_block = block;
+        return 0;
+}
+
+/* One rung that returns memory, and the tries after it. */
+static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES : 1;
+        int rc;
+
+        do {
+                uint64_t begin_ns = core->driver->now_ns();
+                uint64_t back = gr_reclaim(climb->context, level, missing_bytes(climb));
+
+                climb->tries[level]++;
+                climb->given_bytes[level] += back;
+                climb->ns[level] += core->driver->now_ns() - begin_ns;
+                rc = try_again(climb, false, ret_block);
+                if (!out_of_memory(rc) || back == 0)
+                        return rc;
+        } while (--tries > 0);
+        return rc;
+}
+
+static void report(struct climb *climb)
+{
+        static struct gr_ratelimit limit = GR_RATELIMIT_INIT(3, UINT64_C(10000000000));
+        struct gr_core *core = climb->context->core;
+        struct gr_device *device = climb->context->device;
+        bool limited = climb->error == -EDQUOT;
+        /* A full card is the program's own affair; a limit is ours to explain. */
+        enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
+        char text[7][GR_SIZE_TEXT_BYTES];
+        uint64_t card_free = 0, card_total = 0, more;
+
+        if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, core->driver->now_ns()))
+                return;
+        core->driver->mem_info(climb->context->handle, &card_free, &card_total);
+        more = gr_ratelimit_take(&limit);
+        gr_log(level,
+               "device %d: no room for %s: %s %s, live %s, cached %s (waiting for a fence %s); card: %s free of %s",
+               device->ordinal, gr_size_format(climb->bytes, text[0], sizeof(text[0])),
+               limited ? "hard limit" : "no limit reached, limit",
+               gr_size_format(atomic_load(&device->hard_bytes), text[1], sizeof(text[1])),
+               gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
+               gr_size_format(atomic_load(&device->cached_bytes), text[3], sizeof(text[3])),
+               gr_size_format(gr_fence_quarantine_bytes(&climb->context->fence), text[4], sizeof(text[4])),
+               gr_size_format(card_free, text[5], sizeof(text[5])),
+               gr_size_format(card_total, text[6], sizeof(text[6])));
+        for (int i = 0; i < GR_LEVEL_FAIL; i++)
+                if (climb->tries[i] > 0)
+                        gr_log(level, "  %s gave %s in %" PRIu64 " us", gr_level_words[i],
+                               gr_size_format(climb->given_bytes[i], text[0], sizeof(text[0])), climb->ns[i] / 1000);
+        if (more > 0)
+                gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
+}
+
+int gr_ladder_climb(struct gr_context *context, size_t bytes,
+                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
+                    struct gr_block **ret_block)
+{
+        struct climb climb = {
+                .context = context, .bytes = bytes, .allocate = allocate, .arg = arg, .error = first_error};
+        struct gr_core *core = context->core;
+        int rc = first_error;
+
+        for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_FAIL && out_of_memory(rc); level++) {
+                switch (level) {
+                case GR_LEVEL_READY:
+                case GR_LEVEL_FENCE:
+                        rc = from_cache(&climb, level, ret_block);
+                        break;
+                case GR_LEVEL_PURGE:
+                case GR_LEVEL_TRIM:
+                case GR_LEVEL_DRIVER:
+                case GR_LEVEL_SYNC:
+                case GR_LEVEL_DROP:
+                        rc = from_rung(&climb, level, ret_block);
+                        break;
+                default:
+                        break;
+                }
+        }
+        if (!out_of_memory(rc))
+                return rc;
+        gr_count(core, GR_STAT_failures, 1);
+        atomic_fetch_add(&core->stats.levels[GR_LEVEL_FAIL].tries, 1);
+        report(&climb);
+        atomic_store(&context->device->bypass_until_ns, core->driver->now_ns() + BYPASS_NS);
+        return rc;
+}

@@ -1,0 +1,96 @@
+/*
+ * The ledger: every block the pool owns, by address. Sharded; each shard has its own lock, held for a look-up only.
+ */
+#ifndef GR_LEDGER_H
+#define GR_LEDGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hash.h"
+#include "lock.h"
+
+#define GR_LEDGER_SHARDS 64
+
+struct gr_context;
+
+enum gr_block_state {
+        GR_BLOCK_LIVE,   /* the program has it */
+        GR_BLOCK_CACHED, /* freed by the program: in a bin, or on its way there or back to the driver */
+        GR_BLOCK_GONE,   /* its memory went with its context */
+};
+
+enum gr_block_flags {
+        GR_BLOCK_EXPORTED = 1, /* others may know it (IPC, RDMA, attributes set): its free goes to the driver */
+};
+
+/* One driver allocation. Fields without a note are constant while the block is in the ledger. */
+struct gr_block {
+        UT_hash_handle hh;            /* guarded by the shard's lock */
+        uint64_t ptr;                 /* key */
+        size_t capacity_bytes;        /* what the driver was asked for */
+        size_t requested_bytes;       /* what the program asked for; guarded by the shard's lock */
+        struct gr_context *context;   /* the owner */
+        uint64_t freed_epoch;         /* open epoch when freed; guarded by the bin's lock while in a bin */
+        struct gr_block *prev, *next; /* guarded by the bin's lock */
+        uint16_t class;
+        uint16_t flags; /* guarded by the shard's lock */
+        uint8_t state;  /* enum gr_block_state, guarded by the shard's lock */
+};
+
+struct gr_ledger_shard {
+        struct gr_lock lock;
+        struct gr_block *blocks;
+} __attribute__((aligned(64)));
+
+struct gr_ledger {
+        struct gr_ledger_shard shards[GR_LEDGER_SHARDS];
+};
+
+/* What a block looked like at the time of the question. */
+struct gr_block_info {
+        struct gr_context *context;
+        size_t requested_bytes;
+        size_t capacity_bytes;
+        bool live;
+        bool exported;
+};
+
+void gr_ledger_init(struct gr_ledger *ledger);
+
+/* Frees the blocks still in it. No other thread may use the ledger. */
+void gr_ledger_destroy(struct gr_ledger *ledger);
+
+/*
+ * Adds block, which the ledger owns from now on. A block already there at the same address is stale (the driver would
+ * not give out an address twice): it is marked GONE and returned in *ret_stale, out of the ledger. -ENOMEM: not added.
+ */
+int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
+
+/* Takes block out; the caller owns it again. */
+void gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
+
+/*
+ * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller. -ENOENT: not a block of ours;
+ * -EALREADY: a block of ours that the program does not hold.
+ */
+int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block);
+
+/* The other way: block, in no bin, is handed to the program. False where its memory is GONE. */
+bool gr_ledger_hand_out(struct gr_ledger *ledger, struct gr_block *block, size_t requested_bytes);
+
+/* Says what ptr, the first byte of a block, is; -ENOENT. */
+int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info);
+
+/* Marks a live block so that its free goes to the driver; -ENOENT where ptr is no live block of ours. */
+int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
+
+/*
+ * Takes all blocks of context out. LIVE ones are handed to dropped one by one, which owns them; CACHED ones, still in
+ * their bins, become GONE.
+ */
+void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
+                            void (*dropped)(struct gr_block *block));
+
+#endif

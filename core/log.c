@@ -1,0 +1,119 @@
+#include "log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PASSES_BITS 16
+#define PASSES_MASK ((1ull << PASSES_BITS) - 1)
+
+const char *const gr_log_words[] = {
+#define WORD(id, word) word,
+        GR_LOG_LEVELS(WORD)
+#undef WORD
+                NULL,
+};
+
+_Atomic int gr_log_threshold = GR_LOG_WARN;
+
+static gr_log_sink *log_sink;
+static void *log_sink_arg;
+
+void gr_log_set_level(enum gr_log_level level)
+{
+        atomic_store_explicit(&gr_log_threshold, (int)level, memory_order_relaxed);
+}
+
+void gr_log_set_sink(gr_log_sink *sink, void *arg)
+{
+        log_sink = sink;
+        log_sink_arg = arg;
+}
+
+/* A program whose standard error is a closed pipe must not die of a line that it never wrote. */
+static void write_stderr(const char *line, size_t line_bytes)
+{
+        const struct timespec at_once = {0};
+        sigset_t pipe_only, pending, before;
+        ssize_t written;
+
+        sigemptyset(&pipe_only);
+        sigaddset(&pipe_only, SIGPIPE);
+        if (pthread_sigmask(SIG_BLOCK, &pipe_only, &before) != 0)
+                return;
+        sigemptyset(&pending);
+        sigpending(&pending);
+        do
+                written = write(STDERR_FILENO, line, line_bytes);
+        while (written < 0 && errno == EINTR);
+        if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+                while (sigtimedwait(&pipe_only, NULL, &at_once) < 0 && errno == EINTR)
+                        ;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* How much of room bytes a snprintf that returned length has filled. */
+static size_t filled(int length, size_t room)
+{
+        if (length < 0)
+                return 0;
+        return (size_t)length < room ? (size_t)length : room - 1;
+}
+
+void gr_log_emit(enum gr_log_level level, const char *format, ...)
+{
+        static const char cut[] = "...";
+        const int saved_errno = errno;
+        char line[GR_LOG_LINE_BYTES];
+        size_t length, i;
+        va_list args;
+        int wanted;
+
+        length = filled(snprintf(line, sizeof(line), "gpureclaim: [%ld] %s: ", (long)getpid(), gr_log_words[level]),
+                        sizeof(line));
+        va_start(args, format);
+        errno = saved_errno; /* for %m */
+        wanted = vsnprintf(line + length, sizeof(line) - length, format, args);
+        va_end(args);
+        if (wanted >= 0 && (size_t)wanted >= sizeof(line) - length)
+                memcpy(line + sizeof(line) - sizeof(cut), cut, sizeof(cut));
+        length += filled(wanted, sizeof(line) - length);
+        for (i = 0; i < length; i++)
+                if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+                        line[i] = ' ';
+        line[length++] = '\n'; /* over the terminating NUL */
+        if (log_sink)
+                log_sink(line, length, log_sink_arg);
+        else
+                write_stderr(line, length);
+        errno = saved_errno;
+}
+
+bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns)
+{
+        const uint64_t window = (now_ns / limit->interval_ns) & (UINT64_MAX >> PASSES_BITS);
+        uint64_t seen = atomic_load_explicit(&limit->state, memory_order_relaxed), next;
+
+        do {
+                if (seen >> PASSES_BITS != window) {
+                        next = window << PASSES_BITS | 1;
+                } else if ((seen & PASSES_MASK) < limit->burst && (seen & PASSES_MASK) < PASSES_MASK) {
+                        next = seen + 1;
+                } else {
+                        atomic_fetch_add_explicit(&limit->suppressed, 1, memory_order_relaxed);
+                        return false;
+                }
+        } while (!atomic_compare_exchange_weak_explicit(&limit->state, &seen, next, memory_order_relaxed,
+                                                        memory_order_relaxed));
+        return true;
+}
+
+uint64_t gr_ratelimit_take(struct gr_ratelimit *limit)
+{
+        return atomic_exchange_explicit(&limit->suppressed, 0, memory_order_relaxed);
+}

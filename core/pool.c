@@ -1,0 +1,600 @@
+#include "pool.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#define CLOSE_STEP_BYTES   (UINT64_C(32) << 20)  /* so much freed, and the epoch is closed at once */
+#define QUARANTINE_BYTES   (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
+#define STUCK_NS           UINT64_C(50000000)   /* an epoch this old says that a kernel runs on: no barrier behind it */
+#define SPARE_CLASS_BYTES  (UINT64_C(16) << 20) /* spare blocks of one class */
+#define SPARE_CLASS_BLOCKS 16
+#define SPARE_TOTAL_BYTES  (UINT64_C(64) << 20) /* spare blocks of all classes, and never above 1/32 of live memory */
+#define FENCES_PER_SPARE   4                    /* fences that a class must have cost for each spare block */
+#define RELEASE_BATCH      64
+
+void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
+{
+        memset(core, 0, sizeof(*core));
+        core->driver = driver;
+        core->config = *config;
+        gr_ledger_init(&core->ledger);
+        gr_gate_init(&core->gate);
+        gr_registry_init(&core->registry);
+        gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                gr_budget_init(&core->devices[i], i);
+}
+
+static void context_init(struct gr_context *context, struct gr_core *core, int device)
+{
+        context->core = core;
+        context->device = &core->devices[device];
+        gr_fence_init(context);
+        for (size_t i = 0; i < GR_CLASS_COUNT; i++)
+                gr_lock_init(&context->bins[i].lock, GR_RANK_BIN);
+}
+
+static void context_fini(struct gr_context *context)
+{
+        for (size_t i = 0; i < GR_CLASS_COUNT; i++)
+                gr_lock_destroy(&context->bins[i].lock);
+        gr_fence_destroy(context);
+}
+
+void gr_core_destroy(struct gr_core *core)
+{
+        struct gr_context *context, *next;
+
+        for (context = core->contexts; context; context = next) {
+                next = context->next;
+                context_fini(context);
+                free(context);
+        }
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                gr_budget_destroy(&core->devices[i]);
+        gr_ledger_destroy(&core->ledger);
+        gr_gate_destroy(&core->gate);
+        gr_registry_destroy(&core->registry);
+        gr_lock_destroy(&core->contexts_lock);
+}
+
+static struct gr_context *find_locked(struct gr_core *core, void *handle)
+{
+        for (struct gr_context *context = core->contexts; context; context = context->next)
+                if (context->alive && context->handle == handle)
+                        return context;
+        return NULL;
+}
+
+struct gr_context *gr_context_find(struct gr_core *core, void *handle)
+{
+        struct gr_context *context;
+
+        gr_lock(&core->contexts_lock);
+        context = find_locked(core, handle);
+        gr_unlock(&core->contexts_lock);
+        return context;
+}
+
+struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device)
+{
+        struct gr_context *context, *dead = NULL;
+
+        gr_lock(&core->contexts_lock);
+        context = find_locked(core, handle);
+        if (context)
+                goto out;
+        for (context = core->contexts; context && !dead; context = context->next)
+                if (!context->alive && context->device->ordinal == device)
+                        dead = context;
+        context = dead; /* empty since it was dropped */
+        if (!context) {
+                context = aligned_alloc(64, sizeof(*context));
+                if (!context)
+                        goto out;
+                memset(context, 0, sizeof(*context));
+                context_init(context, core, device);
+                context->next = core->contexts;
+                core->contexts = context;
+        }
+        context->handle = handle;
+        for (struct gr_context *other = core->contexts; other; other = other->next)
+                if (other->alive && other->device == context->device) {
+                        gr_fence_add_reach(context, other);
+                        gr_fence_add_reach(other, context);
+                }
+        context->alive = true;
+out:
+        gr_unlock(&core->contexts_lock);
+        return context;
+}
+
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg)
+{
+        struct gr_context *context;
+
+        gr_lock(&core->contexts_lock);
+        context = core->contexts;
+        while (context) {
+                bool wanted = context->alive && (device < 0 || context->device->ordinal == device);
+
+                if (wanted) {
+                        gr_unlock(&core->contexts_lock);
+                        if (!visit(context, arg))
+                                return;
+                        gr_lock(&core->contexts_lock);
+                }
+                context = context->next; /* the list only grows, at its head */
+        }
+        gr_unlock(&core->contexts_lock);
+}
+
+static void dropped_live(struct gr_block *block)
+{
+        gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
+        free(block);
+}
+
+static bool forget_in(struct gr_context *context, void *arg)
+{
+        gr_fence_forget(context, arg);
+        return true;
+}
+
+void gr_context_drop(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+
+        gr_core_each_context(core, -1, forget_in, context);
+        gr_fence_reset(context);
+        gr_ledger_drop_context(&core->ledger, context, dropped_live);
+        for (size_t i = 0; i < GR_CLASS_COUNT; i++) {
+                struct gr_bin *bin = &context->bins[i];
+                struct gr_block *block, *tmp;
+
+                gr_lock(&bin->lock);
+                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        free(block);
+                }
+                bin->blocks = NULL;
+                bin->count = 0;
+                gr_unlock(&bin->lock);
+        }
+        atomic_store(&context->streams, 0);
+        gr_lock(&core->contexts_lock);
+        context->alive = false; /* from now on it may serve for another context */
+        gr_unlock(&core->contexts_lock);
+}
+
+/* Bin lock held. */
+static void bin_remove(struct gr_context *context, struct gr_bin *bin, struct gr_block *block)
+{
+        DL_DELETE(bin->blocks, block);
+        bin->count--;
+        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+}
+
+static void bin_put(struct gr_context *context, struct gr_block *block)
+{
+        struct gr_bin *bin = &context->bins[block->class];
+
+        gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
+        gr_lock(&bin->lock);
+        DL_APPEND(bin->blocks, block);
+        bin->count++;
+        bin->frees++;
+        gr_unlock(&bin->lock);
+}
+
+/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Bin lock held. */
+static struct gr_block *bin_best(struct gr_context *context, unsigned class, size_t at_least, size_t at_most)
+{
+        struct gr_block *block, *best = NULL;
+
+        DL_FOREACH (context->bins[class].blocks, block) {
+                if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
+                        if (class < GR_CLASS_EXACT)
+                                break; /* those behind it were freed later */
+                        continue;
+                }
+                if (block->capacity_bytes < at_least || block->capacity_bytes > at_most)
+                        continue;
+                if (!best || block->capacity_bytes < best->capacity_bytes)
+                        best = block;
+                if (class < GR_CLASS_EXACT)
+                        break;
+        }
+        return best;
+}
+
+struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+{
+        unsigned class = gr_class_of(bytes), last = class;
+        size_t at_most = SIZE_MAX;
+        struct gr_block *block = NULL;
+
+        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
+                return NULL;
+        if (may_be_larger) {
+                /* Under pressure a block of up to twice the size is better than a failure or a stall. */
+                at_most = bytes < 512 ? 1024 : 2 * bytes;
+                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
+        } else if (class >= GR_CLASS_EXACT) {
+                at_most = bytes + bytes / 8;
+                if (at_most < gr_footprint_bytes(bytes))
+                        at_most = gr_footprint_bytes(bytes);
+                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
+        }
+        for (; class <= last && !block; class ++) {
+                struct gr_bin *bin = &context->bins[class];
+
+                gr_lock(&bin->lock);
+                block = bin_best(context, class, bytes, at_most);
+                if (block) {
+                        bin_remove(context, bin, block);
+                        bin->hits++;
+                }
+                gr_unlock(&bin->lock);
+        }
+        return block;
+}
+
+int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                  struct gr_block **ret_block)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        size_t capacity = allocate ? bytes : gr_class_block_bytes(bytes);
+        struct gr_block *block, *stale;
+        uint64_t reserved, ptr;
+        int rc;
+
+        rc = gr_budget_reserve(device, capacity, &reserved);
+        if (rc) {
+                gr_count(core, GR_STAT_limit_hits, 1);
+                return rc;
+        }
+        block = calloc(1, sizeof(*block));
+        if (!block) {
+                gr_budget_cancel(device, reserved);
+                return -ENOMEM;
+        }
+        rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
+        if (rc) {
+                gr_budget_cancel(device, reserved);
+                free(block);
+                return rc;
+        }
+        gr_count(core, GR_STAT_driver_allocs, 1);
+        rc = gr_budget_commit(device, ptr, capacity, reserved);
+        if (rc)
+                goto give_back;
+        block->ptr = ptr;
+        block->capacity_bytes = capacity;
+        block->requested_bytes = bytes;
+        block->context = context;
+        block->class = (uint16_t)gr_class_of_block(capacity);
+        block->state = GR_BLOCK_CACHED;
+        rc = gr_ledger_add(&core->ledger, block, &stale);
+        if (stale)
+                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+        if (rc) {
+                gr_budget_release(device, ptr, capacity);
+                goto give_back;
+        }
+        *ret_block = block;
+        return 0;
+
+give_back:
+        core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0});
+        free(block);
+        return rc;
+}
+
+/* Whether an allocation rather takes fresh memory than pays for a fence: a few spare blocks of busy classes save many.
+ */
+static bool take_spare(struct gr_context *context, size_t bytes)
+{
+        struct gr_core *core = context->core;
+        struct gr_bin *bin = &context->bins[gr_class_of(bytes)];
+        uint64_t block_bytes = gr_class_block_bytes(bytes);
+        uint64_t want, most = SPARE_CLASS_BYTES / block_bytes;
+        uint64_t total = gr_budget_live(context->device) / 32;
+        bool fresh;
+
+        if (most > SPARE_CLASS_BLOCKS)
+                most = SPARE_CLASS_BLOCKS;
+        if (total < SPARE_TOTAL_BYTES)
+                total = SPARE_TOTAL_BYTES;
+        gr_lock(&bin->lock);
+        want = bin->fences / FENCES_PER_SPARE;
+        fresh = bin->count < (want < most ? want : most);
+        if (!fresh)
+                bin->fences++;
+        gr_unlock(&bin->lock);
+        if (!fresh || gr_budget_excess(context->device) > 0 || atomic_load(&core->spare_bytes) + block_bytes > total)
+                return false;
+        atomic_fetch_add(&core->spare_bytes, block_bytes);
+        gr_count(core, GR_STAT_spares, 1);
+        return true;
+}
+
+static bool bin_empty(struct gr_context *context, size_t bytes)
+{
+        struct gr_bin *bin = &context->bins[gr_class_of(bytes)];
+        bool empty;
+
+        gr_lock(&bin->lock);
+        empty = bin->count == 0;
+        gr_unlock(&bin->lock);
+        return empty;
+}
+
+/*
+ * A quarantined block made usable where that is worth it, or NULL: then fresh memory is better. A barrier costs half a
+ * microsecond and, with several streams, their overlap; and a kernel that runs on and on, waiting for later work, must
+ * not find a barrier in front of that work: with several streams none is laid behind an epoch that does not pass.
+ */
+static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
+{
+        enum gr_reuse reuse = context->core->config.reuse;
+        bool barrier;
+        struct gr_block *block;
+
+        if (bin_empty(context, bytes) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes)))
+                return NULL;
+        if (reuse == GR_REUSE_BARRIER) {
+                barrier = true;
+        } else if (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                   atomic_load_explicit(&context->streams, memory_order_relaxed) == 0) {
+                barrier = true;
+        } else {
+                uint64_t bound = gr_budget_live(context->device) / 4;
+
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                block = gr_pool_take(context, bytes, false);
+                if (block)
+                        return block;
+                if (bound < QUARANTINE_BYTES)
+                        bound = QUARANTINE_BYTES;
+                barrier = reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                          gr_fence_quarantine_bytes(&context->fence) > bound &&
+                          gr_fence_oldest_age_ns(context) < STUCK_NS;
+        }
+        if (!barrier || gr_fence_barrier(context))
+                return NULL;
+        return gr_pool_take(context, bytes, false);
+}
+
+/* Hands block to the program; false where it went with its context meanwhile. */
+static bool hand_out(struct gr_context *context, struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
+{
+        uint64_t ptr = block->ptr;
+
+        if (!gr_ledger_hand_out(&context->core->ledger, block, bytes)) {
+                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                free(block);
+                return false;
+        }
+        gr_budget_note_live(context->device);
+        *ret_ptr = ptr;
+        return true;
+}
+
+static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg, uint64_t *ret_ptr)
+{
+        struct gr_block *block = NULL;
+        int rc;
+
+        if (bytes > GR_BLOCK_MAX_BYTES)
+                return -E2BIG;
+        if (!allocate && context->core->config.pool != GR_POOL_NONE) {
+                block = gr_pool_take(context, bytes, false);
+                if (!block)
+                        block = take_fenced(context, bytes);
+        }
+        if (!block) {
+                rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
+                if (rc == -ENOMEM || rc == -EDQUOT)
+                        rc = gr_ladder_climb(context, bytes, allocate, arg, rc, &block);
+                if (rc)
+                        return rc;
+        }
+        return hand_out(context, block, bytes, ret_ptr) ? 0 : -ENOMEM;
+}
+
+int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        return alloc(context, bytes, NULL, NULL, ret_ptr);
+}
+
+int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+                     uint64_t *ret_ptr)
+{
+        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
+}
+
+static bool bypassed(struct gr_core *core, struct gr_device *device)
+{
+        uint64_t until = atomic_load_explicit(&device->bypass_until_ns, memory_order_relaxed);
+
+        if (!until)
+                return false;
+        if (core->driver->now_ns() < until)
+                return true;
+        atomic_compare_exchange_strong(&device->bypass_until_ns, &until, 0);
+        return false;
+}
+
+/* As the driver would have done it, waiting included. Where that fails the program still has the block. */
+static int free_by_driver(struct gr_core *core, struct gr_block *block)
+{
+        struct gr_block *stale;
+        int rc;
+
+        /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
+        gr_ledger_remove(&core->ledger, block);
+        rc = core->driver->mem_free(block->ptr);
+        if (rc) {
+                block->state = GR_BLOCK_LIVE;
+                if (gr_ledger_add(&core->ledger, block, &stale))
+                        free(block);
+                return rc;
+        }
+        gr_count(core, GR_STAT_driver_frees, 1);
+        gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
+        free(block);
+        return 0;
+}
+
+int gr_pool_free(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_context *context;
+        struct gr_fence *fence;
+        struct gr_block *block;
+        int rc;
+
+        rc = gr_ledger_claim(&core->ledger, ptr, &block);
+        if (rc)
+                return rc;
+        context = block->context;
+        fence = &context->fence;
+        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
+            atomic_load_explicit(&fence->broken, memory_order_relaxed) || fence->reach_overflow ||
+            bypassed(core, context->device))
+                return free_by_driver(core, block);
+
+        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
+        if (rc && rc != -EBUSY)
+                return free_by_driver(core, block);
+        /* After a sync nothing uses it any more: epoch 0 has always passed. */
+        block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
+        bin_put(context, block);
+
+        /* An epoch left open would come to cover work that starts only later. */
+        if (atomic_load_explicit(&fence->freed_bytes, memory_order_relaxed) -
+                    atomic_load_explicit(&fence->closed_bytes, memory_order_relaxed) >=
+            CLOSE_STEP_BYTES)
+                gr_fence_close(context);
+        if (core->wake && gr_budget_excess(context->device) > 0)
+                core->wake(core);
+        return 0;
+}
+
+/* Takes idle blocks out of the bin, oldest first, until their footprint reaches want_bytes. */
+static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
+                      struct gr_block **blocks, size_t room, uint64_t *ret_bytes)
+{
+        struct gr_bin *bin = &context->bins[class];
+        struct gr_block *block, *tmp;
+        uint64_t bytes = 0;
+        size_t count = 0;
+
+        gr_lock(&bin->lock);
+        DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
+
+                if (count == room || bytes >= want_bytes)
+                        break;
+                if (footprint < at_least || !gr_fence_idle(&context->fence, block->freed_epoch))
+                        continue;
+                bin_remove(context, bin, block);
+                blocks[count++] = block;
+                bytes += footprint;
+        }
+        gr_unlock(&bin->lock);
+        *ret_bytes = bytes;
+        return count;
+}
+
+/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
+static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
+{
+        struct gr_core *core = context->core;
+        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
+        size_t done = 0;
+
+        for (size_t i = 0; i < count; i++) {
+                gr_ledger_remove(&core->ledger, blocks[i]);
+                ptrs[i] = blocks[i]->ptr;
+        }
+        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
+                done = count;
+        gr_count(core, GR_STAT_released_blocks, done);
+        for (size_t i = 0; i < count; i++) {
+                bool gone = i < done;
+
+                if (!gone && core->driver->mem_free(ptrs[i]) == 0) {
+                        gr_count(core, GR_STAT_driver_frees, 1);
+                        gone = true;
+                }
+                /* What the driver refuses to take back stays charged: it still holds the memory. */
+                if (gone)
+                        bytes += gr_budget_release(context->device, ptrs[i], blocks[i]->capacity_bytes);
+                free(blocks[i]);
+        }
+        gr_count(core, GR_STAT_released_bytes, bytes);
+        return bytes;
+}
+
+uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
+{
+        struct gr_block *blocks[RELEASE_BATCH];
+        uint64_t back = 0, bytes;
+
+        if (want_bytes == 0)
+                return 0;
+        if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
+                /* One block that suffices, unless it is far too large. */
+                unsigned last = gr_class_of(2 * want_bytes);
+
+                for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
+                        if (collect(context, class, want_bytes, 1, blocks, 1, &bytes) > 0) {
+                                back = release(context, blocks, 1);
+                                break;
+                        }
+        }
+        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
+                size_t count;
+
+                do {
+                        count = collect(context, class, 0, want_bytes - back, blocks, RELEASE_BATCH, &bytes);
+                        if (count > 0)
+                                back += release(context, blocks, count);
+                } while (count > 0 && back < want_bytes);
+        }
+        if (back > 0)
+                atomic_store(&context->core->spare_bytes,
+                             0); /* they went first or soon will; let them be earned again */
+        return back;
+}
+
+static bool maintain_one(struct gr_context *context, void *arg)
+{
+        bool *waiting = arg;
+        uint64_t excess = gr_budget_excess(context->device);
+
+        if (excess == 0 || atomic_load(&context->fence.broken))
+                return true;
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_pool_trim(context, excess);
+        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
+                *waiting = true;
+        return true;
+}
+
+bool gr_core_maintain(struct gr_core *core)
+{
+        bool waiting = false;
+
+        gr_core_each_context(core, -1, maintain_one, &waiting);
+        return waiting;
+}

@@ -1,0 +1,141 @@
+/*
+ * The pool: per context, bins of freed blocks by size class; one block is one driver allocation.
+ *
+ * A core holds everything of one process. Contexts are added when first seen and dropped when the program destroys
+ * them; their structures stay valid for the life of the core, so that a thread that still holds one cannot fall.
+ *
+ * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; the driver's own errors (gr_driver_error)
+ * travel through. Any thread may call them unless a comment says otherwise.
+ */
+#ifndef GR_POOL_H
+#define GR_POOL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "budget.h"
+#include "class.h"
+#include "driver.h"
+#include "fence.h"
+#include "ladder.h"
+#include "ledger.h"
+#include "lock.h"
+#include "options.h"
+#include "stats.h"
+
+#define GR_DEVICES_MAX 64
+
+/* Freed blocks of one class, oldest first. */
+struct gr_bin {
+        struct gr_lock lock; /* guards what follows */
+        struct gr_block *blocks;
+        uint64_t count;
+        uint64_t hits;   /* requests served */
+        uint64_t frees;  /* blocks put in */
+        uint64_t fences; /* paid for because this bin had nothing usable */
+} __attribute__((aligned(64)));
+
+struct gr_context {
+        struct gr_core *core;
+        struct gr_device *device;
+        void *handle;             /* of the driver; guarded by core->contexts_lock, constant while alive */
+        bool alive;               /* guarded by core->contexts_lock */
+        _Atomic unsigned streams; /* that the program created */
+        struct gr_context *next;
+        struct gr_fence fence;
+        struct gr_bin bins[GR_CLASS_COUNT];
+};
+
+/* How the pool behaves; constant after gr_core_init. */
+struct gr_config {
+        enum gr_reuse reuse;
+        enum gr_pool_kind pool;
+};
+
+struct gr_core {
+        const struct gr_driver *driver;
+        struct gr_config config;
+        struct gr_ledger ledger;
+        struct gr_gate gate;
+        struct gr_device devices[GR_DEVICES_MAX];
+        struct gr_stats stats;
+        struct gr_registry registry;
+        _Atomic uint64_t spare_bytes; /* taken fresh to save fences */
+
+        struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
+        struct gr_context *contexts;
+
+        /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
+        void (*wake)(struct gr_core *core);
+};
+
+static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
+{
+        atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
+}
+
+void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config);
+
+/* Frees what the core allocated, not the driver's memory. No other thread may use it. */
+void gr_core_destroy(struct gr_core *core);
+
+/* The context of this handle, or NULL. */
+struct gr_context *gr_context_find(struct gr_core *core, void *handle);
+
+/*
+ * As gr_context_find, adding it where it is new; device is its device's ordinal. Contexts of one device can reach each
+ * other's blocks by copies, so the fences of each cover all. NULL: out of memory.
+ */
+struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device);
+
+/* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
+void gr_context_drop(struct gr_context *context);
+
+/*
+ * An allocation for the program, in its current context: from the cache, from the driver, or through the ladder.
+ * -ENOMEM: no memory; -EDQUOT: the hard limit; -E2BIG: above GR_BLOCK_MAX_BYTES, ask the driver itself. bytes > 0.
+ */
+int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
+/*
+ * As gr_pool_alloc, for memory that only another call of the driver can size: allocate is called where the cache cannot
+ * serve, and sets *ret_ptr and *ret_bytes. expected_bytes is what it will most likely take.
+ */
+typedef int gr_pool_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+                     uint64_t *ret_ptr);
+
+/*
+ * The program frees ptr. -ENOENT: not ours, ask the driver; -EALREADY: ours, but not the program's (freed twice); else
+ * what the driver said where the block went straight back to it, and then the program still has it.
+ */
+int gr_pool_free(struct gr_core *core, uint64_t ptr);
+
+/*
+ * Gives idle cached blocks of context back, without waiting for anything: one that suffices, else the largest and
+ * oldest first, until want_bytes are back. Returns the bytes that the device got back.
+ */
+uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes);
+
+/* Gives back what the caches hold beyond threshold and soft limit. Returns whether more is waiting for its fence. */
+bool gr_core_maintain(struct gr_core *core);
+
+/*
+ * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
+ * false. No lock is held during the call.
+ */
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg);
+
+/* For the ladder. */
+
+/* The cached block that serves a request best, taken from its bin; NULL. may_be_larger: look at larger classes, too. */
+struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger);
+
+/* A block from the driver, charged and in the ledger. -EDQUOT, -ENOMEM, or the driver's error. */
+int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                  struct gr_block **ret_block);
+
+#endif

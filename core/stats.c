@@ -1,0 +1,158 @@
+#include "stats.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "pool.h"
+#include "size.h"
+
+struct out {
+        gr_stats_write *write;
+        void *arg;
+};
+
+/* What the bins of all contexts counted. */
+struct bin_totals {
+        uint64_t hits, frees, cached_blocks;
+};
+
+__attribute__((format(printf, 2, 3))) static void put(struct out *out, const char *format, ...)
+{
+        char line[512];
+        va_list args;
+        int length;
+
+        va_start(args, format);
+        length = vsnprintf(line, sizeof(line), format, args);
+        va_end(args);
+        if (length > 0)
+                out->write(line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line) - 1, out->arg);
+}
+
+static void sum_bins(struct gr_core *core, struct bin_totals *ret)
+{
+        *ret = (struct bin_totals){0};
+        gr_lock(&core->contexts_lock);
+        for (struct gr_context *context = core->contexts; context; context = context->next)
+                for (size_t i = 0; i < GR_CLASS_COUNT; i++) {
+                        struct gr_bin *bin = &context->bins[i];
+
+                        gr_lock(&bin->lock);
+                        ret->hits += bin->hits;
+                        ret->frees += bin->frees;
+                        ret->cached_blocks += bin->count;
+                        gr_unlock(&bin->lock);
+                }
+        gr_unlock(&core->contexts_lock);
+}
+
+static uint64_t counter(struct gr_core *core, enum gr_stat stat)
+{
+        return atomic_load(&core->stats.counters[stat]);
+}
+
+static bool device_seen(struct gr_device *device)
+{
+        return atomic_load(&device->peak_charged_bytes) > 0 || atomic_load(&device->total_bytes) > 0;
+}
+
+void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
+{
+        static const struct {
+                enum gr_stat stat;
+                const char *text;
+        } rows[] = {
+#define GR_STAT(name, words) {GR_STAT_##name, words},
+#include "stats.def"
+#undef GR_STAT
+        };
+        struct out out = {write, arg};
+        struct bin_totals bins;
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
+        uint64_t requests;
+
+        sum_bins(core, &bins);
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_device *device = &core->devices[i];
+                uint64_t total = atomic_load(&device->total_bytes), hard = atomic_load(&device->hard_bytes);
+                uint64_t card_free = atomic_load(&device->card_free_bytes);
+
+                if (!device_seen(device))
+                        continue;
+                if (total > 0 && card_free > 0)
+                        put(&out, "  device %d: effective use of the card %.2f%% (%s of %s)\n", i,
+                            100.0 * (double)(total - card_free) / (double)total,
+                            gr_size_format(total - card_free, a, sizeof(a)), gr_size_format(total, b, sizeof(b)));
+                else
+                        put(&out, "  device %d: use of the card unknown\n", i);
+                put(&out, "    pool: %s live, %s cached, hard limit %s\n",
+                    gr_size_format(gr_budget_live(device), a, sizeof(a)),
+                    gr_size_format(atomic_load(&device->cached_bytes), b, sizeof(b)),
+                    gr_size_format(hard, c, sizeof(c)));
+                put(&out, "    peak: %s live, %s footprint\n",
+                    gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
+                    gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
+        }
+        requests = bins.hits + counter(core, GR_STAT_driver_allocs);
+        put(&out,
+            "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
+            requests, bins.hits, requests ? 100.0 * (double)bins.hits / (double)requests : 0.0, bins.frees);
+        put(&out, "  driver calls saved: %" PRIu64 "\n",
+            2 * bins.hits); /* each hit saves the allocation now and saved a free before */
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+                if (counter(core, rows[i].stat) > 0)
+                        put(&out, "  %s: %" PRIu64 "\n", rows[i].text, counter(core, rows[i].stat));
+        for (int i = 0; i < GR_LEVEL_COUNT; i++) {
+                struct gr_level_stats *level = &core->stats.levels[i];
+
+                if (atomic_load(&level->tries) > 0)
+                        put(&out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_level_words[i],
+                            atomic_load(&level->tries), gr_size_format(atomic_load(&level->bytes), a, sizeof(a)),
+                            (double)atomic_load(&level->ns) / 1e6);
+        }
+}
+
+void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *write, void *arg)
+{
+        struct out out = {write, arg};
+        struct bin_totals bins;
+        const char *comma = "";
+
+        sum_bins(core, &bins);
+        put(&out, "{\"schema\":%d,\"version\":\"%s\",\"devices\":[", GR_STATS_SCHEMA, version);
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_device *device = &core->devices[i];
+                uint64_t hard = atomic_load(&device->hard_bytes);
+
+                if (!device_seen(device))
+                        continue;
+                put(&out, "%s{\"device\":%d,\"card_total_bytes\":%" PRIu64 ",\"card_free_bytes\":%" PRIu64, comma, i,
+                    atomic_load(&device->total_bytes), atomic_load(&device->card_free_bytes));
+                if (hard == GR_UNLIMITED)
+                        put(&out, ",\"hard_limit_bytes\":null");
+                else
+                        put(&out, ",\"hard_limit_bytes\":%" PRIu64, hard);
+                put(&out,
+                    ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
+                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 "}",
+                    gr_budget_live(device), atomic_load(&device->cached_bytes), atomic_load(&device->charged_bytes),
+                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes));
+                comma = ",";
+        }
+        put(&out, "],\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
+            bins.cached_blocks);
+#define GR_STAT(name, text) put(&out, ",\"" #name "\":%" PRIu64, counter(core, GR_STAT_##name));
+#include "stats.def"
+#undef GR_STAT
+        put(&out, ",\"ladder\":{");
+        comma = "";
+        for (int i = 0; i < GR_LEVEL_COUNT; i++) {
+                struct gr_level_stats *level = &core->stats.levels[i];
+
+                put(&out, "%s\"%s\":{\"tries\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"ns\":%" PRIu64 "}", comma,
+                    gr_level_words[i], atomic_load(&level->tries), atomic_load(&level->bytes), atomic_load(&level->ns));
+                comma = ",";
+        }
+        put(&out, "}}\n");
+}

@@ -1,0 +1,358 @@
+/* Contexts and devices: which pool a call belongs to, and what becomes of it when a context ends. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "log.h"
+#include "shim.h"
+
+#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts */
+
+struct alias {
+        CUcontext handle, owner;
+};
+
+/* What the calling thread found last; initial-exec because the library is always there from the start. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
+        CUcontext handle;
+        uint64_t generation;
+        struct gr_context *context;
+} last;
+
+static _Atomic uint64_t generation = 1; /* moves on when a context ends, so that no thread trusts its last one */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct alias aliases[ALIASES_MAX];
+static unsigned alias_count;
+static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
+static uint64_t configured;                 /* bit d: device d has its limits */
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
+{
+        uint64_t bytes = gr_options_resolve(&gr_options, id, dev, total_bytes, warn, NULL);
+
+        return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
+}
+
+struct gr_device *gr_device_get(CUdevice dev)
+{
+        struct gr_device *device;
+        size_t total_bytes;
+
+        if (dev < 0 || dev >= GR_DEVICES_MAX)
+                return NULL;
+        device = &gr_core.devices[dev];
+        pthread_mutex_lock(&lock);
+        if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2 &&
+            gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) == CUDA_SUCCESS) {
+                atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
+                atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
+                atomic_store(&device->threshold_bytes, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                atomic_store(&device->total_bytes, total_bytes);
+                configured |= UINT64_C(1) << dev;
+        }
+        pthread_mutex_unlock(&lock);
+        return device;
+}
+
+static CUcontext primary_of(CUdevice dev)
+{
+        CUcontext primary = NULL;
+        unsigned int flags;
+        int active = 0;
+
+        if (!gr_real.cuDevicePrimaryCtxGetState || !gr_real.cuDevicePrimaryCtxRetain ||
+            !gr_real.cuDevicePrimaryCtxRelease_v2 ||
+            gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || !active)
+                return NULL;
+        /* Active already, so this only looks: the count goes up and down again. */
+        if (gr_real.cuDevicePrimaryCtxRetain(&primary, dev) != CUDA_SUCCESS)
+                return NULL;
+        gr_real.cuDevicePrimaryCtxRelease_v2(dev);
+        return primary;
+}
+
+/* The context that owns what is allocated while handle is current: another one where handle is a green context. */
+static CUcontext owner_of(CUcontext handle, CUdevice dev)
+{
+        CUcontext owner = handle;
+        CUdeviceptr probe;
+
+        if (primaries[dev] == handle)
+                return handle;
+        /* Nobody was seen making it: a green context, or one from before the driver was found. */
+        if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
+                return NULL;
+        if (gr_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, probe) != CUDA_SUCCESS)
+                owner = handle;
+        gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
+        if (owner != handle)
+                gr_driver_forget(handle); /* its stream is not needed again */
+        return owner;
+}
+
+/* Lock held. */
+static CUcontext alias_of(CUcontext handle)
+{
+        for (unsigned i = 0; i < alias_count; i++)
+                if (aliases[i].handle == handle)
+                        return aliases[i].owner;
+        return NULL;
+}
+
+/* The slow way: a context that this thread did not use last. */
+static struct gr_context *look_up(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+        CUstreamCaptureMode mode;
+        CUcontext owner;
+        CUdevice dev;
+
+        if (context)
+                return context;
+        if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
+                return NULL;
+        mode = gr_capture_relax();
+        pthread_mutex_lock(&lock);
+        if (!primaries[dev])
+                primaries[dev] = primary_of(dev);
+        owner = alias_of(handle);
+        if (!owner) {
+                owner = owner_of(handle, dev);
+                if (owner && owner != handle && alias_count < ALIASES_MAX)
+                        aliases[alias_count++] = (struct alias){handle, owner};
+        }
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
+        if (!owner)
+                return NULL;
+        gr_process_in_use();
+        return gr_context_add(&gr_core, owner, dev);
+}
+
+struct gr_context *gr_current_context(void)
+{
+        uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
+        CUcontext handle = NULL;
+        int saved_errno;
+
+        if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
+                return NULL;
+        if (__builtin_expect(last.handle == handle && last.generation == now, 1))
+                return last.context;
+        saved_errno = errno;
+        last.context = look_up(handle);
+        last.handle = handle;
+        last.generation = last.context ? now : 0;
+        errno = saved_errno;
+        return last.context;
+}
+
+/*
+ * A context that the program made. It is known from now on, allocations or not: copies of one context may touch the
+ * memory of another on the same device, so the fences of each must cover all.
+ */
+static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
+{
+        int saved_errno = errno;
+
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_get(dev)) {
+                gr_process_in_use();
+                gr_context_add(&gr_core, *context, dev);
+                errno = saved_errno;
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        gr_shim_ready();
+        return made(GR_REAL(cuCtxCreate, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        gr_shim_ready();
+        return made(GR_REAL(cuCtxCreate_v2, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
+                                          unsigned int flags, CUdevice dev)
+{
+        gr_shim_ready();
+        return made(GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
+                                          CUdevice dev)
+{
+        gr_shim_ready();
+        return made(GR_REAL(cuCtxCreate_v4, context, params, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
+{
+        CUresult result;
+
+        gr_shim_ready();
+        result = made(GR_REAL(cuDevicePrimaryCtxRetain, context, dev), context, dev);
+        if (result == CUDA_SUCCESS && dev >= 0 && dev < GR_DEVICES_MAX) {
+                pthread_mutex_lock(&lock);
+                primaries[dev] = *context;
+                pthread_mutex_unlock(&lock);
+        }
+        return result;
+}
+
+/* The driver has destroyed a context, and with it all its memory, streams and events. */
+static void ended(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        atomic_fetch_add(&generation, 1);
+        gr_driver_forget(handle);
+        pthread_mutex_lock(&lock);
+        for (unsigned i = 0; i < alias_count;)
+                if (aliases[i].handle == handle || aliases[i].owner == handle)
+                        aliases[i] = aliases[--alias_count];
+                else
+                        i++;
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (primaries[i] == handle)
+                        primaries[i] = NULL;
+        pthread_mutex_unlock(&lock);
+        if (context)
+                gr_context_drop(context);
+}
+
+static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
+{
+        int saved_errno = errno;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        result = real(ctx);
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                ended(ctx);
+                errno = saved_errno;
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDestroy);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDestroy_v2);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDetach);
+}
+
+/* After a release or reset: has the primary context ended? */
+static void primary_changed(CUdevice dev, bool reset)
+{
+        CUcontext primary = NULL;
+        unsigned int flags;
+        int active = 1;
+
+        if (dev < 0 || dev >= GR_DEVICES_MAX)
+                return;
+        if (!reset && (!gr_real.cuDevicePrimaryCtxGetState ||
+                       gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || active))
+                return;
+        pthread_mutex_lock(&lock);
+        primary = primaries[dev];
+        pthread_mutex_unlock(&lock);
+        if (primary)
+                ended(primary);
+}
+
+static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
+{
+        int saved_errno = errno;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        result = real(dev);
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                primary_changed(dev, reset);
+                errno = saved_errno;
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease_v2, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset, true);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
+}
+
+/* Its handle as a context may come back as another one: no alias is trusted any more. */
+GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx ctx)
+{
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuGreenCtxDestroy, ctx);
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                atomic_fetch_add(&generation, 1);
+                pthread_mutex_lock(&lock);
+                alias_count = 0;
+                pthread_mutex_unlock(&lock);
+        }
+        return result;
+}
+
+/* From now on work of the current context can reach the peer's blocks, so the peer's fences must cover it. */
+GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+        struct gr_context *current, *owner;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        current = gr_current_context();
+        if (gr_real.cuCtxPushCurrent_v2(peer) != CUDA_SUCCESS)
+                return result;
+        owner = gr_current_context();
+        gr_real.cuCtxPopCurrent_v2(&peer);
+        if (current && owner)
+                gr_fence_add_reach(owner, current);
+        return result;
+}

@@ -1,0 +1,136 @@
+/*
+ * dlsym: names that are not cu[A-Z]*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a jump that leaves
+ * stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the return address.
+ * The others ask gr_dlsym_hook first: a pointer is the answer, 1 means "answer NULL", 0 "as if we were not there".
+ */
+#if defined(__x86_64__)
+#ifdef __CET__
+#include <cet.h>
+#else
+#define _CET_ENDBR
+#endif
+        .text
+        .globl  dlsym
+        .type   dlsym, @function
+        .p2align 4
+dlsym:
+        .cfi_startproc
+        _CET_ENDBR
+        testq   %rsi, %rsi
+        jz      .Lreal
+        cmpb    $'c', (%rsi)
+        jne     .Lreal
+        cmpb    $'u', 1(%rsi)
+        jne     .Lreal
+        movzbl  2(%rsi), %eax
+        subl    $'A', %eax
+        cmpl    $25, %eax
+        ja      .Lreal
+        cmpq    $-1, %rdi               /* RTLD_NEXT */
+        je      .Lreal
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp
+        .cfi_adjust_cfa_offset 8
+        call    gr_dlsym_hook
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        testq   %rax, %rax
+        jz      .Lreal
+        cmpq    $1, %rax
+        jne     .Lanswer
+        xorl    %eax, %eax
+.Lanswer:
+        ret
+.Lreal:
+        movq    gr_real_dlsym(%rip), %rax
+        testq   %rax, %rax
+        jz      .Lfirst
+        jmpq    *%rax
+.Lfirst:
+        pushq   %rdi
+        .cfi_adjust_cfa_offset 8
+        pushq   %rsi
+        .cfi_adjust_cfa_offset 8
+        subq    $8, %rsp
+        .cfi_adjust_cfa_offset 8
+        call    gr_find_real_dlsym
+        addq    $8, %rsp
+        .cfi_adjust_cfa_offset -8
+        popq    %rsi
+        .cfi_adjust_cfa_offset -8
+        popq    %rdi
+        .cfi_adjust_cfa_offset -8
+        jmpq    *%rax
+        .cfi_endproc
+        .size   dlsym, .-dlsym
+#elif defined(__aarch64__)
+        .text
+        .globl  dlsym
+        .type   dlsym, %function
+        .p2align 4
+dlsym:
+        .cfi_startproc
+        hint    #34                     /* bti c, a no-op where there is none */
+        cbz     x1, .Lreal
+        ldrb    w9, [x1]
+        cmp     w9, #'c'
+        b.ne    .Lreal
+        ldrb    w9, [x1, #1]
+        cmp     w9, #'u'
+        b.ne    .Lreal
+        ldrb    w9, [x1, #2]
+        sub     w9, w9, #'A'
+        cmp     w9, #25
+        b.hi    .Lreal
+        cmn     x0, #1                  /* RTLD_NEXT */
+        b.eq    .Lreal
+        stp     x29, x30, [sp, #-32]!
+        .cfi_adjust_cfa_offset 32
+        .cfi_offset 29, -32
+        .cfi_offset 30, -24
+        stp     x0, x1, [sp, #16]
+        mov     x29, sp
+        bl      gr_dlsym_hook
+        mov     x9, x0
+        ldp     x0, x1, [sp, #16]
+        ldp     x29, x30, [sp], #32
+        .cfi_restore 29
+        .cfi_restore 30
+        .cfi_adjust_cfa_offset -32
+        cbz     x9, .Lreal
+        cmp     x9, #1
+        csel    x0, xzr, x9, eq
+        ret
+.Lreal:
+        adrp    x9, gr_real_dlsym
+        ldr     x9, [x9, :lo12:gr_real_dlsym]
+        cbz     x9, .Lfirst
+        br      x9
+.Lfirst:
+        stp     x29, x30, [sp, #-32]!
+        .cfi_adjust_cfa_offset 32
+        .cfi_offset 29, -32
+        .cfi_offset 30, -24
+        stp     x0, x1, [sp, #16]
+        mov     x29, sp
+        bl      gr_find_real_dlsym
+        mov     x9, x0
+        ldp     x0, x1, [sp, #16]
+        ldp     x29, x30, [sp], #32
+        .cfi_restore 29
+        .cfi_restore 30
+        .cfi_adjust_cfa_offset -32
+        br      x9
+        .cfi_endproc
+        .size   dlsym, .-dlsym
+#else
+#error "dlsym needs a tail jump for this processor"
+#endif
+        .section .note.GNU-stack, "", %progbits

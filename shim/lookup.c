@@ -1,0 +1,201 @@
+/*
+ * How programs find the driver's functions, and how they find ours instead: exported symbols (the version script),
+ * dlsym (dlsym.S and gr_dlsym_hook), and cuGetProcAddress, which is asked first and whose answer is then recognised by
+ * address, so that versions, per-thread variants, flags and status are right by construction.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "log.h"
+#include "shim.h"
+
+#define DRIVER_LIBRARY "libcuda.so.1"
+
+#if defined(__x86_64__)
+#define DLSYM_VERSION "GLIBC_2.2.5"
+#else
+#define DLSYM_VERSION "GLIBC_2.17"
+#endif
+
+typedef void *dlsym_function(void *handle, const char *name);
+
+struct symbol {
+        const char *name;
+        size_t offset; /* of its pointer in struct gr_real */
+        void *hook;    /* NULL: only called */
+        bool needed;
+};
+
+struct gr_real gr_real;
+_Atomic int gr_shim_state = GR_SHIM_UNRESOLVED;
+
+/* Used by dlsym.S. Every writer writes the same value. */
+__attribute__((visibility("hidden"))) dlsym_function *gr_real_dlsym;
+__attribute__((visibility("hidden"))) dlsym_function *gr_find_real_dlsym(void);
+__attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
+
+static pthread_mutex_t resolve_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the way from UNRESOLVED to another state */
+
+/* POSIX lets a function's address travel through void *. */
+static const struct symbol symbols[] = {
+#define GR_HOOK(symbol) {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, false},
+#define GR_CALL(symbol) {#symbol, offsetof(struct gr_real, symbol), NULL, false},
+#define GR_NEED(symbol) {#symbol, offsetof(struct gr_real, symbol), NULL, true},
+#include "hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+};
+
+#define SYMBOLS (sizeof(symbols) / sizeof(symbols[0]))
+
+static void **real_slot(const struct symbol *symbol)
+{
+        return (void **)((char *)&gr_real + symbol->offset);
+}
+
+dlsym_function *gr_find_real_dlsym(void)
+{
+        if (!gr_real_dlsym)
+                gr_real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", DLSYM_VERSION);
+        return gr_real_dlsym;
+}
+
+/* The driver's handle where it is loaded; loading it is the program's affair. Keeps it loaded from then on. */
+static void *driver_handle(void)
+{
+        return dlopen(DRIVER_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+}
+
+/* Resolve lock held. */
+static enum gr_shim_state resolve_locked(void *driver)
+{
+        dlsym_function *real_dlsym = gr_find_real_dlsym();
+
+        for (size_t i = 0; i < SYMBOLS; i++) {
+                void *found = real_dlsym(driver, symbols[i].name);
+
+                if (!found && (symbols[i].needed || strcmp(symbols[i].name, "cuMemAlloc_v2") == 0 ||
+                               strcmp(symbols[i].name, "cuMemFree_v2") == 0)) {
+                        gr_log(GR_LOG_WARN, "the driver lacks %s: every call passes through unchanged",
+                               symbols[i].name);
+                        return GR_SHIM_OFF;
+                }
+                *real_slot(&symbols[i]) = found;
+        }
+        dlerror(); /* what is missing is no error of the program's */
+        gr_driver_init();
+        gr_process_init();
+        return GR_SHIM_READY;
+}
+
+enum gr_shim_state gr_shim_resolve(void)
+{
+        int saved_errno = errno;
+        enum gr_shim_state state;
+        void *driver;
+
+        pthread_mutex_lock(&resolve_lock);
+        state = (enum gr_shim_state)atomic_load(&gr_shim_state);
+        if (state == GR_SHIM_UNRESOLVED) {
+                driver = driver_handle();
+                if (driver) {
+                        state = resolve_locked(driver);
+                        atomic_store_explicit(&gr_shim_state, state, memory_order_release);
+                }
+        }
+        pthread_mutex_unlock(&resolve_lock);
+        errno = saved_errno;
+        return state;
+}
+
+/* Our hook for one of the driver's functions, or the function itself. */
+static void *swap(void *function)
+{
+        if (function)
+                for (size_t i = 0; i < SYMBOLS; i++)
+                        if (symbols[i].hook && *real_slot(&symbols[i]) == function)
+                                return symbols[i].hook;
+        return function;
+}
+
+static bool is_hook(const void *function)
+{
+        for (size_t i = 0; i < SYMBOLS; i++)
+                if (symbols[i].hook == function)
+                        return true;
+        return false;
+}
+
+#define AS_IF_ABSENT NULL
+#define ANSWER_NULL  ((void *)1)
+
+void *gr_dlsym_hook(void *handle, const char *name)
+{
+        void *found = gr_find_real_dlsym()(handle, name), *hook;
+        bool ready;
+
+        if (!found)
+                return AS_IF_ABSENT;
+        ready = gr_shim_ready();
+        /* RTLD_DEFAULT finds our own exports, which must not pretend that there is a driver. */
+        if (handle == RTLD_DEFAULT && !ready && is_hook(found)) {
+                found = gr_find_real_dlsym()(RTLD_NEXT, name);
+                return found ? found : ANSWER_NULL;
+        }
+        if (!ready)
+                return AS_IF_ABSENT;
+        hook = swap(found);
+        return hook != found ? hook : AS_IF_ABSENT;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int cuda_version, cuuint64_t flags,
+                                               CUdriverProcAddressQueryResult *symbol_status)
+{
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
+        result = GR_REAL(cuGetProcAddress_v2, symbol, pfn, cuda_version, flags, symbol_status);
+        if (result == CUDA_SUCCESS && pfn)
+                *pfn = swap(*pfn);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cuda_version, cuuint64_t flags)
+{
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
+        result = GR_REAL(cuGetProcAddress, symbol, pfn, cuda_version, flags);
+        if (result == CUDA_SUCCESS && pfn)
+                *pfn = swap(*pfn);
+        return result;
+}
+
+/* For `gpureclaim doctor`: what would be hooked, NULL-terminated. */
+GR_EXPORT const char *const *gpureclaim_hooked_symbols(void);
+GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
+{
+        static const char *const names[] = {
+#define GR_HOOK(symbol) #symbol,
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#include "hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+                NULL};
+
+        return names;
+}
+
+GR_EXPORT const char *gpureclaim_version(void);
+GR_EXPORT const char *gpureclaim_version(void)
+{
+        return GR_VERSION;
+}

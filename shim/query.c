@@ -1,0 +1,173 @@
+/*
+ * What the program asks about memory, answered so that it sees its share of the card, the sizes it asked for, and
+ * nothing of what is cached. Measured (driver 580): of a freed pointer the driver says the same as of one that never
+ * was.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
+{
+        CUdeviceptr base = ptr;
+
+        /* Most questions are about the first byte; for the others the driver knows the allocation. */
+        if (gr_ledger_find(&gr_core.ledger, ptr, ret_info) != 0) {
+                if (gr_real.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr) != CUDA_SUCCESS ||
+                    gr_ledger_find(&gr_core.ledger, base, ret_info) != 0)
+                        return -ENOENT;
+        }
+        *ret_base = base;
+        return 0;
+}
+
+/* Whether ptr, inside a block of ours, is memory of the program. */
+static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_info *info)
+{
+        return info->live && ptr - base < info->requested_bytes;
+}
+
+static void mark_exported(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        if (gr_block_at(ptr, &base, &info) == 0)
+                gr_ledger_mark_exported(&gr_core.ledger, base);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+        CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
+        struct gr_context *context;
+        uint64_t share_free, share_total;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready() || !free_bytes || !total_bytes)
+                return result;
+        context = gr_current_context();
+        if (context) {
+                gr_budget_share(context->device, *free_bytes, *total_bytes, &share_free, &share_total);
+                *free_bytes = share_free;
+                *total_bytes = share_total;
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceTotalMem_v2, bytes, dev);
+        struct gr_device *device;
+        uint64_t hard;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        device = gr_device_get(dev);
+        hard = device ? atomic_load(&device->hard_bytes) : GR_UNLIMITED;
+        if (hard < *bytes)
+                *bytes = hard;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceTotalMem, bytes, dev);
+        struct gr_device *device;
+        uint64_t hard;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        device = gr_device_get(dev);
+        hard = device ? atomic_load(&device->hard_bytes) : GR_UNLIMITED;
+        if (hard < *bytes)
+                *bytes = (unsigned int)hard;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || gr_block_at(dptr, &block, &info) != 0)
+                return GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
+        if (!is_live(dptr, block, &info))
+                return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
+        result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
+        if (result == CUDA_SUCCESS && size)
+                *size = info.requested_bytes;
+        return result;
+}
+
+/* After a successful answer about a live block of ours. */
+static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
+{
+        if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
+                *(size_t *)data = info->requested_bytes;
+        /* From here on somebody outside can know the memory. */
+        if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+                gr_ledger_mark_exported(&gr_core.ledger, block);
+}
+
+GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+                return GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
+        if (!is_live(ptr, block, &info))
+                return GR_REAL(cuPointerGetAttribute, data, attribute, GR_NO_POINTER);
+        result = GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
+        if (result == CUDA_SUCCESS)
+                correct(data, attribute, block, &info);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                                  CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+                return GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
+        if (!is_live(ptr, block, &info))
+                return GR_REAL(cuPointerGetAttributes, count, attributes, data, GR_NO_POINTER);
+        result = GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
+        if (result == CUDA_SUCCESS)
+                for (unsigned int i = 0; i < count; i++)
+                        correct(data[i], attributes[i], block, &info);
+        return result;
+}
+
+/* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
+GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, ptr);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                mark_exported(ptr);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+{
+        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, dptr);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                mark_exported(dptr);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
+                                                         CUmemRangeHandleType type, unsigned long long flags)
+{
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, dptr, size, type, flags);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                mark_exported(dptr);
+        return result;
+}

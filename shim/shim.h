@@ -1,0 +1,102 @@
+/*
+ * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c), gives core/ the
+ * real driver (driver.c), and looks after the process: options, fork, exit, helper thread (process.c).
+ *
+ * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
+ * fork, hooks do nothing but call the real function.
+ */
+#ifndef GR_SHIM_H
+#define GR_SHIM_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define __CUDA_API_VERSION_INTERNAL /* every version of each function under its exported name */
+#include <cuda.h>
+
+#include "pool.h"
+
+#define GR_EXPORT  __attribute__((visibility("default")))
+#define GR_VERSION "0.1.0"
+
+/* A pointer that is no allocation: the driver answers for it as for one that was freed (measured, driver 580). */
+#define GR_NO_POINTER ((CUdeviceptr)0x1000)
+
+/* The driver's own functions; those of GR_CALL may be NULL. Written once, before gr_shim_ready. */
+struct gr_real {
+#define GR_HOOK(symbol) __typeof__(symbol) *symbol;
+#define GR_CALL(symbol) __typeof__(symbol) *symbol;
+#define GR_NEED(symbol) __typeof__(symbol) *symbol;
+#include "hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+};
+
+extern struct gr_real gr_real;
+
+enum gr_shim_state {
+        GR_SHIM_UNRESOLVED, /* no driver seen yet */
+        GR_SHIM_READY,
+        GR_SHIM_OFF, /* everything passes through: a needed symbol is missing, or this is a child after fork */
+};
+
+extern _Atomic int gr_shim_state;
+
+/* lookup.c: looks for the driver in this process and, once it is there, for its functions. Returns the state. */
+enum gr_shim_state gr_shim_resolve(void);
+
+/* Whether hooks may do their work. */
+static inline bool gr_shim_ready(void)
+{
+        int state = atomic_load_explicit(&gr_shim_state, memory_order_acquire);
+
+        return __builtin_expect(state == GR_SHIM_READY, 1) ||
+               (state == GR_SHIM_UNRESOLVED && gr_shim_resolve() == GR_SHIM_READY);
+}
+
+/* What a hook says where its function does not exist: called without a driver, or on one too old for it. */
+#define GR_REAL(symbol, ...) (gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+
+/* process.c */
+extern struct gr_core gr_core;
+extern struct gr_options gr_options;
+
+/* Reads the options and sets up the core; once, from gr_shim_resolve. */
+void gr_process_init(void);
+
+/* A context is in use: from now on there is something to tell and to stop when the process ends. */
+void gr_process_in_use(void);
+
+/* driver.c */
+extern struct gr_driver gr_driver;
+
+/* Fills gr_driver with what gr_real has. */
+void gr_driver_init(void);
+
+/* The context is gone, and our stream in it. */
+void gr_driver_forget(CUcontext context);
+
+/* Makes the driver's answers to core/ what the program gets; rc is 0 or -errno. */
+CUresult gr_result(int rc);
+
+/* The calling thread neither disturbs captures nor is refused because of them until the mode is given back. */
+CUstreamCaptureMode gr_capture_relax(void);
+void gr_capture_restore(CUstreamCaptureMode mode);
+
+/* context.c */
+
+/* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
+struct gr_context *gr_current_context(void);
+
+/* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
+struct gr_device *gr_device_get(CUdevice device);
+
+/* query.c */
+
+/* The block of ours that ptr lies in. -ENOENT: none. *ret_base its first byte. */
+int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info);
+
+#endif

@@ -1,0 +1,200 @@
+/* Streams and captures: what the pool must know to choose its fences, and when it must keep still. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "shim.h"
+
+#define CAPTURES_MAX 256 /* at one time */
+
+/* Where captures began. The per-thread stream has one name in all threads, so its thread's own address stands for it.
+ */
+static const void *capturing[CAPTURES_MAX]; /* guarded by capturing_lock */
+static unsigned capturing_count;
+static pthread_mutex_t capturing_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
+
+static const void *identity(CUstream stream, bool null_is_per_thread)
+{
+        return stream == CU_STREAM_PER_THREAD || (!stream && null_is_per_thread) ? &per_thread_stream
+                                                                                 : (const void *)stream;
+}
+
+/* Whether a capture that began on this stream is on the list; taken off it where forget is set. */
+static bool on_list(const void *stream, bool forget)
+{
+        bool found = false;
+
+        pthread_mutex_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !found; i++)
+                if (capturing[i] == stream) {
+                        found = true;
+                        if (forget)
+                                capturing[i] = capturing[--capturing_count];
+                }
+        pthread_mutex_unlock(&capturing_lock);
+        return found;
+}
+
+static void over(const void *stream)
+{
+        if (on_list(stream, true))
+                gr_gate_end(&gr_core.gate);
+}
+
+/* A begin that the driver accepted. Without room on the list the gate stays shut for good: slower, never wrong. */
+static void began(const void *stream)
+{
+        pthread_mutex_lock(&capturing_lock);
+        if (capturing_count < CAPTURES_MAX)
+                capturing[capturing_count++] = stream;
+        pthread_mutex_unlock(&capturing_lock);
+}
+
+#define BEGIN_CAPTURE(symbol, null_is_per_thread, stream, ...)                                                         \
+        do {                                                                                                           \
+                CUresult result;                                                                                       \
+                                                                                                                       \
+                if (!gr_shim_ready())                                                                                  \
+                        return GR_REAL(symbol, __VA_ARGS__);                                                           \
+                gr_gate_begin_enter(&gr_core.gate);                                                                    \
+                result = GR_REAL(symbol, __VA_ARGS__);                                                                 \
+                gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
+                if (result == CUDA_SUCCESS)                                                                            \
+                        began(identity(stream, null_is_per_thread));                                                   \
+                return result;                                                                                         \
+        } while (0)
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture(CUstream stream)
+{
+        BEGIN_CAPTURE(cuStreamBeginCapture, false, stream, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_ptsz(CUstream stream)
+{
+        BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, true, stream, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2, false, stream, stream, mode);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
+{
+        BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, true, stream, stream, mode);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+                                                       const CUgraphEdgeData *edges, size_t count,
+                                                       CUstreamCaptureMode mode)
+{
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, false, stream, stream, graph, dependencies, edges, count, mode);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
+                                                            const CUgraphNode *dependencies,
+                                                            const CUgraphEdgeData *edges, size_t count,
+                                                            CUstreamCaptureMode mode)
+{
+        BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, stream, stream, graph, dependencies, edges, count, mode);
+}
+
+/* Ending fails in ways that leave the capture on (a wrong thread or stream) and in ways that end it (it was lost). */
+static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_thread,
+                            __typeof__(cuStreamEndCapture) *real)
+{
+        CUstreamCaptureStatus status;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        result = real(stream, graph);
+        if (!gr_shim_ready())
+                return result;
+        if (result == CUDA_SUCCESS || !gr_real.cuStreamIsCapturing ||
+            gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=
+                    CUDA_SUCCESS ||
+            status == CU_STREAM_CAPTURE_STATUS_NONE)
+                over(identity(stream, null_is_per_thread));
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+        gr_shim_ready();
+        return end_capture(stream, graph, false, gr_real.cuStreamEndCapture);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+        gr_shim_ready();
+        return end_capture(stream, graph, true, gr_real.cuStreamEndCapture_ptsz);
+}
+
+/* A stream that is destroyed takes its capture with it (measured, driver 580). */
+static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
+{
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        result = real(stream);
+        if (result == CUDA_SUCCESS && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
+                over(stream);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream stream)
+{
+        gr_shim_ready();
+        return destroy(stream, gr_real.cuStreamDestroy);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
+{
+        gr_shim_ready();
+        return destroy(stream, gr_real.cuStreamDestroy_v2);
+}
+
+/* With streams of its own the program may overlap work, and a barrier has its price. */
+static void created(CUresult result)
+{
+        struct gr_context *context;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return;
+        context = gr_current_context();
+        if (context)
+                atomic_fetch_add_explicit(&context->streams, 1, memory_order_relaxed);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuStreamCreate, stream, flags);
+        created(result);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
+        created(result);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags, int priority)
+{
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuGreenCtxStreamCreate, stream, green, flags, priority);
+        created(result);
+        return result;
+}

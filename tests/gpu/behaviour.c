@@ -1,0 +1,376 @@
+/*
+ * What a program can see of the allocator besides speed: one "name: code value" line per question. Run it natively and
+ * under the shim and compare: the two must be equal. Nothing printed depends on addresses, times or the size of the
+ * card.
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct gt gt;
+
+__attribute__((format(printf, 3, 4))) static void say(const char *name, CUresult code, const char *format, ...)
+{
+        va_list args;
+
+        printf("%s: %d ", name, (int)code);
+        va_start(args, format);
+        vprintf(format, args);
+        va_end(args);
+        putchar('\n');
+}
+
+static CUdeviceptr block(size_t bytes)
+{
+        CUdeviceptr p;
+
+        GT_MUST(cuMemAlloc(&p, bytes));
+        return p;
+}
+
+static void before_init(void)
+{
+        CUdeviceptr p = 7;
+        size_t a = 0, b = 0;
+        CUresult code = cuMemAlloc(&p, 4096);
+
+        say("alloc before cuInit", code, "out %s", p == 7 ? "unchanged" : "changed");
+        say("free before cuInit", cuMemFree(0), "-");
+        say("info before cuInit", cuMemGetInfo(&a, &b), "-");
+}
+
+static void odd_requests(void)
+{
+        static const struct {
+                const char *name;
+                size_t bytes;
+        } sizes[] = {{"alloc 0 B", 0},
+                     {"alloc 2^60 B", (size_t)1 << 60},
+                     {"alloc the whole address space", SIZE_MAX},
+                     {"alloc almost the whole address space", SIZE_MAX - 511}};
+
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                CUdeviceptr p = 7;
+                CUresult code = cuMemAlloc(&p, sizes[i].bytes);
+
+                /* What a failing call leaves in the result is nobody's promise, but programs do look at it. */
+                say(sizes[i].name, code, "out %s", p == 7 ? "unchanged" : p ? "set" : "zero");
+        }
+        say("alloc to NULL", cuMemAlloc(NULL, 4096), "-");
+        say("free after the failures", cuMemFree(block(4096)), "-");
+        say("info to NULL", cuMemGetInfo(NULL, NULL), "-");
+}
+
+static void odd_frees(void)
+{
+        static const size_t sizes[] = {4096, GT_MIB, 3 * GT_MIB, 64 * GT_MIB};
+        CUdeviceptr p, managed;
+        void *pinned, *plain = malloc(4096);
+
+        say("free NULL", cuMemFree(0), "-");
+        say("free a malloc pointer", cuMemFree((CUdeviceptr)(uintptr_t)plain), "-");
+        free(plain);
+        say("free a nonsense pointer", cuMemFree(0x1234), "-");
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                p = block(sizes[i]);
+                say("free interior", cuMemFree(p + 512), "%zu B", sizes[i]);
+                say("free", cuMemFree(p), "%zu B", sizes[i]);
+                say("free twice", cuMemFree(p), "%zu B", sizes[i]);
+                say("free interior of freed", cuMemFree(p + 512), "%zu B", sizes[i]);
+        }
+        GT_MUST(cuMemAllocHost(&pinned, 4096));
+        say("cuMemFree of pinned host memory", cuMemFree((CUdeviceptr)(uintptr_t)pinned), "-");
+        say("cuMemFreeHost of it then", cuMemFreeHost(pinned), "-");
+        GT_MUST(cuMemAllocManaged(&managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
+        say("free managed", cuMemFree(managed), "-");
+}
+
+static void ranges(void)
+{
+        static const size_t sizes[] = {
+                1, 512, 1000, GT_MIB - 1, GT_MIB, GT_MIB + 1, 3 * GT_MIB + 5, 20 * GT_MIB, 33 * GT_MIB + 3};
+
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                for (int round = 0; round < 2; round++) {
+                        /* The second round asks for a little less, so that a pool hands out the same block again. */
+                        size_t asked = sizes[i] - (sizes[i] > 1 ? (size_t)round : 0), bytes = 0;
+                        CUdeviceptr p = block(asked), base = 0;
+                        CUresult code = cuMemGetAddressRange(&base, &bytes, p);
+
+                        say("range of the base", code, "asked %zu got %zu base %d", asked, bytes, base == p);
+                        code = cuMemGetAddressRange(&base, &bytes, p + asked - 1);
+                        say("range of the last byte", code, "asked %zu got %zu base %d", asked, bytes, base == p);
+                        say("range, size only", cuMemGetAddressRange(NULL, &bytes, p), "%zu", bytes);
+                        say("range, base only", cuMemGetAddressRange(&base, NULL, p), "%d", base == p);
+                        GT_MUST(cuMemFree(p));
+                        say("range of freed", cuMemGetAddressRange(&base, &bytes, p), "asked %zu", asked);
+                }
+        }
+}
+
+static void attribute(const char *when, CUdeviceptr p, CUdeviceptr base)
+{
+        CUdeviceptr start = 0, device_pointer = 0;
+        size_t size = 0;
+        unsigned type = 0, managed = 7;
+        int ordinal = -7;
+        CUcontext ctx = NULL;
+        CUresult code;
+
+        code = cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p);
+        say("attribute RANGE_START_ADDR", code, "%s %d", when, start == base);
+        code = cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p);
+        say("attribute RANGE_SIZE", code, "%s %zu", when, size);
+        code = cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p);
+        say("attribute MEMORY_TYPE", code, "%s %u", when, type);
+        code = cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, p);
+        say("attribute CONTEXT", code, "%s %d", when, ctx == gt.ctx);
+        code = cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p);
+        say("attribute DEVICE_ORDINAL", code, "%s %d", when, ordinal);
+        code = cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, p);
+        say("attribute IS_MANAGED", code, "%s %u", when, managed);
+        code = cuPointerGetAttribute(&device_pointer, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, p);
+        say("attribute DEVICE_POINTER", code, "%s %d", when, device_pointer == p);
+}
+
+/* The plural call answers for freed pointers too, with empty values instead of an error. */
+static void attributes(const char *when, CUdeviceptr p, CUdeviceptr base)
+{
+        CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+                                       CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_CONTEXT};
+        CUdeviceptr start = 7;
+        size_t size = 7;
+        unsigned type = 7;
+        CUcontext ctx = NULL;
+        void *values[] = {&start, &size, &type, &ctx};
+        CUresult code = cuPointerGetAttributes(4, names, values, p);
+
+        say("attributes", code, "%s start %s size %zu type %u context %s", when,
+            start == base ? "base"
+            : start       ? "other"
+                          : "none",
+            size, type,
+            ctx == gt.ctx ? "ours"
+            : ctx         ? "other"
+                          : "none");
+}
+
+static void pointer_attributes(void)
+{
+        static const size_t sizes[] = {1000, 3 * GT_MIB + 5};
+
+        for (size_t i = 0; i < 2; i++) {
+                CUdeviceptr p = block(sizes[i]);
+                unsigned yes = 1, now = 0;
+
+                attribute("live", p, p);
+                attribute("interior", p + 600, p);
+                attributes("live", p, p);
+                attributes("interior", p + 600, p);
+                say("set SYNC_MEMOPS", cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p), "-");
+                GT_MUST(cuMemFree(p));
+                attribute("freed", p, p);
+                attributes("freed", p, p);
+                p = block(sizes[i]);
+                say("SYNC_MEMOPS of the next block", cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p),
+                    "%d", now != 0);
+                GT_MUST(cuMemFree(p));
+        }
+}
+
+static void shapes(void)
+{
+        static const size_t widths[] = {1, 4, 100, 511, 512, 513, 1000, 1024, 4095, 65537};
+        CUdeviceptr p;
+        uint64_t seed = 99;
+        int misaligned = 0;
+
+        for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+                size_t pitch = 0, bytes = 0;
+                CUresult code = cuMemAllocPitch(&p, &pitch, widths[i], 10, 4);
+
+                say("pitch", code, "width %zu pitch %zu aligned %d", widths[i], pitch, p % 512 == 0);
+                code = cuMemGetAddressRange(NULL, &bytes, p);
+                say("range of a pitched block", code, "width %zu bytes %zu", widths[i], bytes);
+                GT_MUST(cuMemFree(p));
+        }
+        for (unsigned element = 0; element < 20; element++) {
+                size_t pitch = 0;
+                CUresult code = cuMemAllocPitch(&p, &pitch, 100, 10, element);
+
+                say("pitch for elements of", code, "%u B: %zu", element, pitch);
+                if (code == CUDA_SUCCESS)
+                        GT_MUST(cuMemFree(p));
+        }
+        {
+                size_t pitch = 0;
+
+                say("pitch, no width", cuMemAllocPitch(&p, &pitch, 0, 10, 4), "-");
+                say("pitch, no height", cuMemAllocPitch(&p, &pitch, 100, 0, 4), "-");
+                say("pitch to NULL", cuMemAllocPitch(&p, NULL, 100, 10, 4), "-");
+        }
+        for (int i = 0; i < 300; i++) {
+                p = block(1 + gt_random(&seed) % (4 * GT_MIB));
+                misaligned += p % 512 != 0;
+                GT_MUST(cuMemFree(p));
+        }
+        say("blocks not aligned to 512 B", CUDA_SUCCESS, "%d of 300", misaligned);
+}
+
+static void amounts(void)
+{
+        size_t before, after, total, card;
+        CUdeviceptr p;
+
+        GT_MUST(cuDeviceTotalMem(&card, gt.device));
+        GT_MUST(cuMemGetInfo(&before, &total));
+        say("cuDeviceTotalMem", CUDA_SUCCESS, "at least what cuMemGetInfo calls total: %d", card >= total);
+        p = block(256 * GT_MIB);
+        GT_MUST(cuMemGetInfo(&after, &total));
+        say("free memory", CUDA_SUCCESS, "within the total: %d, after 256 MiB less by %zu MiB", after <= total,
+            (before - after) / GT_MIB);
+        GT_MUST(cuMemFree(p));
+        GT_MUST(cuMemGetInfo(&after, &total));
+        say("free memory", CUDA_SUCCESS, "after freeing, as before: %d", after == before);
+}
+
+struct job {
+        bool attach;
+        CUdeviceptr p;
+        CUresult alloc, release;
+};
+
+static void *elsewhere(void *argument)
+{
+        struct job *job = argument;
+        CUdeviceptr p;
+
+        if (job->attach)
+                gt_attach(&gt);
+        job->alloc = cuMemAlloc(&p, 4096);
+        if (job->alloc == CUDA_SUCCESS)
+                GT_MUST(cuMemFree(p));
+        job->release = cuMemFree(job->p);
+        return NULL;
+}
+
+static struct job in_thread(bool attach, CUdeviceptr p)
+{
+        struct job job = {.attach = attach, .p = p};
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, elsewhere, &job) || pthread_join(thread, NULL))
+                gt_die("no thread");
+        return job;
+}
+
+static void threads_and_contexts(void)
+{
+        __typeof__(&cuCtxCreate) create = GT_OPTIONAL(cuCtxCreate);
+        struct job job = in_thread(true, block(4096));
+        CUcontext other, popped;
+        CUdeviceptr p, q;
+        CUstream stream = gt_stream();
+
+        say("another thread", job.alloc, "allocates, frees ours with %d", (int)job.release);
+        job = in_thread(false, block(4096));
+        say("another thread without a context", job.alloc, "allocates, frees ours with %d", (int)job.release);
+
+        GT_MUST(cuCtxPopCurrent(&popped));
+        say("alloc without a context", cuMemAlloc(&p, 4096), "-");
+        GT_MUST(cuCtxPushCurrent(popped));
+
+        p = block(3 * GT_MIB);
+        say("cuMemFreeAsync of a cuMemAlloc block", cuMemFreeAsync(p, stream), "-");
+        GT_MUST(cuStreamSynchronize(stream));
+        say("cuMemFree of it then", cuMemFree(p), "-");
+        GT_MUST(cuMemAllocAsync(&p, 3 * GT_MIB, stream));
+        GT_MUST(cuStreamSynchronize(stream));
+        say("cuMemFree of a cuMemAllocAsync block", cuMemFree(p), "-");
+        GT_MUST(cuStreamDestroy(stream));
+
+        if (!create || create(&other, NULL, 0, gt.device) != CUDA_SUCCESS) {
+                say("second context", CUDA_ERROR_NOT_SUPPORTED, "-");
+                return;
+        }
+        p = block(4096);
+        q = block(GT_MIB);
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        say("free of another context's block", cuMemFree(p), "-");
+        GT_MUST(cuCtxSetCurrent(other));
+        p = block(3 * GT_MIB);
+        GT_MUST(cuCtxDestroy(other));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        say("free after its context is gone", cuMemFree(p), "-");
+        say("free of a small block after its context is gone", cuMemFree(q), "-");
+        say("range after its context is gone", cuMemGetAddressRange(NULL, NULL, p), "-");
+        p = block(3 * GT_MIB);
+        say("alloc and free after that", cuMemFree(p), "-");
+}
+
+static void sharing(void)
+{
+        CUipcMemHandle handle;
+        CUdeviceptr p = block(4 * GT_MIB);
+
+        say("cuIpcGetMemHandle", cuIpcGetMemHandle(&handle, p), "-");
+        say("free of an exported block", cuMemFree(p), "-");
+        say("free of it twice", cuMemFree(p), "-");
+        say("cuIpcGetMemHandle of freed", cuIpcGetMemHandle(&handle, p), "-");
+}
+
+static void exits(void)
+{
+        CUdeviceptr held = block(4096);
+        CUdeviceptr p = 0;
+        int status = 0;
+        pid_t child;
+
+        fflush(stdout);
+        child = fork();
+        if (child == 0) {
+                /* A child has no CUDA; what it must do is get an answer and leave by the ordinary door. */
+                alarm(20);
+                if (cuMemAlloc(&p, 4096) == CUDA_SUCCESS)
+                        exit(1);
+                if (cuMemFree(held) == CUDA_SUCCESS)
+                        exit(2);
+                exit(0);
+        }
+        if (child < 0 || waitpid(child, &status, 0) != child)
+                gt_die("no child");
+        say("forked child", CUDA_SUCCESS, "exit %d signal %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+            WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+        say("free in the parent after it", cuMemFree(held), "-");
+
+        p = block(3 * GT_MIB);
+        say("primary context reset", cuDevicePrimaryCtxReset(gt.device), "-");
+        say("free after the reset", cuMemFree(p), "-");
+        GT_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        p = block(3 * GT_MIB);
+        say("alloc and free after the reset", cuMemFree(p), "-");
+        say("primary context release", cuDevicePrimaryCtxRelease(gt.device), "-");
+}
+
+int main(void)
+{
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        before_init();
+        gt_open(&gt);
+        odd_requests();
+        odd_frees();
+        ranges();
+        pointer_attributes();
+        shapes();
+        amounts();
+        threads_and_contexts();
+        sharing();
+        exits();
+        return 0;
+}

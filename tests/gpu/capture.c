@@ -1,0 +1,266 @@
+/*
+ * Allocation beside and inside stream capture: one "name: code value" line per question, to be compared between a
+ * native run and one under the shim, as with behaviour.c. Lines that begin with "~" may differ: where the driver
+ * refuses an allocation and loses the capture, a pool can serve it.
+ * Ends with status 1 when memory has wrong contents.
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { WORDS = 64 * 1024, LATE_US = 3000, ROUNDS = 100 };
+
+static struct gt gt;
+static CUstream stream;
+static int wrong;
+
+static const struct {
+        CUstreamCaptureMode mode;
+        const char *name;
+} modes[] = {{CU_STREAM_CAPTURE_MODE_GLOBAL, "global"},
+             {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, "thread-local"},
+             {CU_STREAM_CAPTURE_MODE_RELAXED, "relaxed"}};
+enum { MODES = sizeof modes / sizeof modes[0] };
+
+static void say(const char *name, const char *mode, CUresult code, CUresult end)
+{
+        printf("%s, %s capture: %d, the capture ended with %d\n", name, mode, (int)code, (int)end);
+}
+
+/* Ends the capture and throws its graph away. */
+static CUresult end_capture(void)
+{
+        CUgraph graph = NULL;
+        CUresult end = cuStreamEndCapture(stream, &graph);
+
+        if (graph)
+                GT_MUST(cuGraphDestroy(graph));
+        return end;
+}
+
+/* Every word of P must be VALUE once the device is idle. */
+static void expect(const char *what, CUdeviceptr p, uint32_t value)
+{
+        static uint32_t words[WORDS];
+        size_t bad = 0;
+
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(cuMemcpyDtoH(words, p, sizeof words));
+        for (size_t i = 0; i < WORDS; i++)
+                bad += words[i] != value;
+        printf("%s: 0 wrong words %zu\n", what, bad);
+        wrong += bad != 0;
+}
+
+static CUdeviceptr block(void)
+{
+        CUdeviceptr p;
+
+        GT_MUST(cuMemAlloc(&p, WORDS * 4));
+        return p;
+}
+
+/* What this thread itself may do while it captures. A cached block and a new one are different questions. */
+static void inside(void)
+{
+        for (int m = 0; m < MODES; m++) {
+                const char *sure = modes[m].mode == CU_STREAM_CAPTURE_MODE_RELAXED ? "" : "~ ";
+                char name[64];
+                CUdeviceptr p = 0, held = block();
+                CUresult code;
+
+                GT_MUST(cuMemFree(block()));
+                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                code = cuMemAlloc(&p, WORDS * 4);
+                snprintf(name, sizeof name, "%salloc inside", sure);
+                say(name, modes[m].name, code, end_capture());
+                if (code == CUDA_SUCCESS)
+                        GT_MUST(cuMemFree(p));
+
+                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                code = cuMemFree(held);
+                snprintf(name, sizeof name, "%sfree inside", sure);
+                say(name, modes[m].name, code, end_capture());
+                if (code != CUDA_SUCCESS)
+                        GT_MUST(cuMemFree(held));
+
+                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                code = cuMemAlloc(&p, 77 * GT_MIB);
+                snprintf(name, sizeof name, "%salloc of a new size inside", sure);
+                say(name, modes[m].name, code, end_capture());
+                if (code == CUDA_SUCCESS)
+                        GT_MUST(cuMemFree(p));
+        }
+}
+
+struct job {
+        CUstream stream; /* its own, made before any capture begins */
+        int rounds;
+        atomic_bool stop;
+        CUresult code; /* the first that was not CUDA_SUCCESS */
+};
+
+/* A thread that allocates, launches and frees as any other part of a program would. */
+static void *allocate(void *argument)
+{
+        struct job *job = argument;
+
+        gt_attach(&gt);
+        for (int i = 0; i < job->rounds && !atomic_load(&job->stop); i++) {
+                CUdeviceptr p = 0;
+                CUresult code = cuMemAlloc(&p, (size_t)(1 + i % 8) * 256 * GT_KIB);
+
+                if (code == CUDA_SUCCESS)
+                        code = gt_fill(&gt, job->stream, p, 5, 64);
+                if (p && code == CUDA_SUCCESS)
+                        code = cuMemFree(p);
+                if (code != CUDA_SUCCESS && job->code == CUDA_SUCCESS)
+                        job->code = code;
+        }
+        return NULL;
+}
+
+static void beside(void)
+{
+        for (int m = 0; m < MODES; m++) {
+                bool sure = modes[m].mode != CU_STREAM_CAPTURE_MODE_GLOBAL;
+                struct job job = {.stream = gt_stream(), .rounds = 20};
+                pthread_t thread;
+                int lost = 0;
+
+                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                if (pthread_create(&thread, NULL, allocate, &job) || pthread_join(thread, NULL))
+                        gt_die("no thread");
+                say(sure ? "another thread allocates beside" : "~ another thread allocates beside", modes[m].name,
+                    job.code, end_capture());
+
+                /* Many short captures, begun and ended while the other thread is in the midst of its calls. */
+                if (!sure)
+                        continue;
+                job = (struct job){.stream = job.stream, .rounds = 1 << 30};
+                if (pthread_create(&thread, NULL, allocate, &job))
+                        gt_die("no thread");
+                for (int i = 0; i < ROUNDS; i++) {
+                        GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                        lost += gt_spin(&gt, stream, 1) != CUDA_SUCCESS;
+                        lost += end_capture() != CUDA_SUCCESS;
+                }
+                atomic_store(&job.stop, true);
+                pthread_join(thread, NULL);
+                printf("%d %s captures beside a thread that allocates: %d lost %d\n", ROUNDS, modes[m].name,
+                       (int)job.code, lost);
+        }
+}
+
+/* Captures a fill of P with VALUE. */
+static CUgraphExec captured_fill(CUdeviceptr p, uint32_t value, CUstreamCaptureMode mode)
+{
+        CUgraph graph;
+        CUgraphExec exec;
+
+        GT_MUST(cuStreamBeginCapture(stream, mode));
+        GT_MUST(gt_fill(&gt, stream, p, value, WORDS));
+        GT_MUST(cuStreamEndCapture(stream, &graph));
+        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GT_MUST(cuGraphDestroy(graph));
+        return exec;
+}
+
+static void replay(void)
+{
+        for (int m = 0; m < MODES; m++) {
+                CUdeviceptr p, q, late = block();
+                CUgraphExec exec;
+                char name[80];
+
+                /* Blocks that are freed a moment before must not make the capture fail. */
+                for (int i = 0; i < 10; i++)
+                        GT_MUST(cuMemFree(block()));
+                p = block();
+                exec = captured_fill(p, 3, modes[m].mode);
+                GT_MUST(cuGraphLaunch(exec, stream));
+                snprintf(name, sizeof name, "graph of a %s capture, first launch", modes[m].name);
+                expect(name, p, 3);
+
+                /* Launched behind memory that has just changed hands. */
+                GT_MUST(gt_late_fill(&gt, stream, late, 1, WORDS, LATE_US));
+                GT_MUST(cuMemFree(late));
+                q = block();
+                GT_MUST(cuGraphExecDestroy(exec));
+                exec = captured_fill(q, 4, modes[m].mode);
+                GT_MUST(cuGraphLaunch(exec, gt_stream()));
+                snprintf(name, sizeof name, "graph of a %s capture, on a block freed under a late writer",
+                         modes[m].name);
+                expect(name, q, 4);
+                GT_MUST(cuGraphExecDestroy(exec));
+                GT_MUST(cuMemFree(p));
+                GT_MUST(cuMemFree(q));
+        }
+}
+
+/* A block freed during a capture, with work on it still to come: it may not be handed out unfenced afterwards. */
+static void freed_during(void)
+{
+        CUstream slow = gt_stream(), other = gt_stream();
+        CUdeviceptr p = block(), q;
+
+        GT_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GT_MUST(cuMemFree(p));
+        q = block();
+        GT_MUST(gt_fill(&gt, other, q, 2, WORDS));
+        say("free and alloc with a late writer", "relaxed", CUDA_SUCCESS, end_capture());
+        expect("block allocated in the same capture", q, 2);
+
+        p = q;
+        GT_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GT_MUST(cuMemFree(p));
+        say("free with a late writer", "relaxed", CUDA_SUCCESS, end_capture());
+        q = block();
+        GT_MUST(gt_fill(&gt, other, q, 2, WORDS));
+        expect("block allocated after the capture", q, 2);
+        GT_MUST(cuMemFree(q));
+        GT_MUST(cuStreamDestroy(slow));
+        GT_MUST(cuStreamDestroy(other));
+}
+
+/* Captures that end in some other way than by a successful end. */
+static void irregular(void)
+{
+        CUstream lost = gt_stream();
+        CUresult code;
+
+        say("begin on the legacy stream", "global", cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL),
+            CUDA_SUCCESS);
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        code = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+        say("begin twice", "relaxed", code, end_capture());
+        say("end without a begin", "no", end_capture(), CUDA_SUCCESS);
+
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        code = cuCtxSynchronize();
+        say("cuCtxSynchronize inside", "global", code, end_capture());
+
+        GT_MUST(cuStreamBeginCapture(lost, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GT_MUST(gt_spin(&gt, lost, 1));
+        say("stream destroyed", "relaxed", cuStreamDestroy(lost), CUDA_SUCCESS);
+        GT_MUST(cuMemFree(block()));
+        printf("allocation after all that: %d\n", (int)cuCtxSynchronize());
+}
+
+int main(void)
+{
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        gt_open(&gt);
+        stream = gt_stream();
+        inside();
+        beside();
+        replay();
+        freed_during();
+        irregular();
+        return wrong ? 1 : 0;
+}

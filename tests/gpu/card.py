@@ -1,0 +1,44 @@
+"""What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share."""
+
+import ctypes
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Card:
+    """Use of the first card, in MiB, relative to the moment this object was made (before CUDA starts)."""
+
+    def __init__(self):
+        self._device = ctypes.c_void_p()
+        try:
+            self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            known = self._nvml.nvmlInit_v2() == 0 and (
+                self._nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._device)) == 0
+            )
+        except OSError:
+            known = False
+        if not known:
+            self._nvml = None
+        self._before = self._used()
+        self.peak = 0.0
+
+    def _used(self):
+        memory = _Memory()
+        if not self._nvml or self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)) != 0:
+            return None
+        return memory.used / 2**20
+
+    def used(self):
+        """MiB, or None when the card cannot be asked; remembers the highest answer as peak."""
+        now = self._used()
+        if now is None or self._before is None:
+            return None
+        self.peak = max(self.peak, now - self._before)
+        return now - self._before
+
+
+def skip(why):
+    print("skipped:", why)
+    raise SystemExit(77)

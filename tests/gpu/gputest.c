@@ -1,0 +1,211 @@
+#include "gputest.h"
+
+#include "kernels.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+const char *gt_result_name(CUresult result)
+{
+        const char *name = NULL;
+
+        if (cuGetErrorName(result, &name) != CUDA_SUCCESS || !name)
+                return "?";
+        return name;
+}
+
+void gt_must(CUresult result, const char *call, const char *file, int line)
+{
+        if (result == CUDA_SUCCESS)
+                return;
+        fflush(stdout);
+        fprintf(stderr, "%s:%d: %s returned %d (%s)\n", file, line, call, (int)result, gt_result_name(result));
+        exit(EXIT_FAILURE);
+}
+
+void gt_die(const char *format, ...)
+{
+        va_list args;
+
+        fflush(stdout);
+        va_start(args, format);
+        vfprintf(stderr, format, args);
+        va_end(args);
+        fputc('\n', stderr);
+        exit(EXIT_FAILURE);
+}
+
+double gt_now_us(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+void gt_sleep_us(double us)
+{
+        struct timespec t = {.tv_sec = (time_t)(us / 1e6)};
+
+        t.tv_nsec = (long)((us - (double)t.tv_sec * 1e6) * 1e3);
+        while (nanosleep(&t, &t) && errno == EINTR)
+                ;
+}
+
+void (*gt_lookup(const char *name))(void)
+{
+        void (*function)(void) = NULL;
+        void *found = NULL;
+        CUdriverProcAddressQueryResult status;
+
+        /* CUDA_VERSION is the header's, so the function found has the type that the header declares. */
+        if (cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, &status) != CUDA_SUCCESS)
+                return NULL;
+        memcpy(&function, &found, sizeof function);
+        return function;
+}
+
+static CUfunction kernel(const struct gt *gt, const char *name)
+{
+        CUfunction function;
+
+        GT_MUST(cuModuleGetFunction(&function, gt->module, name));
+        return function;
+}
+
+bool gt_simulated(void)
+{
+        return dlsym(RTLD_DEFAULT, "grSimVersion") != NULL;
+}
+
+void gt_open(struct gt *ret)
+{
+        struct gt gt = {.simulated = gt_simulated()};
+        CUresult result = cuInit(0);
+        int devices = 0;
+
+        if (result == CUDA_SUCCESS)
+                result = cuDeviceGetCount(&devices);
+        if (result != CUDA_SUCCESS || devices == 0) {
+                fprintf(stderr, "skipped: no CUDA device (%s)\n", gt_result_name(result));
+                exit(GT_SKIPPED);
+        }
+        GT_MUST(cuDeviceGet(&gt.device, 0));
+        gt_footprint_open(&gt);
+        GT_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        gt_load_kernels(&gt.module);
+        gt.fill = kernel(&gt, "gr_fill");
+        gt.spin = kernel(&gt, "gr_spin");
+        gt.late_fill = kernel(&gt, "gr_late_fill");
+        gt.copy = kernel(&gt, "gr_copy");
+        gt.count_diff = kernel(&gt, "gr_count_diff");
+        GT_MUST(gt_spin(&gt, NULL, 1));
+        GT_MUST(cuCtxSynchronize());
+        if (!gt_footprint(&gt, &gt.context_bytes))
+                gt.context_bytes = 0;
+        *ret = gt;
+}
+
+void gt_load_kernels(CUmodule *ret)
+{
+        GT_MUST(cuModuleLoadData(ret, gr_test_ptx));
+}
+
+void gt_attach(const struct gt *gt)
+{
+        GT_MUST(cuCtxSetCurrent(gt->ctx));
+}
+
+void gt_close(struct gt *gt)
+{
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(cuModuleUnload(gt->module));
+        GT_MUST(cuDevicePrimaryCtxRelease(gt->device));
+}
+
+static CUresult launch(CUfunction function, unsigned grid, unsigned block, CUstream stream, void **args)
+{
+        return cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, args, NULL);
+}
+
+CUresult gt_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words)
+{
+        void *args[] = {&p, &value, &words};
+
+        return launch(gt->fill, GT_GRID, GT_BLOCK, stream, args);
+}
+
+CUresult gt_spin(const struct gt *gt, CUstream stream, uint64_t us)
+{
+        uint64_t ns = us * 1000;
+        void *args[] = {&ns};
+
+        return launch(gt->spin, 1, 1, stream, args);
+}
+
+CUresult gt_late_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words, uint64_t us)
+{
+        uint64_t ns = us * 1000;
+        void *args[] = {&p, &value, &words, &ns};
+
+        return launch(gt->late_fill, GT_GRID, GT_BLOCK, stream, args);
+}
+
+CUresult gt_copy(const struct gt *gt, CUstream stream, CUdeviceptr dst, CUdeviceptr src, uint64_t words)
+{
+        void *args[] = {&dst, &src, &words};
+
+        return launch(gt->copy, GT_GRID, GT_BLOCK, stream, args);
+}
+
+CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words,
+                       CUdeviceptr count)
+{
+        void *args[] = {&p, &value, &words, &count};
+
+        return launch(gt->count_diff, GT_GRID, GT_BLOCK, stream, args);
+}
+
+CUstream gt_stream(void)
+{
+        CUstream stream;
+
+        GT_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        return stream;
+}
+
+size_t gt_parse_size(const char *text)
+{
+        static const struct {
+                const char *unit;
+                size_t bytes;
+        } units[] = {{"", 1}, {"KiB", GT_KIB}, {"MiB", GT_MIB}, {"GiB", GT_GIB}};
+        char *end;
+        unsigned long long number = strtoull(text, &end, 10);
+
+        for (size_t i = 0; end != text && i < sizeof units / sizeof units[0]; i++)
+                if (!strcmp(end, units[i].unit))
+                        return (size_t)number * units[i].bytes;
+        gt_die("not a size: %s (write 4096, 64KiB, 64MiB or 2GiB)", text);
+}
+
+size_t gt_pages(size_t size)
+{
+        return (size + GT_PAGE - 1) / GT_PAGE * GT_PAGE;
+}
+
+uint64_t gt_random(uint64_t *state)
+{
+        uint64_t x = *state;
+
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        return *state = x;
+}

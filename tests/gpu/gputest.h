@@ -1,0 +1,91 @@
+/*
+ * Harness of the programs that use the CUDA driver directly.
+ *
+ * Everything here is for test programs: a failed check prints one line on stderr and ends the program with status 1,
+ * a missing device ends it with status 77 (skipped). Sizes are in bytes unless a name says words (of 4 bytes), times
+ * in microseconds unless a name says otherwise. Functions may be called from any thread that has the context current.
+ */
+#ifndef GR_TEST_GPUTEST_H
+#define GR_TEST_GPUTEST_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GT_SKIPPED 77
+#define GT_KIB     ((size_t)1 << 10)
+#define GT_MIB     ((size_t)1 << 20)
+#define GT_GIB     ((size_t)1 << 30)
+/* What the driver hands out above 1 MiB is made of pages of this size. */
+#define GT_PAGE (2 * GT_MIB)
+
+struct gt {
+        CUdevice device;
+        CUcontext ctx; /* the device's primary context, current in the thread that called gt_open */
+        CUmodule module;
+        CUfunction fill, spin, late_fill, copy, count_diff;
+        bool simulated;       /* the driver is the stand-in of tools/sim */
+        size_t context_bytes; /* what the process held on the card once the context and kernels were there; 0 = unknown
+                               */
+};
+
+/* Whether the driver is the stand-in; may be asked before gt_open. */
+bool gt_simulated(void);
+/* Initialises CUDA, takes the first device's primary context and loads the kernels. */
+void gt_open(struct gt *ret);
+/* Loads the kernels into whichever context is current. */
+void gt_load_kernels(CUmodule *ret);
+/* Makes the context current in another thread. */
+void gt_attach(const struct gt *gt);
+/* Synchronises and gives the context back. */
+void gt_close(struct gt *gt);
+
+/* Ends the program with status 1 when the call did not return CUDA_SUCCESS. */
+#define GT_MUST(call) gt_must((call), #call, __FILE__, __LINE__)
+void gt_must(CUresult result, const char *call, const char *file, int line);
+/* Ends the program with status 1 and a message. */
+void gt_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+/* CUDA's own name of a result, or "?". Never NULL; the string is static. */
+const char *gt_result_name(CUresult result);
+
+double gt_now_us(void);
+void gt_sleep_us(double us);
+
+/* A driver function that older drivers (or a simulated one) may lack: NULL when they do. */
+#define GT_OPTIONAL(function) ((__typeof__(&(function)))gt_lookup(#function))
+void (*gt_lookup(const char *name))(void);
+
+/* One launch each; the kernels of kernels.h. P, SRC, DST and COUNT are device addresses. */
+CUresult gt_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words);
+CUresult gt_spin(const struct gt *gt, CUstream stream, uint64_t us);
+CUresult gt_late_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words, uint64_t us);
+CUresult gt_copy(const struct gt *gt, CUstream stream, CUdeviceptr dst, CUdeviceptr src, uint64_t words);
+CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words,
+                       CUdeviceptr count);
+/* Blocks of a launch: few, so that a waiting kernel leaves most of the card to those that should overtake it. */
+#define GT_GRID  16
+#define GT_BLOCK 256
+
+/* A non-blocking stream; ends the program when there is none to be had. */
+CUstream gt_stream(void);
+
+/*
+ * Memory that the process really holds on the card, whatever cuMemGetInfo tells it: the simulated device's own count,
+ * or NVML's (the process's entry; without one, use of the whole card since gt_open). False when neither can be asked.
+ */
+bool gt_footprint(const struct gt *gt, size_t *ret_bytes);
+/* Where gt_footprint's figure comes from, in words. */
+const char *gt_footprint_source(const struct gt *gt);
+/* Called by gt_open before the context exists, and by nobody else. */
+void gt_footprint_open(const struct gt *gt);
+
+/* "64MiB", "2GiB", "4096" or "3KiB" to bytes; ends the program when it is neither. */
+size_t gt_parse_size(const char *text);
+/* How many bytes of the card an allocation of SIZE above 1 MiB takes. */
+size_t gt_pages(size_t size);
+
+/* Xorshift: the same seed gives the same numbers on every machine. *STATE must not be 0. */
+uint64_t gt_random(uint64_t *state);
+
+#endif

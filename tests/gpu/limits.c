@@ -1,0 +1,267 @@
+/*
+ * The hard limit as a program meets it. Run under the shim with GPURECLAIM_HARD_LIMIT set to the --limit given here:
+ *
+ *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limits --limit=1GiB
+ *
+ * One line per check; exit status 1 when one failed.
+ */
+#include "gputest.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BLOCKS = 65536, SMALL = 512 * 1024, SLOW_US = 20000 };
+
+/* What the driver takes beyond the blocks once they are used, besides the context that was there before. */
+static const size_t slack_bytes = 64 * GT_MIB;
+
+static struct gt gt;
+static size_t limit;
+static CUstream stream;
+static int failed;
+
+static CUdeviceptr blocks[MOST_BLOCKS];
+static size_t sizes[MOST_BLOCKS];
+static size_t count;
+
+__attribute__((format(printf, 3, 4))) static void check(bool good, const char *name, const char *format, ...)
+{
+        va_list args;
+
+        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
+        va_start(args, format);
+        vprintf(format, args);
+        va_end(args);
+        putchar('\n');
+        failed += !good;
+}
+
+static double mib(size_t bytes)
+{
+        return (double)bytes / (double)GT_MIB;
+}
+
+static size_t available(void)
+{
+        size_t bytes, total;
+
+        GT_MUST(cuMemGetInfo(&bytes, &total));
+        if (total != limit || bytes > total)
+                check(false, "cuMemGetInfo", "%.1f MiB free of %.1f MiB", mib(bytes), mib(total));
+        return bytes;
+}
+
+/* One more block; false when it was refused for want of memory. */
+static bool add(size_t size)
+{
+        CUresult result = cuMemAlloc(&blocks[count], size);
+
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                return false;
+        GT_MUST(result);
+        GT_MUST(gt_fill(&gt, stream, blocks[count], 1, 256));
+        sizes[count] = size;
+        if (++count == MOST_BLOCKS)
+                gt_die("more blocks than this program can hold: is the limit in force?");
+        return true;
+}
+
+static void drop(size_t i)
+{
+        GT_MUST(cuMemFree(blocks[i]));
+        blocks[i] = blocks[--count];
+        sizes[i] = sizes[count];
+}
+
+static void drop_all(void)
+{
+        while (count)
+                drop(count - 1);
+}
+
+/* Pages that the blocks take; right for blocks above 1 MiB only. */
+static size_t pages(void)
+{
+        size_t bytes = 0;
+
+        for (size_t i = 0; i < count; i++)
+                bytes += gt_pages(sizes[i]);
+        return bytes;
+}
+
+static void check_footprint(const char *name)
+{
+        size_t bytes;
+
+        GT_MUST(cuCtxSynchronize());
+        if (!gt_footprint(&gt, &bytes))
+                printf("-      %s: the card cannot be asked\n", name);
+        else
+                check(bytes <= limit + gt.context_bytes + slack_bytes, name,
+                      "%.1f MiB on the card, limit %.1f MiB, context %.1f MiB (%s)", mib(bytes), mib(limit),
+                      mib(gt.context_bytes), gt_footprint_source(&gt));
+}
+
+/* What cuMemGetInfo calls free can be had in one piece. */
+static bool free_can_be_had(void)
+{
+        size_t bytes = available() / GT_PAGE * GT_PAGE;
+        CUdeviceptr p;
+        CUresult result;
+
+        if (bytes == 0)
+                return true;
+        result = cuMemAlloc(&p, bytes);
+        if (result != CUDA_SUCCESS)
+                return false;
+        GT_MUST(cuMemFree(p));
+        return true;
+}
+
+static void totals(void)
+{
+        size_t total;
+
+        GT_MUST(cuDeviceTotalMem(&total, gt.device));
+        check(total == limit, "cuDeviceTotalMem is the limit", "%.1f MiB", mib(total));
+        check(free_can_be_had(), "all that is free can be had at once", "%.1f MiB", mib(available()));
+}
+
+/* Refused exactly at the limit, in the pages that the driver takes, and not before. */
+static void exact(void)
+{
+        static const size_t cycle[] = {64 * GT_MIB, 20 * GT_MIB, 3 * GT_MIB, 5 * GT_MIB + 1, 2 * GT_MIB, GT_MIB + 1};
+        enum { CYCLE = sizeof cycle / sizeof cycle[0] };
+        size_t refused = 0, held, largest = 0;
+
+        /* A size that was refused cannot succeed later in a fill-up, so the largest drop out first. */
+        for (size_t i = 0; refused < CYCLE; i++)
+                refused = add(cycle[i % CYCLE]) ? 0 : refused + 1;
+        held = pages();
+        check(held == limit, "refused exactly at the limit", "%.1f MiB in %zu blocks, limit %.1f MiB", mib(held), count,
+              mib(limit));
+        check(available() < GT_PAGE, "nothing is free then", "%.1f MiB", mib(available()));
+        check_footprint("the card at the limit");
+        for (size_t i = 0; i < count; i++)
+                if (sizes[i] > sizes[largest])
+                        largest = i;
+        held = sizes[largest];
+        drop(largest);
+        check(add(held), "goes on after a free", "%.1f MiB", mib(held));
+        check(!add(held), "and is refused again", "%.1f MiB", mib(held));
+        drop_all();
+}
+
+/* Random blocks come and go; the figures must stay true at every step. */
+static void random_walk(void)
+{
+        uint64_t seed = 42;
+        size_t steps = 400, worst = 0, untrue = 0, unreachable = 0;
+
+        for (size_t i = 0; i < steps; i++) {
+                size_t live, bytes;
+
+                if (count && gt_random(&seed) % 5 < 2)
+                        drop(gt_random(&seed) % count);
+                else if (!add(GT_MIB + 1 + gt_random(&seed) % (limit / 16)) && count)
+                        drop(gt_random(&seed) % count);
+                bytes = available();
+                live = pages();
+                if (bytes + live > limit)
+                        untrue++;
+                else if (limit - live - bytes > worst)
+                        worst = limit - live - bytes;
+                if (i % 20 == 19 && !free_can_be_had())
+                        unreachable++;
+        }
+        drop_all();
+        check(untrue == 0, "free and live never exceed the limit", "%zu of %zu steps did", untrue, steps);
+        check(unreachable == 0, "what is free can be had, at any time",
+              "%zu of %zu times not; least said: %.1f MiB less", unreachable, steps / 20, mib(worst));
+}
+
+/* Everything cached in sizes that do not fit: the large request must still succeed. */
+static void fragmented(void)
+{
+        size_t large = limit / 8 * 7 / GT_PAGE * GT_PAGE, n, bytes;
+        bool got;
+
+        while (add(SMALL))
+                ;
+        n = count;
+        check(n * SMALL <= limit && n * SMALL >= limit / 10 * 9, "512 KiB blocks fill the limit",
+              "%zu blocks, %.1f MiB", n, mib(n * SMALL));
+        check_footprint("the card full of small blocks");
+        drop_all();
+        got = add(large);
+        check(got, "one large block after all the small ones", "%.1f MiB", mib(large));
+        drop_all();
+
+        while (add(3 * GT_MIB))
+                ;
+        for (size_t i = count; i-- > 0;)
+                if (i % 2)
+                        drop(i);
+        bytes = available() / GT_PAGE * GT_PAGE;
+        got = add(bytes);
+        check(got && bytes >= limit / 4, "one large block beside every second small one", "%.1f MiB", mib(bytes));
+        drop_all();
+        check_footprint("the card after that");
+}
+
+/* The memory that has to make room is still being written to. */
+static void busy(void)
+{
+        enum { PARTS = 16 };
+        CUdeviceptr counter, p;
+        CUstream other = gt_stream();
+        size_t large = limit / 4 * 3 / GT_PAGE * GT_PAGE;
+        uint32_t changed = 0;
+        uint64_t words = (gt.simulated ? GT_MIB : large) / 4;
+
+        GT_MUST(cuMemAlloc(&counter, 4));
+        GT_MUST(cuMemsetD32(counter, 0, 1));
+        GT_MUST(cuCtxSynchronize());
+        for (int i = 0; i < PARTS; i++)
+                if (!add(limit / (PARTS + 1) / GT_PAGE * GT_PAGE))
+                        gt_die("limits: no room for the blocks of the busy check");
+        for (size_t i = 0; i < count; i++)
+                GT_MUST(gt_late_fill(&gt, stream, blocks[i], 1, 1024, SLOW_US / PARTS));
+        drop_all();
+        if (cuMemAlloc(&p, large) != CUDA_SUCCESS) {
+                check(false, "large block while the freed ones are at work", "%.1f MiB refused", mib(large));
+                GT_MUST(cuMemFree(counter));
+                return;
+        }
+        GT_MUST(gt_fill(&gt, other, p, 2, words));
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(gt_count_diff(&gt, other, p, 2, words, counter));
+        GT_MUST(cuStreamSynchronize(other));
+        GT_MUST(cuMemcpyDtoH(&changed, counter, 4));
+        check(changed == 0, "large block while the freed ones are at work", "%.1f MiB, %u words changed", mib(large),
+              (unsigned)changed);
+        GT_MUST(cuMemFree(p));
+        GT_MUST(cuMemFree(counter));
+}
+
+int main(int argc, char **argv)
+{
+        if (argc != 2 || strncmp(argv[1], "--limit=", 8)) {
+                fprintf(stderr, "usage: GPURECLAIM_HARD_LIMIT=SIZE limits --limit=SIZE\n");
+                return 2;
+        }
+        limit = gt_parse_size(argv[1] + 8);
+        gt_open(&gt);
+        stream = gt_stream();
+        totals();
+        exact();
+        random_walk();
+        fragmented();
+        busy();
+        GT_MUST(cuStreamDestroy(stream));
+        gt_close(&gt);
+        printf("%s\n", failed ? "limits: failed" : "limits: all held");
+        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

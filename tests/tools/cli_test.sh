@@ -1,0 +1,207 @@
+#!/bin/bash
+# The command line of gpureclaim, against stand-ins for the library and the driver, so that it runs on any machine.
+# Usage: cli_test.sh GPURECLAIM FAKE_SHIM FAKE_DRIVER LIBDIR
+set -u
+tree=$(mktemp -d) || exit 1
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree/bin" "$tree/lib/gpureclaim/sim" "$tree/a/lone" "$tree/with blank/bin" "$tree/with blank/lib"
+cp "$1" "$tree/bin/gpureclaim"
+cp "$1" "$tree/a/lone/gpureclaim"
+cp "$1" "$tree/with blank/bin/gpureclaim"
+cp "$2" "$tree/lib/libgpureclaim.so"
+cp "$2" "$tree/with blank/lib/libgpureclaim.so"
+cp "$3" "$tree/lib/gpureclaim/sim/libcuda.so.1"
+tree=$(realpath "$tree")
+tool=$tree/bin/gpureclaim
+shim=$tree/lib/libgpureclaim.so
+sim=$tree/lib/gpureclaim/sim
+unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES FAKE_DRIVER
+# The command is instrumented in a sanitizer build, the stand-in before it is not.
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0
+for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
+failed=0
+
+# want STATUS COMMAND...: runs it into $out and $err.
+want() {
+        local wanted=$1 status
+        shift
+        out=$("$@" 2>"$tree/err")
+        status=$?
+        err=$(cat "$tree/err")
+        what="$*"
+        if [ "$status" -ne "$wanted" ]; then
+                printf 'FAILED: %s: status %s, not %s\n%s\n%s\n' "$what" "$status" "$wanted" "$out" "$err"
+                failed=1
+        fi
+}
+# has TEXT PATTERN: a glob, anywhere in the text.
+has() {
+        # shellcheck disable=SC2053
+        if [[ $1 != *$2* ]]; then
+                printf 'FAILED: %s: no "%s" in:\n%s\n' "$what" "$2" "$1"
+                failed=1
+        fi
+}
+is() {
+        if [ "$1" != "$2" ]; then
+                printf 'FAILED: %s: is "%s", not "%s"\n' "$what" "$1" "$2"
+                failed=1
+        fi
+}
+# One clear line on standard error, nothing else.
+mistake() {
+        want "$1" "${@:3}"
+        is "$out" ""
+        is "$(wc -l <"$tree/err")" 1
+        has "$err" "gpureclaim: "
+        has "$err" "$2"
+}
+
+# Help and version
+want 0 "$tool" help
+has "$out" "run a program under the shim"
+is "$err" ""
+all_help=$out
+want 0 "$tool" --help
+is "$out" "$all_help"
+want 0 "$tool" --version
+has "$out" "gpureclaim [0-9]*.[0-9]"
+for command in run options doctor help; do
+        want 0 "$tool" help $command
+        has "$out" "Usage: gpureclaim $command "
+        text=$out
+        want 0 "$tool" $command --help
+        is "$out" "$text"
+done
+want 0 "$tool" help run
+for flag in --limit --soft-limit --threshold --reuse --pool --stats --stats-file --log --sim; do
+        has "$out" "  $flag"
+done
+has "$out" "GPURECLAIM_HARD_LIMIT"
+
+# Mistakes
+mistake 2 "no command given" "$tool"
+mistake 2 "did you mean run?" "$tool" rnu -- true
+mistake 2 "did you mean doctor?" "$tool" help doktor
+mistake 2 "unknown command xyzzy; see gpureclaim help" "$tool" xyzzy
+mistake 2 "unknown flag --limit" "$tool" --limit 4GiB
+mistake 2 "did you mean --limit?" "$tool" run --limt 4GiB -- true
+mistake 2 "did you mean --limit?" "$tool" run --hard-limit=4GiB -- true
+mistake 2 "unknown flag --xyzzy" "$tool" run --xyzzy -- true
+mistake 2 "--limit needs a value" "$tool" run --limit
+mistake 2 "--limit needs a value" "$tool" run --limit -- true
+mistake 2 "--limit 4XiB: not understood (expected size" "$tool" run --limit 4XiB -- true
+mistake 2 "--limit -4GiB: out of range" "$tool" run --limit -4GiB -- true
+mistake 2 "--limit 0: out of range" "$tool" run --limit=0 -- true
+mistake 2 "--limit : not understood" "$tool" run --limit= -- true
+mistake 2 "--reuse fast: not understood (expected auto|barrier|poll|sync)" "$tool" run --reuse fast -- true
+mistake 2 "--stats 2: not understood" "$tool" run --stats=2 -- true
+mistake 2 "no program given" "$tool" run
+mistake 2 "no program given" "$tool" run --stats --
+mistake 2 "did you mean --json?" "$tool" options --jsn
+mistake 2 "takes flags only" "$tool" options json
+mistake 2 "exclude each other" "$tool" options --json --markdown
+mistake 2 "did you mean --symbols?" "$tool" doctor --symbol
+mistake 2 "one command" "$tool" help run run
+mistake 127 "/nonexistent/app: No such file" "$tool" run -- /nonexistent/app
+mistake 127 "no-such-program-anywhere: " "$tool" run no-such-program-anywhere
+mistake 126 "/etc/passwd: Permission denied" "$tool" run -- /etc/passwd
+mistake 2 "unknown command rnu  [31m;" "$tool" $'rnu\n\e[31m'
+[ -e "$4/libgpureclaim.so" ] ||
+        mistake 125 "libgpureclaim.so is neither beside this program nor in $4" "$tree/a/lone/gpureclaim" run -- true
+mistake 125 "has a blank or colon in it" "$tree/with blank/bin/gpureclaim" run -- true
+
+# Running: environment, arguments, status
+want 0 "$tool" run --limit 4GiB --soft-limit=3GiB --threshold 64MiB --reuse=poll --pool none --stats \
+        --stats-file /tmp/s.%p.json --log debug -- env
+for line in HARD_LIMIT=4GiB SOFT_LIMIT=3GiB RELEASE_THRESHOLD=64MiB REUSE=poll POOL=none STATS=1 \
+        STATS_FILE=/tmp/s.%p.json LOG=debug; do
+        has "$out" "GPURECLAIM_$line"
+done
+has "$out" "LD_PRELOAD=$shim"
+[[ $out == *LD_LIBRARY_PATH* ]] && is "LD_LIBRARY_PATH set" "not set"
+want 0 "$tool" run -- env
+[[ $out == *GPURECLAIM_* ]] && is "$out" "no variable that no flag asked for"
+want 0 env GPURECLAIM_HARD_LIMIT=2GiB GPURECLAIM_LOG=info "$tool" run --limit 4GiB -- env
+has "$out" "GPURECLAIM_HARD_LIMIT=4GiB"
+has "$out" "GPURECLAIM_LOG=info"
+want 0 "$tool" run --stats=0 -- env
+has "$out" "GPURECLAIM_STATS=0"
+want 0 env LD_PRELOAD="$tree/lib/libgpureclaim.so" "$tool" run -- printenv LD_PRELOAD
+is "$out" "$shim"
+cp "$shim" "$tree/lib/other.so"
+want 0 env LD_PRELOAD="$tree/lib/other.so" "$tool" run -- printenv LD_PRELOAD
+is "$out" "$shim:$tree/lib/other.so"
+want 0 "$tool" run --sim -- printenv LD_LIBRARY_PATH
+is "$out" "$sim"
+want 0 env LD_LIBRARY_PATH=/opt/x "$tool" run --sim -- printenv LD_LIBRARY_PATH
+is "$out" "$sim:/opt/x"
+want 0 "$tool" run printf '<%s>' --limit -- 'a b' ''
+is "$out" "<--limit><--><a b><>"
+want 42 "$tool" run -- sh -c 'exit 42'
+want 143 "$tool" run -- bash -c 'kill -TERM $$'
+ln -s "$tool" "$tree/a/lone/link"
+want 0 "$tree/a/lone/link" run -- printenv LD_PRELOAD
+is "$out" "$shim"
+
+# Options
+want 0 "$tool" options
+has "$out" "GPURECLAIM_HARD_LIMIT * none * (default)"
+is "$err" ""
+want 0 env GPURECLAIM_HARD_LIMIT=4GiB,1=25% GPURECLAIM_LOG=loud GPURECLAIM_LIMT=1 "$tool" options
+has "$out" "GPURECLAIM_HARD_LIMIT * 4.000 GiB,1=25% (environment)"
+has "$out" "GPURECLAIM_LOG * warn * (default)"
+has "$err" "GPURECLAIM_LOG=loud: not understood"
+has "$err" "unknown variable GPURECLAIM_LIMT ignored"
+want 0 env GPURECLAIM_HARD_LIMIT=4GiB,1=12.5% GPURECLAIM_STATS_FILE='a"\b.json' "$tool" options --json
+has "$out" '"hard_limit": {"variable": "GPURECLAIM_HARD_LIMIT", "source": "environment"'
+has "$out" '{"all": {"bytes": 4294967296}, "devices": {"1": {"percent": 12.5}}}'
+has "$out" '"value": "a\\"\\\\b.json"'
+if command -v python3 >/dev/null; then
+        printf '%s' "$out" | python3 -c 'import json, sys; assert json.load(sys.stdin)["schema"] == 1' || failed=1
+fi
+want 0 "$tool" options --markdown
+# shellcheck disable=SC2016
+has "$out" '| `GPURECLAIM_REUSE` | `--reuse` | auto\\|barrier\\|poll\\|sync | auto |'
+is "$(printf '%s\n' "$out" | wc -l)" "$(($("$tool" options | wc -l) + 2))"
+if [ -w /dev/full ]; then
+        "$tool" help >/dev/full 2>"$tree/err" && is "status 0 on a full disk" "1"
+        has "$(cat "$tree/err")" "cannot write"
+fi
+
+# The doctor. The stand-in library hooks nothing, and the doctor must notice.
+want 1 "$tool" doctor --sim
+has "$out" "driver    ok    $sim/libcuda.so.1, CUDA 12.4"
+has "$out" "device 0  ok    Fake device A, 1.000 GiB"
+has "$out" "device 1  ok    Fake device B, 2.000 GiB"
+has "$out" "fences    note  no cuCtxRecordEvent"
+has "$out" "library   ok    $shim, version fake"
+has "$out" "hooks     note  1 not in this driver: cuNotInThisDriver"
+has "$out" "hooks     fail  1 not taken over: cuInit"
+has "$out" "would not work here: the library does not take over"
+want 1 env FAKE_DRIVER=no-device "$tool" doctor --sim
+has "$out" "driver    fail  cuInit: CUDA_ERROR_NO_DEVICE (100): no device is visible"
+has "$out" "would not work here: there is no usable CUDA driver"
+want 1 env FAKE_DRIVER=crash "$tool" doctor --sim
+has "$out" "driver    fail  crashed: Aborted"
+has "$out" "would not work here: there is no usable CUDA driver"
+want 1 env CUDA_VISIBLE_DEVICES= LD_PRELOAD="$tree/lib/other.so" GPURECLAIM_REUSE=fast "$tool" doctor --sim
+has "$out" 'visible   note  CUDA_VISIBLE_DEVICES="" hides all devices'
+has "$out" "preload   note  LD_PRELOAD is kept behind the shim: $tree/lib/other.so"
+has "$out" "options   note  GPURECLAIM_REUSE=fast: not understood"
+echo 'not a library' >"$shim"
+want 1 "$tool" doctor --sim
+has "$out" "library   fail  $shim: "
+cp "$2" "$shim"
+rm "$sim/libcuda.so.1"
+if ! [ -e "$4/libgpureclaim.so" ]; then
+        mistake 125 "the simulated device is neither" "$tool" run --sim -- true
+        want 1 "$tool" doctor --sim
+        has "$out" "would not work here: the simulated device is missing"
+        rm "$shim"
+        want 1 "$tool" doctor
+        has "$out" "would not work here: "
+        has "$out" "library   fail  libgpureclaim.so is neither"
+fi
+
+exit $failed

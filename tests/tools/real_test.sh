@@ -1,0 +1,23 @@
+#!/bin/bash
+# The command with the library and the simulated device of this build. Usage: real_test.sh GPURECLAIM
+set -u
+unset LD_PRELOAD LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES
+for name in $(compgen -e GPURECLAIM_); do unset "$name"; done
+failed=0
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        failed=1
+}
+
+out=$("$1" doctor --sim 2>&1) || fail "doctor --sim found that the shim would not work"
+for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" "The shim would work here."; do
+        [[ $out == *"$line"* ]] || fail "doctor --sim: no \"$line\""
+done
+printf '%s\n' "$out"
+out=$("$1" doctor --sim --symbols)
+[[ $out == *" cuMemAlloc_v2"* ]] || fail "doctor --symbols does not name cuMemAlloc_v2"
+# shellcheck disable=SC2016
+[ "$("$1" run --sim --limit 1GiB -- sh -c 'echo "$GPURECLAIM_HARD_LIMIT"' 2>&1)" = 1GiB ] ||
+        fail "a program without CUDA shows more than its own output"
+exit $failed

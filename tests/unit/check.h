@@ -1,0 +1,44 @@
+/*
+ * Checks for test programs: a failing one prints where and goes on; main ends with `return GR_CHECK_RESULT();`, 1 where
+ * any failed. To be included by one file of each program, from one thread at a time.
+ */
+#ifndef GR_CHECK_H
+#define GR_CHECK_H
+
+#include <stdio.h>
+#include <string.h>
+
+static int gr_check_failures;
+
+#define GR_CHECK(expr)                                                                                                 \
+        do {                                                                                                           \
+                if (!(expr)) {                                                                                         \
+                        fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #expr);                             \
+                        gr_check_failures++;                                                                           \
+                }                                                                                                      \
+        } while (0)
+
+/* Integers of at most 64 bits, compared as such: do not mix a negative number with an unsigned one. */
+#define GR_CHECK_EQ(a, b)                                                                                              \
+        do {                                                                                                           \
+                const long long gr_a = (long long)(a), gr_b = (long long)(b);                                          \
+                if (gr_a != gr_b) {                                                                                    \
+                        fprintf(stderr, "%s:%d: failed: %s == %s (%lld, %lld)\n", __FILE__, __LINE__, #a, #b, gr_a,    \
+                                gr_b);                                                                                 \
+                        gr_check_failures++;                                                                           \
+                }                                                                                                      \
+        } while (0)
+
+#define GR_CHECK_STR(a, b)                                                                                             \
+        do {                                                                                                           \
+                const char *gr_a = (a), *gr_b = (b);                                                                   \
+                if (strcmp(gr_a, gr_b) != 0) {                                                                         \
+                        fprintf(stderr, "%s:%d: failed: %s is \"%s\", not \"%s\"\n", __FILE__, __LINE__, #a, gr_a,     \
+                                gr_b);                                                                                 \
+                        gr_check_failures++;                                                                           \
+                }                                                                                                      \
+        } while (0)
+
+#define GR_CHECK_RESULT() (gr_check_failures != 0)
+
+#endif

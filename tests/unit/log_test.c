@@ -1,0 +1,204 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "log.h"
+
+static char last_line[GR_LOG_LINE_BYTES + 1];
+static size_t last_bytes;
+static int lines;
+
+static void keep(const char *line, size_t line_bytes, void *arg)
+{
+        GR_CHECK(arg == &lines);
+        memcpy(last_line, line, line_bytes);
+        last_line[line_bytes] = '\0';
+        last_bytes = line_bytes;
+        lines++;
+}
+
+static int evaluations;
+
+static const char *evaluated(void)
+{
+        evaluations++;
+        return "text";
+}
+
+static void test_lines(void)
+{
+        char wanted[128], long_text[2 * GR_LOG_LINE_BYTES];
+
+        gr_log_set_sink(keep, &lines);
+        errno = EDOM;
+        gr_log(GR_LOG_WARN, "%s is %d", "answer", 42);
+        GR_CHECK_EQ(errno, EDOM);
+        snprintf(wanted, sizeof(wanted), "gpureclaim: [%ld] warn: answer is 42\n", (long)getpid());
+        GR_CHECK_STR(last_line, wanted);
+
+        /* One line stays one line, and no escape sequence reaches a terminal. */
+        gr_log(GR_LOG_ERROR, "a\nb\033[31mc\r\x7f");
+        GR_CHECK(strstr(last_line, "error: a b [31mc  \n") != NULL);
+
+        memset(long_text, 'y', sizeof(long_text));
+        long_text[sizeof(long_text) - 1] = '\0';
+        gr_log(GR_LOG_ERROR, "%s", long_text);
+        GR_CHECK_EQ(last_bytes, GR_LOG_LINE_BYTES);
+        GR_CHECK_STR(last_line + GR_LOG_LINE_BYTES - 6, "yy...\n");
+        gr_log(GR_LOG_ERROR, "%s", "");
+        GR_CHECK(strstr(last_line, "error: \n") != NULL);
+        gr_log_set_sink(NULL, NULL);
+}
+
+/* The longest text that fits is not marked as cut, one more is. */
+static void test_full_line(void)
+{
+        char text[GR_LOG_LINE_BYTES];
+        size_t prefix;
+
+        gr_log_set_sink(keep, &lines);
+        gr_log(GR_LOG_ERROR, "%s", "");
+        prefix = last_bytes - 1;
+        memset(text, 'z', sizeof(text));
+        text[GR_LOG_LINE_BYTES - 1 - prefix] = '\0';
+        gr_log(GR_LOG_ERROR, "%s", text);
+        GR_CHECK_EQ(last_bytes, GR_LOG_LINE_BYTES);
+        GR_CHECK_STR(last_line + GR_LOG_LINE_BYTES - 4, "zzz\n");
+        text[GR_LOG_LINE_BYTES - 1 - prefix] = 'z';
+        text[GR_LOG_LINE_BYTES - prefix] = '\0';
+        gr_log(GR_LOG_ERROR, "%s", text);
+        GR_CHECK_EQ(last_bytes, GR_LOG_LINE_BYTES);
+        GR_CHECK_STR(last_line + GR_LOG_LINE_BYTES - 5, "z...\n");
+        gr_log_set_sink(NULL, NULL);
+}
+
+static void test_levels(void)
+{
+        gr_log_set_sink(keep, &lines);
+        lines = 0;
+        gr_log(GR_LOG_INFO, "%s", evaluated());
+        GR_CHECK_EQ(lines, 0);
+        GR_CHECK_EQ(evaluations, 0);
+        gr_log_set_level(GR_LOG_DEBUG);
+        gr_log(GR_LOG_DEBUG, "%s", evaluated());
+        GR_CHECK_EQ(lines, 1);
+        GR_CHECK_EQ(evaluations, 1);
+        gr_log_set_level(GR_LOG_SILENT);
+        gr_log(GR_LOG_ERROR, "%s", evaluated());
+        gr_log(GR_LOG_SILENT, "%s", evaluated());
+        GR_CHECK_EQ(lines, 1);
+        GR_CHECK_EQ(evaluations, 1);
+        gr_log_set_level(GR_LOG_WARN);
+        gr_log_set_sink(NULL, NULL);
+}
+
+/* In a child whose standard error is a pipe, so that the parent sees what arrives. */
+static void test_stderr(void)
+{
+        char buf[4 * GR_LOG_LINE_BYTES];
+        int fds[2], status;
+        ssize_t got;
+        pid_t pid;
+
+        GR_CHECK_EQ(pipe(fds), 0);
+        pid = fork();
+        if (pid == 0) {
+                dup2(fds[1], STDERR_FILENO);
+                gr_log(GR_LOG_ERROR, "first");
+                gr_log(GR_LOG_INFO, "never");
+                gr_log(GR_LOG_WARN, "second");
+                _exit(0);
+        }
+        close(fds[1]);
+        GR_CHECK_EQ(waitpid(pid, &status, 0), pid);
+        got = read(fds[0], buf, sizeof(buf) - 1);
+        close(fds[0]);
+        GR_CHECK(got > 0);
+        buf[got > 0 ? got : 0] = '\0';
+        GR_CHECK(strstr(buf, "] error: first\ngpureclaim: ") != NULL);
+        GR_CHECK(strstr(buf, "] warn: second\n") != NULL);
+        GR_CHECK(strstr(buf, "never") == NULL);
+}
+
+/* The reader of standard error is gone: the line is lost, the program lives, and no signal stays pending. */
+static void test_closed_pipe(void)
+{
+        int fds[2], status;
+        pid_t pid;
+
+        pid = fork();
+        if (pid == 0) {
+                sigset_t pending;
+
+                signal(SIGPIPE, SIG_DFL);
+                if (pipe(fds) != 0)
+                        _exit(3);
+                close(fds[0]);
+                dup2(fds[1], STDERR_FILENO);
+                errno = EDOM;
+                gr_log(GR_LOG_ERROR, "nobody reads this");
+                if (errno != EDOM)
+                        _exit(4);
+                sigpending(&pending);
+                _exit(sigismember(&pending, SIGPIPE) ? 5 : 0);
+        }
+        GR_CHECK_EQ(waitpid(pid, &status, 0), pid);
+        GR_CHECK_EQ(status, 0);
+}
+
+#define MS 1000000ull
+
+static struct gr_ratelimit shared_limit = GR_RATELIMIT_INIT(100, 1000 * MS);
+static atomic_int passes;
+
+static void *hammer(void *arg)
+{
+        int i;
+
+        (void)arg;
+        for (i = 0; i < 1000; i++)
+                if (gr_log_ratelimit(&shared_limit, 5 * MS))
+                        atomic_fetch_add(&passes, 1);
+        return NULL;
+}
+
+static void test_ratelimit(void)
+{
+        struct gr_ratelimit limit = GR_RATELIMIT_INIT(2, 10 * MS);
+        pthread_t threads[4];
+        int i;
+
+        GR_CHECK(gr_log_ratelimit(&limit, 0));
+        GR_CHECK(gr_log_ratelimit(&limit, 1 * MS));
+        GR_CHECK(!gr_log_ratelimit(&limit, 2 * MS));
+        GR_CHECK(!gr_log_ratelimit(&limit, 9 * MS));
+        GR_CHECK(gr_log_ratelimit(&limit, 10 * MS));
+        GR_CHECK_EQ(gr_ratelimit_take(&limit), 2);
+        GR_CHECK_EQ(gr_ratelimit_take(&limit), 0);
+        GR_CHECK(gr_log_ratelimit(&limit, 1000000 * MS));
+        GR_CHECK(gr_log_ratelimit(&limit, 1000001 * MS));
+        GR_CHECK(!gr_log_ratelimit(&limit, 1000002 * MS));
+
+        for (i = 0; i < 4; i++)
+                GR_CHECK_EQ(pthread_create(&threads[i], NULL, hammer, NULL), 0);
+        for (i = 0; i < 4; i++)
+                pthread_join(threads[i], NULL);
+        GR_CHECK_EQ(passes, 100);
+        GR_CHECK_EQ(gr_ratelimit_take(&shared_limit), 3900);
+}
+
+int main(void)
+{
+        test_lines();
+        test_full_line();
+        test_levels();
+        test_stderr();
+        test_closed_pipe();
+        test_ratelimit();
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,235 @@
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "command.h"
+#include "options.h"
+
+/* Bringing up eight cards that nobody keeps awake takes several seconds. */
+#define PROBE_SECONDS 60
+
+void doctor_say(const char *topic, const char *state, const char *format, ...)
+{
+        char text[8192];
+        va_list args;
+        char *c;
+
+        va_start(args, format);
+        vsnprintf(text, sizeof(text), format, args);
+        va_end(args);
+        for (c = text; *c; c++)
+                if ((unsigned char)*c < ' ' || *c == 0x7f)
+                        *c = ' ';
+        printf("%-9s %-4s  %s\n", topic, state, text);
+        /* At once: a probe may crash after it. */
+        fflush(stdout);
+}
+
+static const char *get(const char *name)
+{
+        return getenv(name);
+}
+
+static void say_option(const char *message, void *arg)
+{
+        (void)arg;
+        doctor_say("options", "note", "%s", message);
+}
+
+static void check_environment(void)
+{
+        const char *preload = getenv("LD_PRELOAD"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+        static struct gr_options options;
+
+        if (!preload || !*preload)
+                doctor_say("preload", "ok", "LD_PRELOAD is empty");
+        else if (strstr(preload, "libgpureclaim.so"))
+                doctor_say("preload", "note", "LD_PRELOAD holds the shim already: %s", preload);
+        else
+                doctor_say("preload", "note", "LD_PRELOAD is kept behind the shim: %s", preload);
+        if (!visible)
+                doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES is not set: all devices");
+        else if (!*visible || strcmp(visible, "-1") == 0)
+                doctor_say("visible", "note", "CUDA_VISIBLE_DEVICES=\"%s\" hides all devices", visible);
+        else
+                doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES=%s", visible);
+        gr_options_load(&options, get, environ, say_option, NULL);
+}
+
+/* Only the cards and the two nodes that every program opens; the others are for administrators. */
+static void check_nodes(void)
+{
+        size_t usable = 0, i;
+        glob_t found;
+
+        if (glob("/dev/nvidia[0-9]*", 0, NULL, &found) != 0 && access("/dev/nvidiactl", F_OK) != 0) {
+                doctor_say("nodes", "note",
+                           "no /dev/nvidia*: the NVIDIA kernel module is not loaded, or this is a "
+                           "container without its devices");
+                return;
+        }
+        glob("/dev/nvidiactl", GLOB_APPEND, NULL, &found);
+        glob("/dev/nvidia-uvm", GLOB_APPEND, NULL, &found);
+        for (i = 0; i < found.gl_pathc; i++) {
+                if (access(found.gl_pathv[i], R_OK | W_OK) == 0)
+                        usable++;
+                else
+                        doctor_say("nodes", "note", "%s: %s", found.gl_pathv[i], strerror(errno));
+        }
+        if (usable == found.gl_pathc)
+                doctor_say("nodes", "ok", "%zu device nodes in /dev, all readable and writable", usable);
+        globfree(&found);
+}
+
+static void check_kernel_module(void)
+{
+        FILE *file = fopen("/sys/module/nvidia/version", "re");
+        char version[64];
+
+        if (!file)
+                return;
+        if (fgets(version, sizeof(version), file)) {
+                version[strcspn(version, "\n")] = '\0';
+                doctor_say("module", "ok", "NVIDIA kernel module %s", version);
+        }
+        fclose(file);
+}
+
+static double seconds_now(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static int wait_probe(pid_t pid, const char *topic)
+{
+        const double deadline = seconds_now() + PROBE_SECONDS;
+        const struct timespec pause = {.tv_nsec = 5000000};
+        int status;
+        pid_t got;
+
+        while ((got = waitpid(pid, &status, WNOHANG)) == 0 && seconds_now() < deadline)
+                nanosleep(&pause, NULL);
+        if (got == 0) {
+                kill(pid, SIGKILL);
+                waitpid(pid, &status, 0);
+                doctor_say(topic, "fail", "no answer within %d s", PROBE_SECONDS);
+                return EXIT_FAILURE;
+        }
+        if (got < 0) {
+                doctor_say(topic, "fail", "waiting for the probe: %s", strerror(errno));
+                return EXIT_FAILURE;
+        }
+        if (WIFSIGNALED(status)) {
+                doctor_say(topic, "fail", "crashed: %s", strsignal(WTERMSIG(status)));
+                return EXIT_FAILURE;
+        }
+        return WEXITSTATUS(status);
+}
+
+/*
+ * Runs this program once more as a probe: the loader reads LD_PRELOAD and LD_LIBRARY_PATH only at its start. preload
+ * is also the probe's argument, and may be NULL.
+ */
+static int run_probe(const char *topic, const char *flag, const char *preload, const char *sim_dir)
+{
+        pid_t pid;
+        size_t i;
+
+        fflush(stdout);
+        pid = fork();
+        if (pid < 0) {
+                doctor_say(topic, "fail", "fork: %s", strerror(errno));
+                return EXIT_FAILURE;
+        }
+        if (pid > 0)
+                return wait_probe(pid, topic);
+        /* The library must neither warn a second time nor write this process's statistics anywhere. */
+        for (i = 0; i < GR_OPTION_COUNT; i++)
+                unsetenv(gr_option_table[i].env);
+        if ((preload && prepend_environment("LD_PRELOAD", preload) < 0) ||
+            (sim_dir && prepend_environment("LD_LIBRARY_PATH", sim_dir) < 0)) {
+                doctor_say(topic, "fail", "%s: a path with a blank or colon cannot be preloaded",
+                           preload ? preload : sim_dir);
+                _exit(EXIT_FAILURE);
+        }
+        execl("/proc/self/exe", "gpureclaim", "doctor", flag, preload, (char *)NULL);
+        doctor_say(topic, "fail", "cannot run this program again: %s", strerror(errno));
+        _exit(EXIT_FAILURE);
+}
+
+static int conclude(const char *reason)
+{
+        if (!reason) {
+                printf("The shim would work here.\n");
+                return EXIT_SUCCESS;
+        }
+        printf("The shim would not work here: %s.\n", reason);
+        return EXIT_FAILURE;
+}
+
+static int examine(bool sim, bool name_symbols)
+{
+        char library[PATH_MAX], sim_dir[PATH_MAX];
+        const char *shim_flag = name_symbols ? "--probe-shim-symbols" : "--probe-shim";
+        const char *reason = NULL;
+
+        check_environment();
+        if (sim && find_sim_dir(sim_dir, sizeof(sim_dir)) < 0) {
+                doctor_say("driver", "fail",
+                           "the simulated device is neither beside this program nor in %s/gpureclaim/sim", GR_LIBDIR);
+                return conclude("the simulated device is missing");
+        }
+        if (!sim) {
+                check_nodes();
+                check_kernel_module();
+        }
+        if (run_probe("driver", "--probe-driver", NULL, sim ? sim_dir : NULL) != EXIT_SUCCESS)
+                reason = "there is no usable CUDA driver";
+        if (find_library(library, sizeof(library)) < 0) {
+                doctor_say("library", "fail", "libgpureclaim.so is neither beside this program nor in %s", GR_LIBDIR);
+                return conclude(reason ? reason : "libgpureclaim.so is missing");
+        }
+        if (run_probe("library", shim_flag, library, sim ? sim_dir : NULL) != EXIT_SUCCESS && !reason)
+                reason = "the library does not take over the driver's symbols";
+        return conclude(reason);
+}
+
+int command_doctor(int argc, char **argv)
+{
+        static const char *const known[] = {"--sim", "--symbols", "--help"};
+        bool sim = false, name_symbols = false;
+        int i;
+
+        /* How examine calls this program again; not for people. */
+        if (argc == 2 && strcmp(argv[1], "--probe-driver") == 0)
+                return probe_driver();
+        if (argc == 3 && strcmp(argv[1], "--probe-shim") == 0)
+                return probe_shim(argv[2], false);
+        if (argc == 3 && strcmp(argv[1], "--probe-shim-symbols") == 0)
+                return probe_shim(argv[2], true);
+        for (i = 1; i < argc; i++) {
+                if (help_wanted("doctor", argv[i]))
+                        return EXIT_SUCCESS;
+                if (strcmp(argv[i], "--sim") == 0) {
+                        sim = true;
+                } else if (strcmp(argv[i], "--symbols") == 0) {
+                        name_symbols = true;
+                } else if (argv[i][0] == '-') {
+                        return unknown_flag("doctor", argv[i], known, sizeof(known) / sizeof(known[0]));
+                } else {
+                        complain("doctor: %s: takes flags only", argv[i]);
+                        return STATUS_USAGE;
+                }
+        }
+        return examine(sim, name_symbols);
+}

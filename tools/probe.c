@@ -1,0 +1,220 @@
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "size.h"
+
+#define DRIVER "libcuda.so.1"
+
+/* Room for the names of all hooked symbols in one line. */
+#define NAMES_BYTES 8000
+
+/* What the probes call; looked up by name, so that this program itself needs no driver. */
+struct driver {
+        void *handle;
+        CUresult (*init)(unsigned flags);
+        CUresult (*version)(int *ret);
+        CUresult (*error_name)(CUresult code, const char **ret);
+        CUresult (*device_count)(int *ret);
+        CUresult (*device)(CUdevice *ret, int ordinal);
+        CUresult (*device_name)(char *ret, int length, CUdevice device);
+        CUresult (*device_memory)(size_t *ret, CUdevice device);
+};
+
+/* Through memcpy, for ISO C knows no conversion from an object pointer to a function's. */
+static bool find_function(void *handle, const char *name, void *ret_function)
+{
+        void *found = dlsym(handle, name);
+
+        memcpy(ret_function, &found, sizeof(found));
+        if (!found)
+                doctor_say("driver", "fail", "%s lacks %s", DRIVER, name);
+        return found != NULL;
+}
+
+static bool open_driver(struct driver *driver)
+{
+        driver->handle = dlopen(DRIVER, RTLD_NOW | RTLD_LOCAL);
+        if (!driver->handle) {
+                doctor_say("driver", "fail", "%s", dlerror());
+                return false;
+        }
+        return find_function(driver->handle, "cuInit", &driver->init) &&
+               find_function(driver->handle, "cuDriverGetVersion", &driver->version) &&
+               find_function(driver->handle, "cuGetErrorName", &driver->error_name) &&
+               find_function(driver->handle, "cuDeviceGetCount", &driver->device_count) &&
+               find_function(driver->handle, "cuDeviceGet", &driver->device) &&
+               find_function(driver->handle, "cuDeviceGetName", &driver->device_name) &&
+               find_function(driver->handle, "cuDeviceTotalMem_v2", &driver->device_memory);
+}
+
+static const char *advice(CUresult code)
+{
+        switch (code) {
+        case CUDA_ERROR_NO_DEVICE:
+                return "no device is visible";
+        case CUDA_ERROR_STUB_LIBRARY:
+                return "this is the toolkit's stub for linking, not a driver";
+        case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+                return "library and kernel module are of different versions; restart after an upgrade";
+        case CUDA_ERROR_SYSTEM_NOT_READY:
+                return "the system is not ready; on NVSwitch machines the fabric manager must run";
+        case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
+                return "the compatibility package does not support this device";
+        case CUDA_ERROR_OPERATING_SYSTEM:
+                return "the operating system refused; often permissions on /dev/nvidia*";
+        default:
+                return "see the driver's documentation";
+        }
+}
+
+static bool driver_ok(const struct driver *driver, const char *call, CUresult code)
+{
+        const char *name = NULL;
+
+        if (code == CUDA_SUCCESS)
+                return true;
+        driver->error_name(code, &name);
+        doctor_say("driver", "fail", "%s: %s (%d): %s", call, name ? name : "unknown error", (int)code, advice(code));
+        return false;
+}
+
+static bool say_devices(const struct driver *driver)
+{
+        char topic[24], name[256], size[GR_SIZE_TEXT_BYTES];
+        size_t total_bytes;
+        CUdevice device;
+        int count, i;
+
+        if (!driver_ok(driver, "cuDeviceGetCount", driver->device_count(&count)))
+                return false;
+        for (i = 0; i < count; i++) {
+                if (!driver_ok(driver, "cuDeviceGet", driver->device(&device, i)) ||
+                    !driver_ok(driver, "cuDeviceGetName", driver->device_name(name, sizeof(name), device)) ||
+                    !driver_ok(driver, "cuDeviceTotalMem", driver->device_memory(&total_bytes, device)))
+                        return false;
+                snprintf(topic, sizeof(topic), "device %d", i);
+                doctor_say(topic, "ok", "%s, %s", name, gr_size_format(total_bytes, size, sizeof(size)));
+        }
+        if (count == 0)
+                doctor_say("driver", "fail", "no device is visible");
+        return count > 0;
+}
+
+static void say_fences(const struct driver *driver)
+{
+        if (dlsym(driver->handle, "cuCtxRecordEvent") && dlsym(driver->handle, "cuCtxWaitEvent"))
+                doctor_say("fences", "ok", "cuCtxRecordEvent and cuCtxWaitEvent are there: reuse is fenced on the GPU");
+        else
+                doctor_say("fences", "note",
+                           "no cuCtxRecordEvent (CUDA 12.5 and later): the context is synchronised "
+                           "before freed memory is reused");
+}
+
+int probe_driver(void)
+{
+        struct driver driver;
+        Dl_info where;
+        int version = 0;
+
+        if (!open_driver(&driver) || !driver_ok(&driver, "cuDriverGetVersion", driver.version(&version)))
+                return EXIT_FAILURE;
+        doctor_say("driver", "ok", "%s, CUDA %d.%d%s",
+                   dladdr(dlsym(driver.handle, "cuInit"), &where) ? where.dli_fname : DRIVER, version / 1000,
+                   version % 1000 / 10, dlsym(driver.handle, "grSimVersion") ? ", the simulated device" : "");
+        if (!driver_ok(&driver, "cuInit", driver.init(0)) || !say_devices(&driver))
+                return EXIT_FAILURE;
+        say_fences(&driver);
+        return EXIT_SUCCESS;
+}
+
+/* The names of one kind of symbol, for one line. */
+struct names {
+        char text[NAMES_BYTES];
+        size_t length;
+        size_t count;
+};
+
+static void names_add(struct names *names, const char *name)
+{
+        const int added = snprintf(names->text + names->length, sizeof(names->text) - names->length, " %s", name);
+
+        names->count++;
+        names->length += (size_t)added;
+        if (names->length >= sizeof(names->text))
+                names->length = sizeof(names->text) - 1;
+}
+
+static bool lies_in(void *address, const void *base)
+{
+        Dl_info where;
+
+        return dladdr(address, &where) && where.dli_fbase == base;
+}
+
+/* Asks for each hooked symbol as a program does, and looks whose it gets. */
+static int say_hooks(const char *const *symbols, const void *library_base, bool name_symbols)
+{
+        static struct names taken, missed, absent;
+        void *handle = dlopen(DRIVER, RTLD_NOW | RTLD_LOCAL);
+        void *found;
+
+        if (!handle) {
+                doctor_say("hooks", "note", "without a driver there is nothing to hook");
+                return EXIT_FAILURE;
+        }
+        for (; *symbols; symbols++) {
+                found = dlsym(handle, *symbols);
+                if (!found)
+                        names_add(&absent, *symbols);
+                else if (lies_in(found, library_base))
+                        names_add(&taken, *symbols);
+                else
+                        names_add(&missed, *symbols);
+        }
+        if (absent.count > 0)
+                doctor_say("hooks", "note", "%zu not in this driver:%s", absent.count, absent.text);
+        if (missed.count > 0) {
+                doctor_say("hooks", "fail", "%zu not taken over:%s", missed.count, missed.text);
+                return EXIT_FAILURE;
+        }
+        if (taken.count == 0) {
+                doctor_say("hooks", "fail", "none of the driver's symbols is taken over");
+                return EXIT_FAILURE;
+        }
+        doctor_say("hooks", "ok", "%zu symbols would be taken over%s%s", taken.count, name_symbols ? ":" : "",
+                   name_symbols ? taken.text : "");
+        return EXIT_SUCCESS;
+}
+
+int probe_shim(const char *library, bool name_symbols)
+{
+        const char *const *(*hooked_symbols)(void) = NULL;
+        const char *(*version)(void) = NULL;
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_version");
+        Dl_info where;
+
+        if (!found) {
+                /* The loader skipped it; asking for it explicitly tells why. */
+                if (!dlopen(library, RTLD_NOW | RTLD_LOCAL))
+                        doctor_say("library", "fail", "%s", dlerror());
+                else
+                        doctor_say("library", "fail", "%s: not preloaded", library);
+                return EXIT_FAILURE;
+        }
+        memcpy(&version, &found, sizeof(found));
+        if (!dladdr(found, &where)) {
+                doctor_say("library", "fail", "%s: cannot tell where it was loaded", library);
+                return EXIT_FAILURE;
+        }
+        doctor_say("library", "ok", "%s, version %s", where.dli_fname, version());
+        found = dlsym(RTLD_DEFAULT, "gpureclaim_hooked_symbols");
+        if (!found) {
+                doctor_say("library", "fail", "%s does not name its symbols", where.dli_fname);
+                return EXIT_FAILURE;
+        }
+        memcpy(&hooked_symbols, &found, sizeof(found));
+        return say_hooks(hooked_symbols(), where.dli_fbase, name_symbols);
+}

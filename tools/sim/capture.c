@@ -1,0 +1,452 @@
+/* Stream capture: which streams are in which capture, what a capture forbids, and what breaks it. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sim_capture {
+        unsigned long long id;
+        CUcontext ctx;
+        CUstreamCaptureMode mode;
+        pthread_t owner;
+        CUstream origin;
+        CUgraph graph;
+        bool given_graph; /* cuStreamBeginCaptureToGraph: the graph is the program's */
+        bool invalid;
+        struct sim_capture *next;
+};
+
+/* Guarded by sim_lock(). */
+static struct sim_capture *captures;
+static unsigned long long next_capture_id = 1;
+
+static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+void sim_frontier_clear(struct sim_frontier *frontier)
+{
+        free(frontier->index);
+        *frontier = (struct sim_frontier){0};
+}
+
+static bool frontier_add(struct sim_frontier *to, const struct sim_frontier *from)
+{
+        size_t *more;
+
+        if (from->count == 0)
+                return true;
+        more = realloc(to->index, (to->count + from->count) * sizeof *more);
+        if (!more)
+                return false;
+        to->index = more;
+        for (size_t i = 0; i < from->count; i++) {
+                size_t k = 0;
+
+                while (k < to->count && to->index[k] != from->index[i])
+                        k++;
+                if (k == to->count)
+                        to->index[to->count++] = from->index[i];
+        }
+        return true;
+}
+
+static bool frontier_set(struct sim_frontier *to, size_t index)
+{
+        struct sim_frontier one = {&index, 1};
+
+        sim_frontier_clear(to);
+        return frontier_add(to, &one);
+}
+
+static struct sim_capture *find_capture(unsigned long long id)
+{
+        struct sim_capture *c = captures;
+
+        while (c && c->id != id)
+                c = c->next;
+        return c;
+}
+
+bool sim_capture_live(unsigned long long id)
+{
+        return id && find_capture(id);
+}
+
+CUresult sim_capture_unsafe(void)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        for (struct sim_capture *c = captures; c; c = c->next) {
+                bool own = pthread_equal(c->owner, pthread_self()) && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+                bool global = c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+                if ((own && thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED) ||
+                    (global && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL)) {
+                        c->invalid = true;
+                        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+                }
+        }
+        return rc;
+}
+
+CUresult sim_capture_in_context(CUcontext ctx)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        for (struct sim_capture *c = captures; c; c = c->next) {
+                if (c->ctx == ctx) {
+                        c->invalid = true;
+                        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+                }
+        }
+        return rc;
+}
+
+CUresult sim_capture_in_stream(CUstream stream)
+{
+        if (stream->capture) {
+                stream->capture->invalid = true;
+                return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        if (stream == stream->ctx->legacy) {
+                CUresult rc = sim_capture_legacy(stream->ctx);
+
+                if (rc != CUDA_SUCCESS)
+                        return rc;
+        }
+        return sim_capture_unsafe();
+}
+
+CUresult sim_capture_legacy(CUcontext ctx)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        for (CUstream s = ctx->streams; s; s = s->next) {
+                if (s->capture && !(s->flags & CU_STREAM_NON_BLOCKING)) {
+                        s->capture->invalid = true;
+                        rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+                }
+        }
+        return rc;
+}
+
+CUresult sim_capture_push(CUstream stream, const struct sim_op *op)
+{
+        struct sim_capture *c = stream->capture;
+        struct sim_op copy = *op;
+        CUgraphNode node;
+
+        if (c->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (op->kind == SIM_OP_CALLBACK) {
+                c->invalid = true;
+                return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        copy.ctx = stream->ctx;
+        node = sim_graph_add(c->graph, &copy, &stream->frontier);
+        if (!node || !frontier_set(&stream->frontier, node->index)) {
+                c->invalid = true;
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        return CUDA_SUCCESS;
+}
+
+CUresult sim_capture_graph(CUstream stream, CUgraph child)
+{
+        struct sim_capture *c = stream->capture;
+        struct sim_op join = {.kind = SIM_OP_JOIN, .ctx = stream->ctx};
+        struct sim_frontier all = {0};
+        CUgraphNode node;
+
+        if (c->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        node = sim_graph_add_graph(c->graph, child, &stream->frontier, &all);
+        if (node && all.count)
+                node = sim_graph_add(c->graph, &join, &all);
+        sim_frontier_clear(&all);
+        if (!node || !frontier_set(&stream->frontier, node->index)) {
+                c->invalid = true;
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        return CUDA_SUCCESS;
+}
+
+CUresult sim_capture_record(CUstream stream, CUevent event)
+{
+        if (stream->capture->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        sim_frontier_clear(&event->frontier);
+        if (!frontier_add(&event->frontier, &stream->frontier))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        event->capture_id = stream->capture->id;
+        return CUDA_SUCCESS;
+}
+
+CUresult sim_capture_wait(CUstream stream, CUevent event)
+{
+        struct sim_capture *c = find_capture(event->capture_id);
+
+        if (stream->capture && stream->capture->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (!event->capture_id && !event->node)
+                return CUDA_SUCCESS; /* never recorded: nothing to wait for */
+        if (!c) {
+                stream->capture->invalid = true;
+                return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+        }
+        if (stream->capture && stream->capture != c) {
+                stream->capture->invalid = c->invalid = true;
+                return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+        }
+        if (stream == stream->ctx->legacy) {
+                c->invalid = true;
+                return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
+        if (c->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        stream->capture = c;
+        return frontier_add(&stream->frontier, &event->frontier) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Takes every stream out of the capture and forgets it. */
+static void disband(struct sim_capture *c)
+{
+        struct sim_capture **at = &captures;
+
+        for (CUcontext ctx = sim_contexts(); ctx; ctx = ctx->next) {
+                for (CUstream s = ctx->streams; s; s = s->next) {
+                        if (s->capture == c) {
+                                s->capture = NULL;
+                                sim_frontier_clear(&s->frontier);
+                        }
+                }
+        }
+        while (*at != c)
+                at = &(*at)->next;
+        *at = c->next;
+        free(c);
+}
+
+void sim_capture_stream_gone(CUstream stream)
+{
+        struct sim_capture *c = stream->capture;
+
+        if (!c)
+                return;
+        if (stream == c->origin) {
+                if (!c->given_graph)
+                        sim_graph_free(c->graph);
+                disband(c);
+        } else {
+                c->invalid = true;
+                stream->capture = NULL;
+                sim_frontier_clear(&stream->frontier);
+        }
+}
+
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, const size_t *after, size_t n_after)
+{
+        struct sim_frontier given = {(size_t *)after, n_after};
+        struct sim_capture *c;
+        CUstream s;
+        CUresult rc;
+
+        if (mode != CU_STREAM_CAPTURE_MODE_GLOBAL && mode != CU_STREAM_CAPTURE_MODE_THREAD_LOCAL &&
+            mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(handle, &s);
+        if (rc == CUDA_SUCCESS && s == s->ctx->legacy)
+                rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (rc == CUDA_SUCCESS && s->capture)
+                rc = CUDA_ERROR_ILLEGAL_STATE;
+        if (rc == CUDA_SUCCESS) {
+                c = calloc(1, sizeof *c);
+                if (c) {
+                        *c = (struct sim_capture){.id = next_capture_id++,
+                                                  .ctx = s->ctx,
+                                                  .mode = mode,
+                                                  .owner = pthread_self(),
+                                                  .origin = s,
+                                                  .graph = graph ? graph : sim_graph_new(),
+                                                  .given_graph = graph != NULL,
+                                                  .next = captures};
+                        if (c->graph && frontier_add(&s->frontier, &given)) {
+                                captures = c;
+                                s->capture = c;
+                        } else {
+                                if (c->graph && !graph)
+                                        sim_graph_free(c->graph);
+                                free(c);
+                                c = NULL;
+                        }
+                }
+                rc = c ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_PTSZ(cuStreamBeginCapture, (CUstream stream), (stream))
+{
+        return begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, NULL, NULL, 0);
+}
+
+SIM_PTSZ(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
+{
+        return begin(stream, mode, NULL, NULL, 0);
+}
+
+SIM_PTSZ(cuStreamBeginCaptureToGraph,
+         (CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *data, size_t n,
+          CUstreamCaptureMode mode),
+         (stream, graph, after, data, n, mode))
+{
+        size_t *index;
+        CUresult rc;
+
+        (void)data;
+        if (!graph || (n && !after))
+                return CUDA_ERROR_INVALID_VALUE;
+        index = calloc(n ? n : 1, sizeof *index);
+        if (!index)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        rc = CUDA_SUCCESS;
+        for (size_t i = 0; i < n && rc == CUDA_SUCCESS; i++) {
+                if (after[i] && after[i]->graph == graph)
+                        index[i] = after[i]->index;
+                else
+                        rc = CUDA_ERROR_INVALID_VALUE;
+        }
+        if (rc == CUDA_SUCCESS)
+                rc = begin(stream, mode, graph, index, n);
+        free(index);
+        return rc;
+}
+
+SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret_graph))
+{
+        struct sim_capture *c;
+        CUstream s;
+        CUresult rc;
+
+        if (!ret_graph)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(stream, &s);
+        if (rc != CUDA_SUCCESS)
+                goto out;
+        c = s->capture;
+        if (!c)
+                rc = CUDA_ERROR_ILLEGAL_STATE;
+        else if (c->origin != s)
+                rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+        else if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(c->owner, pthread_self()))
+                rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+        if (rc != CUDA_SUCCESS)
+                goto out;
+        if (c->invalid)
+                rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        else if (!sim_graph_joined(c->graph, &s->frontier))
+                rc = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        *ret_graph = rc == CUDA_SUCCESS ? c->graph : NULL;
+        if (rc != CUDA_SUCCESS && !c->given_graph)
+                sim_graph_free(c->graph);
+        disband(c);
+out:
+        sim_unlock();
+        return rc;
+}
+
+static CUstreamCaptureStatus status_of(const struct sim_capture *c)
+{
+        if (!c)
+                return CU_STREAM_CAPTURE_STATUS_NONE;
+        return c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+/* Dependencies are handed out as an array that stays valid until the thread asks again. */
+static _Thread_local CUgraphNode *told;
+
+static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                     const CUgraphNode **after, size_t *n_after)
+{
+        CUstream s;
+        CUresult rc;
+
+        if (!status)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(handle, &s);
+        if (rc == CUDA_SUCCESS && s == s->ctx->legacy) {
+                for (CUstream o = s->ctx->streams; o; o = o->next) {
+                        if (o->capture && !(o->flags & CU_STREAM_NON_BLOCKING))
+                                rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+                }
+        }
+        if (rc == CUDA_SUCCESS) {
+                struct sim_capture *c = s->capture;
+                bool active = c && !c->invalid;
+
+                *status = status_of(c);
+                if (id && active)
+                        *id = c->id;
+                if (graph && active)
+                        *graph = c->graph;
+                if (n_after && active)
+                        *n_after = s->frontier.count;
+                if (after && active) {
+                        CUgraphNode *more = realloc(told, (s->frontier.count + 1) * sizeof *more);
+
+                        if (more) {
+                                told = more;
+                                for (size_t i = 0; i < s->frontier.count; i++)
+                                        told[i] = c->graph->nodes[s->frontier.index[i]];
+                                *after = told;
+                        } else {
+                                rc = CUDA_ERROR_OUT_OF_MEMORY;
+                        }
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_PTSZ(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), (stream, status))
+{
+        return info(stream, status, NULL, NULL, NULL, NULL);
+}
+
+SIM_PTSZ(cuStreamGetCaptureInfo, (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id), (stream, status, id))
+{
+        return info(stream, status, id, NULL, NULL, NULL);
+}
+
+SIM_PTSZ(cuStreamGetCaptureInfo_v2,
+         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
+          size_t *n),
+         (stream, status, id, graph, after, n))
+{
+        return info(stream, status, id, graph, after, n);
+}
+
+SIM_PTSZ(cuStreamGetCaptureInfo_v3,
+         (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **after,
+          const CUgraphEdgeData **data, size_t *n),
+         (stream, status, id, graph, after, data, n))
+{
+        if (data)
+                *data = NULL;
+        return info(stream, status, id, graph, after, n);
+}
+
+SIM_API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+        CUstreamCaptureMode old = thread_mode;
+
+        SIM_ENTER(cuThreadExchangeStreamCaptureMode);
+        if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+                return CUDA_ERROR_INVALID_VALUE;
+        thread_mode = *mode;
+        *mode = old;
+        return CUDA_SUCCESS;
+}

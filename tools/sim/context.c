@@ -1,0 +1,500 @@
+/* Contexts: primary and made ones, each thread's stack of them, and the operations that concern all of a context's
+ * work. */
+#include "sim.h"
+
+#include <stdlib.h>
+
+#define STACK_DEPTH 64
+
+/* Guarded by sim_lock(). */
+static struct CUctx_st primary[SIM_MAX_DEVICES];
+static CUcontext live_contexts, dead_contexts;
+static unsigned long long next_context_id = 1;
+
+static _Thread_local struct {
+        CUcontext stack[STACK_DEPTH];
+        int depth;
+} thread;
+
+CUcontext sim_contexts(void)
+{
+        return live_contexts;
+}
+
+CUresult sim_context_check(CUcontext ctx)
+{
+        if (!ctx || ctx->magic != SIM_MAGIC_CONTEXT)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        return ctx->live ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult sim_current(CUcontext *ret_ctx)
+{
+        CUcontext ctx = thread.depth ? thread.stack[thread.depth - 1] : NULL;
+        CUresult rc = sim_context_check(ctx);
+
+        if (rc == CUDA_SUCCESS)
+                *ret_ctx = ctx;
+        return rc;
+}
+
+static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version)
+{
+        ctx->magic = SIM_MAGIC_CONTEXT;
+        ctx->device = device;
+        ctx->flags = flags;
+        ctx->api_version = version;
+        ctx->peers = 0;
+        ctx->id = next_context_id++;
+        ctx->live = true;
+        ctx->next = live_contexts;
+        live_contexts = ctx;
+        ctx->legacy = sim_stream_make(ctx, 0, 0);
+}
+
+/* Waits for the context's work, releasing the lock meanwhile, then takes everything in it away. */
+static void tear_down(CUcontext ctx)
+{
+        struct sim_node *all = sim_context_join(ctx);
+        CUcontext *at = &live_contexts;
+
+        ctx->live = false;
+        sim_node_wait(all);
+        sim_node_put(all);
+        while (*at != ctx)
+                at = &(*at)->next;
+        *at = ctx->next;
+        while (ctx->streams)
+                sim_stream_retire(ctx->streams);
+        ctx->legacy = NULL;
+        sim_node_replace(&ctx->barrier, NULL);
+        sim_node_replace(&ctx->orphans[0], NULL);
+        sim_node_replace(&ctx->orphans[1], NULL);
+        sim_event_forget_context(ctx);
+        sim_heap_free_context(ctx);
+}
+
+struct sim_node *sim_context_join(CUcontext ctx)
+{
+        struct sim_node *all = sim_node_new(NULL);
+
+        for (CUstream s = ctx->streams; s; s = s->next)
+                sim_node_after(all, s->last);
+        sim_node_after(all, ctx->orphans[0]);
+        sim_node_after(all, ctx->orphans[1]);
+        sim_node_start(all);
+        return all;
+}
+
+SIM_API cuDevicePrimaryCtxRetain(CUcontext *ret_ctx, CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxRetain);
+        if (!ret_ctx)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        if (!primary[device].live) {
+                primary[device].primary = true;
+                bring_up(&primary[device], device, primary[device].flags, SIM_DRIVER);
+        }
+        primary[device].retained++;
+        *ret_ctx = &primary[device];
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult primary_release(CUdevice device)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        if (primary[device].retained == 0)
+                rc = CUDA_ERROR_INVALID_CONTEXT;
+        else if (--primary[device].retained == 0 && primary[device].live)
+                tear_down(&primary[device]);
+        sim_unlock();
+        return rc;
+}
+
+static CUresult primary_reset(CUdevice device)
+{
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        primary[device].retained = 0;
+        if (primary[device].live)
+                tear_down(&primary[device]);
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult primary_set_flags(CUdevice device, unsigned flags)
+{
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        primary[device].flags = flags;
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuDevicePrimaryCtxRelease(CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxRelease);
+        return primary_release(device);
+}
+
+SIM_API cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxRelease_v2);
+        return primary_release(device);
+}
+
+SIM_API cuDevicePrimaryCtxReset(CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxReset);
+        return primary_reset(device);
+}
+
+SIM_API cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxReset_v2);
+        return primary_reset(device);
+}
+
+SIM_API cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
+{
+        SIM_ENTER(cuDevicePrimaryCtxSetFlags);
+        return primary_set_flags(device, flags);
+}
+
+SIM_API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+        SIM_ENTER(cuDevicePrimaryCtxSetFlags_v2);
+        return primary_set_flags(device, flags);
+}
+
+SIM_API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+        SIM_ENTER(cuDevicePrimaryCtxGetState);
+        if (!flags || !active)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        *flags = primary[device].flags;
+        *active = primary[device].live;
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult create(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsigned version)
+{
+        CUcontext ctx;
+
+        if (!ret_ctx || (flags & ~(unsigned)CU_CTX_FLAGS_MASK))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        if (thread.depth == STACK_DEPTH)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        sim_lock();
+        ctx = dead_contexts;
+        if (ctx)
+                dead_contexts = ctx->next;
+        else
+                ctx = calloc(1, sizeof *ctx);
+        if (ctx) {
+                bring_up(ctx, device, flags, version);
+                thread.stack[thread.depth++] = ctx;
+                *ret_ctx = ctx;
+        }
+        sim_unlock();
+        return ctx ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+SIM_API cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+        SIM_ENTER(cuCtxCreate_v2);
+        return create(ctx, flags, device, 3020);
+}
+
+SIM_API cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, unsigned flags, CUdevice device)
+{
+        SIM_ENTER(cuCtxCreate_v3);
+        if (affinity || n)
+                return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+        return create(ctx, flags, device, 3020);
+}
+
+SIM_API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags, CUdevice device)
+{
+        SIM_ENTER(cuCtxCreate_v4);
+        if (params)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        return create(ctx, flags, device, 3020);
+}
+
+SIM_API cuCtxDestroy_v2(CUcontext ctx)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuCtxDestroy_v2);
+        sim_lock();
+        rc = sim_context_check(ctx);
+        if (rc == CUDA_SUCCESS && ctx->primary)
+                rc = CUDA_ERROR_INVALID_CONTEXT;
+        if (rc == CUDA_SUCCESS) {
+                tear_down(ctx);
+                if (thread.depth && thread.stack[thread.depth - 1] == ctx)
+                        thread.depth--;
+                ctx->next = dead_contexts;
+                dead_contexts = ctx;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxPushCurrent_v2(CUcontext ctx)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuCtxPushCurrent_v2);
+        if (!ctx)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_context_check(ctx);
+        if (rc == CUDA_SUCCESS && thread.depth == STACK_DEPTH)
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        if (rc == CUDA_SUCCESS)
+                thread.stack[thread.depth++] = ctx;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxPopCurrent_v2(CUcontext *ret_ctx)
+{
+        SIM_ENTER(cuCtxPopCurrent_v2);
+        if (thread.depth == 0)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        thread.depth--;
+        if (ret_ctx)
+                *ret_ctx = thread.stack[thread.depth];
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxSetCurrent(CUcontext ctx)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuCtxSetCurrent);
+        if (!ctx) {
+                thread.depth -= thread.depth > 0;
+                return CUDA_SUCCESS;
+        }
+        sim_lock();
+        rc = sim_context_check(ctx);
+        sim_unlock();
+        if (rc != CUDA_SUCCESS)
+                return rc;
+        if (thread.depth == 0)
+                thread.depth = 1;
+        thread.stack[thread.depth - 1] = ctx;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxGetCurrent(CUcontext *ret_ctx)
+{
+        SIM_ENTER(cuCtxGetCurrent);
+        if (!ret_ctx)
+                return CUDA_ERROR_INVALID_VALUE;
+        *ret_ctx = thread.depth ? thread.stack[thread.depth - 1] : NULL;
+        return CUDA_SUCCESS;
+}
+
+CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx)
+{
+        CUresult rc;
+
+        if (!given)
+                return sim_current(ret_ctx);
+        rc = sim_context_check(given);
+        if (rc == CUDA_SUCCESS)
+                *ret_ctx = given;
+        return rc;
+}
+
+static CUresult get_device(CUdevice *device, CUcontext given)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        if (!device)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS)
+                *device = ctx->device;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxGetDevice(CUdevice *device)
+{
+        SIM_ENTER(cuCtxGetDevice);
+        return get_device(device, NULL);
+}
+
+SIM_API cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
+{
+        SIM_ENTER(cuCtxGetDevice_v2);
+        return get_device(device, ctx);
+}
+
+SIM_API cuCtxGetId(CUcontext given, unsigned long long *id)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxGetId);
+        if (!id)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS)
+                *id = ctx->id;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxGetApiVersion(CUcontext given, unsigned *version)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxGetApiVersion);
+        if (!version)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS)
+                *version = ctx->api_version;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxGetFlags(unsigned *flags)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxGetFlags);
+        if (!flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                *flags = ctx->flags;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxSetFlags(unsigned flags)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxSetFlags);
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                ctx->flags = flags;
+        sim_unlock();
+        return rc;
+}
+
+static CUresult peer_access(CUcontext peer, bool enable)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_context_check(peer);
+        if (rc == CUDA_SUCCESS) {
+                unsigned bit = 1u << peer->device;
+
+                if (peer->device == ctx->device)
+                        rc = enable ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+                else if (enable && (ctx->peers & bit))
+                        rc = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+                else if (!enable && !(ctx->peers & bit))
+                        rc = CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+                else
+                        ctx->peers ^= bit;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+{
+        SIM_ENTER(cuCtxEnablePeerAccess);
+        return flags ? CUDA_ERROR_INVALID_VALUE : peer_access(peer, true);
+}
+
+SIM_API cuCtxDisablePeerAccess(CUcontext peer)
+{
+        SIM_ENTER(cuCtxDisablePeerAccess);
+        return peer_access(peer, false);
+}
+
+SIM_API cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+        SIM_ENTER(cuCtxGetStreamPriorityRange);
+        if (least)
+                *least = 0;
+        if (greatest)
+                *greatest = -5;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxGetLimit(size_t *value, CUlimit limit)
+{
+        SIM_ENTER(cuCtxGetLimit);
+        if (!value)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (limit < 0 || limit >= CU_LIMIT_MAX)
+                return CUDA_ERROR_UNSUPPORTED_LIMIT;
+        *value = limit == CU_LIMIT_STACK_SIZE ? 1024 : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? (size_t)8 << 20 : 0;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxSetLimit(CUlimit limit, size_t value)
+{
+        SIM_ENTER(cuCtxSetLimit);
+        (void)value;
+        return limit < 0 || limit >= CU_LIMIT_MAX ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
+}
+
+SIM_API cuCtxGetCacheConfig(CUfunc_cache *config)
+{
+        SIM_ENTER(cuCtxGetCacheConfig);
+        if (!config)
+                return CUDA_ERROR_INVALID_VALUE;
+        *config = CU_FUNC_CACHE_PREFER_NONE;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxSetCacheConfig(CUfunc_cache config)
+{
+        SIM_ENTER(cuCtxSetCacheConfig);
+        (void)config;
+        return CUDA_SUCCESS;
+}

@@ -1,0 +1,256 @@
+/* Copies and fills: every flavour becomes one operation on a stream. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Pageable sources up to this size are copied away at the call, as the driver does; larger ones are waited for. */
+#define STAGE_BYTES ((size_t)64 << 10)
+
+/* The program's ordinary memory: not the device's, not pinned, not managed. */
+static bool is_pageable(uintptr_t address)
+{
+        return !sim_is_device_address(address) && !sim_find(address);
+}
+
+static CUresult copy_box(struct sim_op *op, CUstream stream, bool wait)
+{
+        if (op->u.copy.width == 0 || op->u.copy.height == 0 || op->u.copy.depth == 0)
+                return CUDA_SUCCESS;
+        if (!op->u.copy.dst || !op->u.copy.src)
+                return CUDA_ERROR_INVALID_VALUE;
+        return sim_submit(stream, op, wait);
+}
+
+static bool is_capturing(CUstream handle)
+{
+        bool capturing;
+        CUstream s;
+
+        sim_lock();
+        capturing = sim_stream_resolve(handle, &s) == CUDA_SUCCESS && s->capture;
+        sim_unlock();
+        return capturing;
+}
+
+static CUresult copy(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
+{
+        struct sim_op op = {.kind = SIM_OP_COPY,
+                            .u.copy = {.dst = dst, .src = src, .width = bytes, .height = 1, .depth = 1}};
+        bool wait = !async;
+
+        if (async && bytes && dst && src && !is_capturing(stream)) {
+                if (is_pageable(src) && bytes <= STAGE_BYTES) {
+                        op.u.copy.staged = malloc(bytes);
+                        if (!op.u.copy.staged)
+                                return CUDA_ERROR_OUT_OF_MEMORY;
+                        memcpy(op.u.copy.staged, (const void *)src, bytes);
+                        op.u.copy.src = (uintptr_t)op.u.copy.staged;
+                } else if (is_pageable(src)) {
+                        wait = true;
+                }
+                wait = wait || is_pageable(dst);
+        }
+        return copy_box(&op, stream, wait);
+}
+
+SIM_PTDS(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
+{
+        return copy(dst, src, bytes, stream, false);
+}
+
+SIM_PTDS(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t bytes), (dst, src, bytes))
+{
+        return copy(dst, (uintptr_t)src, bytes, stream, false);
+}
+
+SIM_PTDS(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
+{
+        return copy((uintptr_t)dst, src, bytes, stream, false);
+}
+
+/* Between device memory the synchronous call too returns before the copy is done. */
+SIM_PTDS(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
+{
+        return copy(dst, src, bytes, stream, true);
+}
+
+SIM_PTDS(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes),
+         (dst, to, src, from, bytes))
+{
+        if (!to || !from)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        return copy(dst, src, bytes, stream, true);
+}
+
+SIM_PTSZ(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), (dst, src, bytes, stream))
+{
+        return copy(dst, src, bytes, stream, true);
+}
+
+SIM_PTSZ(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
+         (dst, src, bytes, stream))
+{
+        return copy(dst, (uintptr_t)src, bytes, stream, true);
+}
+
+SIM_PTSZ(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream), (dst, src, bytes, stream))
+{
+        return copy((uintptr_t)dst, src, bytes, stream, true);
+}
+
+SIM_PTSZ(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream),
+         (dst, src, bytes, stream))
+{
+        return copy(dst, src, bytes, stream, true);
+}
+
+SIM_PTSZ(cuMemcpyPeerAsync,
+         (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t bytes, CUstream stream),
+         (dst, to, src, from, bytes, stream))
+{
+        if (!to || !from)
+                return CUDA_ERROR_INVALID_CONTEXT;
+        return copy(dst, src, bytes, stream, true);
+}
+
+/* The start of one side of a box copy, or 0 for what cannot be done: arrays. */
+static uintptr_t side(CUmemorytype type, const void *host, CUdeviceptr device, size_t offset)
+{
+        switch (type) {
+        case CU_MEMORYTYPE_HOST:
+                return (uintptr_t)host + offset;
+        case CU_MEMORYTYPE_DEVICE:
+        case CU_MEMORYTYPE_UNIFIED:
+                return (uintptr_t)device + offset;
+        default:
+                return 0;
+        }
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool async)
+{
+        struct sim_op op = {.kind = SIM_OP_COPY};
+        size_t src_pitch, dst_pitch;
+
+        if (!c)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        src_pitch = c->srcPitch ? c->srcPitch : c->WidthInBytes + c->srcXInBytes;
+        dst_pitch = c->dstPitch ? c->dstPitch : c->WidthInBytes + c->dstXInBytes;
+        if (src_pitch < c->srcXInBytes + c->WidthInBytes || dst_pitch < c->dstXInBytes + c->WidthInBytes)
+                return CUDA_ERROR_INVALID_VALUE;
+        op.u.copy.src = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcY * src_pitch + c->srcXInBytes);
+        op.u.copy.dst = side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstY * dst_pitch + c->dstXInBytes);
+        op.u.copy.src_pitch = src_pitch;
+        op.u.copy.dst_pitch = dst_pitch;
+        op.u.copy.width = c->WidthInBytes;
+        op.u.copy.height = c->Height;
+        op.u.copy.depth = 1;
+        return copy_box(&op, stream,
+                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)));
+}
+
+SIM_PTDS(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *c), (c))
+{
+        return copy_2d(c, stream, false);
+}
+
+SIM_PTDS(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *c), (c))
+{
+        return copy_2d(c, stream, false);
+}
+
+SIM_PTSZ(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *c, CUstream stream), (c, stream))
+{
+        return copy_2d(c, stream, true);
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool async)
+{
+        struct sim_op op = {.kind = SIM_OP_COPY};
+
+        if (!c)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (c->srcMemoryType == CU_MEMORYTYPE_ARRAY || c->dstMemoryType == CU_MEMORYTYPE_ARRAY)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        op.u.copy.src_pitch = c->srcPitch ? c->srcPitch : c->WidthInBytes + c->srcXInBytes;
+        op.u.copy.dst_pitch = c->dstPitch ? c->dstPitch : c->WidthInBytes + c->dstXInBytes;
+        op.u.copy.src_slice = op.u.copy.src_pitch * (c->srcHeight ? c->srcHeight : c->Height + c->srcY);
+        op.u.copy.dst_slice = op.u.copy.dst_pitch * (c->dstHeight ? c->dstHeight : c->Height + c->dstY);
+        op.u.copy.src = side(c->srcMemoryType, c->srcHost, c->srcDevice,
+                             c->srcZ * op.u.copy.src_slice + c->srcY * op.u.copy.src_pitch + c->srcXInBytes);
+        op.u.copy.dst = side(c->dstMemoryType, c->dstHost, c->dstDevice,
+                             c->dstZ * op.u.copy.dst_slice + c->dstY * op.u.copy.dst_pitch + c->dstXInBytes);
+        op.u.copy.width = c->WidthInBytes;
+        op.u.copy.height = c->Height;
+        op.u.copy.depth = c->Depth;
+        return copy_box(&op, stream,
+                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)));
+}
+
+SIM_PTDS(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *c), (c))
+{
+        return copy_3d(c, stream, false);
+}
+
+SIM_PTSZ(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *c, CUstream stream), (c, stream))
+{
+        return copy_3d(c, stream, true);
+}
+
+/* Fills of device memory return before they are done, the synchronous ones too. */
+static CUresult fill(CUdeviceptr dst, size_t pitch, uint32_t value, unsigned element, size_t width, size_t height,
+                     CUstream stream)
+{
+        struct sim_op op = {.kind = SIM_OP_FILL,
+                            .u.fill = {.dst = dst,
+                                       .pitch = pitch,
+                                       .width = width,
+                                       .height = height,
+                                       .element = element,
+                                       .value = value}};
+
+        if (width == 0 || height == 0)
+                return CUDA_SUCCESS;
+        if (!dst || dst % element || (height > 1 && pitch < width * element))
+                return CUDA_ERROR_INVALID_VALUE;
+        return sim_submit(stream, &op, false);
+}
+
+#define FILL_API(symbol, type)                                                                                         \
+        SIM_PTDS(symbol, (CUdeviceptr dst, type value, size_t n), (dst, value, n))                                     \
+        {                                                                                                              \
+                return fill(dst, 0, value, sizeof value, n, 1, stream);                                                \
+        }
+#define FILL_ASYNC_API(symbol, type)                                                                                   \
+        SIM_PTSZ(symbol, (CUdeviceptr dst, type value, size_t n, CUstream stream), (dst, value, n, stream))            \
+        {                                                                                                              \
+                return fill(dst, 0, value, sizeof value, n, 1, stream);                                                \
+        }
+#define FILL_2D_API(symbol, type)                                                                                      \
+        SIM_PTDS(symbol, (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height),                     \
+                 (dst, pitch, value, width, height))                                                                   \
+        {                                                                                                              \
+                return fill(dst, pitch, value, sizeof value, width, height, stream);                                   \
+        }
+#define FILL_2D_ASYNC_API(symbol, type)                                                                                \
+        SIM_PTSZ(symbol, (CUdeviceptr dst, size_t pitch, type value, size_t width, size_t height, CUstream stream),    \
+                 (dst, pitch, value, width, height, stream))                                                           \
+        {                                                                                                              \
+                return fill(dst, pitch, value, sizeof value, width, height, stream);                                   \
+        }
+
+FILL_API(cuMemsetD8_v2, unsigned char)
+FILL_API(cuMemsetD16_v2, unsigned short)
+FILL_API(cuMemsetD32_v2, unsigned)
+FILL_ASYNC_API(cuMemsetD8Async, unsigned char)
+FILL_ASYNC_API(cuMemsetD16Async, unsigned short)
+FILL_ASYNC_API(cuMemsetD32Async, unsigned)
+FILL_2D_API(cuMemsetD2D8_v2, unsigned char)
+FILL_2D_API(cuMemsetD2D16_v2, unsigned short)
+FILL_2D_API(cuMemsetD2D32_v2, unsigned)
+FILL_2D_ASYNC_API(cuMemsetD2D8Async, unsigned char)
+FILL_2D_ASYNC_API(cuMemsetD2D16Async, unsigned short)
+FILL_2D_ASYNC_API(cuMemsetD2D32Async, unsigned)

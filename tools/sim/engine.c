@@ -1,0 +1,195 @@
+/*
+ * The work graph. Every operation is a node; streams, events and barriers only keep the node they have come to. A node
+ * becomes ready when all that it comes after is done, and any worker may run it: workers are as many as there is work
+ * that can run at once.
+ */
+#include "sim.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define MAX_WORKERS 256
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ready_cond = PTHREAD_COND_INITIALIZER, done_cond = PTHREAD_COND_INITIALIZER;
+/* Guarded by lock. */
+static struct sim_node *ready_head, **ready_tail = &ready_head;
+static unsigned n_ready, n_workers, n_idle, n_waiting;
+
+void sim_lock(void)
+{
+        pthread_mutex_lock(&lock);
+}
+
+void sim_unlock(void)
+{
+        pthread_mutex_unlock(&lock);
+}
+
+uint64_t sim_now_ns(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+struct sim_node *sim_node_new(const struct sim_op *op)
+{
+        struct sim_node *node = calloc(1, sizeof *node);
+
+        /* Out of host memory in a simulator: nothing sensible is left to simulate. */
+        if (!node)
+                abort();
+        node->refs = 1;
+        node->pending = 1;
+        if (op)
+                node->op = *op;
+        return node;
+}
+
+struct sim_node *sim_node_get(struct sim_node *node)
+{
+        if (node)
+                node->refs++;
+        return node;
+}
+
+void sim_node_put(struct sim_node *node)
+{
+        if (!node || --node->refs)
+                return;
+        sim_op_drop(&node->op);
+        free(node->dependents);
+        free(node);
+}
+
+void sim_node_replace(struct sim_node **slot, struct sim_node *node)
+{
+        sim_node_put(*slot);
+        *slot = node;
+}
+
+void sim_node_after(struct sim_node *node, struct sim_node *predecessor)
+{
+        if (!predecessor || predecessor->done)
+                return;
+        if (predecessor->n_dependents == predecessor->room) {
+                size_t room = predecessor->room ? 2 * predecessor->room : 4;
+                struct sim_node **more = realloc(predecessor->dependents, room * sizeof *more);
+
+                if (!more)
+                        abort();
+                predecessor->dependents = more;
+                predecessor->room = room;
+        }
+        predecessor->dependents[predecessor->n_dependents++] = sim_node_get(node);
+        node->pending++;
+}
+
+static void *work(void *unused);
+
+static void start_worker(void)
+{
+        sigset_t all, old;
+        pthread_t thread;
+
+        /* The program's signals are for its own threads. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        if (pthread_create(&thread, NULL, work, NULL) == 0) {
+                pthread_detach(thread);
+                n_workers++;
+        }
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+static void make_ready(struct sim_node *node)
+{
+        node->next = NULL;
+        *ready_tail = sim_node_get(node);
+        ready_tail = &node->next;
+        n_ready++;
+        if (n_ready > n_idle && n_workers < MAX_WORKERS)
+                start_worker();
+        pthread_cond_signal(&ready_cond);
+}
+
+/* Joins finish here and now, others go to the workers. Takes over one reference. Not recursive: chains of joins get
+ * long. */
+static void finish(struct sim_node *first)
+{
+        struct sim_node *todo = first;
+
+        first->next = NULL;
+        while (todo) {
+                struct sim_node *node = todo;
+
+                todo = node->next;
+                node->done = true;
+                node->done_ns = sim_now_ns();
+                for (size_t i = 0; i < node->n_dependents; i++) {
+                        struct sim_node *next = node->dependents[i];
+
+                        if (--next->pending) {
+                                sim_node_put(next);
+                        } else if (next->op.kind == SIM_OP_JOIN) {
+                                next->next = todo;
+                                todo = next;
+                        } else {
+                                make_ready(next);
+                                sim_node_put(next);
+                        }
+                }
+                node->n_dependents = 0;
+                sim_node_put(node);
+        }
+        if (n_waiting)
+                pthread_cond_broadcast(&done_cond);
+}
+
+void sim_node_start(struct sim_node *node)
+{
+        if (--node->pending)
+                return;
+        if (node->op.kind == SIM_OP_JOIN)
+                finish(sim_node_get(node));
+        else
+                make_ready(node);
+}
+
+static void *work(void *unused)
+{
+        (void)unused;
+        sim_lock();
+        for (;;) {
+                struct sim_node *node;
+
+                while (!ready_head) {
+                        n_idle++;
+                        pthread_cond_wait(&ready_cond, &lock);
+                        n_idle--;
+                }
+                node = ready_head;
+                ready_head = node->next;
+                if (!ready_head)
+                        ready_tail = &ready_head;
+                n_ready--;
+                sim_unlock();
+                sim_op_run(&node->op);
+                sim_lock();
+                finish(node);
+        }
+        return NULL;
+}
+
+void sim_node_wait(struct sim_node *node)
+{
+        sim_node_get(node);
+        n_waiting++;
+        while (!node->done)
+                pthread_cond_wait(&done_cond, &lock);
+        n_waiting--;
+        sim_node_put(node);
+}

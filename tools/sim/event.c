@@ -1,0 +1,275 @@
+/* Events, recorded in streams or for all work of a context, and waiting for a context as a whole. */
+#include "sim.h"
+
+#include <stdlib.h>
+
+/* Guarded by sim_lock(). In a list, so that a context can take its own along. */
+static CUevent live_events, dead_events;
+
+SIM_API cuEventCreate(CUevent *ret_event, unsigned flags)
+{
+        CUcontext ctx;
+        CUevent e;
+        CUresult rc;
+
+        SIM_ENTER(cuEventCreate);
+        if (!ret_event || (flags & ~7u))
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS) {
+                e = dead_events;
+                if (e)
+                        dead_events = e->next;
+                else
+                        e = calloc(1, sizeof *e);
+                if (e) {
+                        *e = (struct CUevent_st){
+                                .magic = SIM_MAGIC_EVENT, .ctx = ctx, .flags = flags, .next = live_events};
+                        live_events = e;
+                        *ret_event = e;
+                } else {
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+static void forget_event(CUevent *at)
+{
+        CUevent e = *at;
+
+        *at = e->next;
+        e->magic = 0;
+        sim_node_replace(&e->node, NULL);
+        sim_frontier_clear(&e->frontier);
+        e->next = dead_events;
+        dead_events = e;
+}
+
+void sim_event_forget_context(CUcontext ctx)
+{
+        CUevent *at = &live_events;
+
+        while (*at) {
+                if ((*at)->ctx == ctx)
+                        forget_event(at);
+                else
+                        at = &(*at)->next;
+        }
+}
+
+SIM_API cuEventDestroy_v2(CUevent event)
+{
+        CUevent *at;
+
+        SIM_ENTER(cuEventDestroy_v2);
+        if (!event || event->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        for (at = &live_events; *at && *at != event;)
+                at = &(*at)->next;
+        if (*at)
+                forget_event(at);
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult record(CUevent event, CUstream handle, unsigned flags)
+{
+        struct sim_node *node;
+        CUstream s;
+        CUresult rc;
+
+        if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!event || event->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        rc = sim_stream_resolve(handle, &s);
+        if (rc == CUDA_SUCCESS && s->ctx != event->ctx)
+                rc = CUDA_ERROR_INVALID_HANDLE;
+        if (rc == CUDA_SUCCESS && s->capture) {
+                rc = sim_capture_record(s, event);
+        } else if (rc == CUDA_SUCCESS) {
+                if (s == s->ctx->legacy)
+                        rc = sim_capture_legacy(s->ctx);
+                if (rc == CUDA_SUCCESS) {
+                        event->capture_id = 0;
+                        sim_frontier_clear(&event->frontier);
+                        node = sim_stream_node(s, NULL);
+                        sim_node_start(node);
+                        sim_node_replace(&event->node, sim_node_get(node));
+                        sim_node_replace(&s->last, node);
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_PTSZ(cuEventRecord, (CUevent event, CUstream stream), (event, stream))
+{
+        return record(event, stream, 0);
+}
+
+SIM_PTSZ(cuEventRecordWithFlags, (CUevent event, CUstream stream, unsigned flags), (event, stream, flags))
+{
+        return record(event, stream, flags);
+}
+
+/* The event's node, or NULL if it was never recorded. Lock held on success. */
+static CUresult inspect_event(CUevent event)
+{
+        CUresult rc;
+
+        if (!event || event->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        rc = sim_capture_live(event->capture_id) ? CUDA_ERROR_CAPTURED_EVENT : sim_capture_unsafe();
+        if (rc != CUDA_SUCCESS)
+                sim_unlock();
+        return rc;
+}
+
+SIM_API cuEventQuery(CUevent event)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuEventQuery);
+        rc = inspect_event(event);
+        if (rc == CUDA_SUCCESS) {
+                rc = !event->node || event->node->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+                sim_unlock();
+        }
+        return rc;
+}
+
+SIM_API cuEventSynchronize(CUevent event)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuEventSynchronize);
+        rc = inspect_event(event);
+        if (rc == CUDA_SUCCESS) {
+                if (event->node)
+                        sim_node_wait(event->node);
+                sim_pool_synchronized();
+                sim_unlock();
+        }
+        return rc;
+}
+
+static CUresult elapsed(float *ms, CUevent start, CUevent end)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        if (!ms)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!start || !end || start->magic != SIM_MAGIC_EVENT || end->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        if (!start->node || !end->node || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+                rc = CUDA_ERROR_INVALID_HANDLE;
+        else if (!start->node->done || !end->node->done)
+                rc = CUDA_ERROR_NOT_READY;
+        else
+                *ms = (float)((double)((int64_t)(end->node->done_ns - start->node->done_ns)) / 1e6);
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuEventElapsedTime(float *ms, CUevent start, CUevent end)
+{
+        SIM_ENTER(cuEventElapsedTime);
+        return elapsed(ms, start, end);
+}
+
+SIM_API cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)
+{
+        SIM_ENTER(cuEventElapsedTime_v2);
+        return elapsed(ms, start, end);
+}
+
+static CUresult synchronize(CUcontext given)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_in_context(ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS) {
+                struct sim_node *all = sim_context_join(ctx);
+
+                sim_node_wait(all);
+                sim_node_put(all);
+                sim_pool_synchronized();
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxSynchronize(void)
+{
+        SIM_ENTER(cuCtxSynchronize);
+        return synchronize(NULL);
+}
+
+SIM_API cuCtxSynchronize_v2(CUcontext ctx)
+{
+        SIM_ENTER(cuCtxSynchronize_v2);
+        return synchronize(ctx);
+}
+
+SIM_API cuCtxRecordEvent(CUcontext given, CUevent event)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxRecordEvent);
+        if (!event || event->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS && event->ctx != ctx)
+                rc = CUDA_ERROR_INVALID_HANDLE;
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_in_context(ctx);
+        if (rc == CUDA_SUCCESS) {
+                sim_frontier_clear(&event->frontier);
+                event->capture_id = 0;
+                sim_node_replace(&event->node, sim_context_join(ctx));
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuCtxWaitEvent(CUcontext given, CUevent event)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxWaitEvent);
+        if (!event || event->magic != SIM_MAGIC_EVENT)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        rc = sim_context_given(given, &ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_in_context(ctx);
+        if (rc == CUDA_SUCCESS && sim_capture_live(event->capture_id))
+                rc = sim_capture_in_context(event->ctx);
+        if (rc == CUDA_SUCCESS) {
+                struct sim_node *barrier = sim_node_new(NULL);
+
+                sim_node_after(barrier, ctx->barrier);
+                sim_node_after(barrier, event->node);
+                sim_node_start(barrier);
+                sim_node_replace(&ctx->barrier, barrier);
+        }
+        sim_unlock();
+        return rc;
+}

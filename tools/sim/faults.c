@@ -1,0 +1,340 @@
+/* What the environment sets: devices, memory, faults, delays, missing entry points, a trace; and what the device
+ * counts. */
+#include "grsim.h"
+#include "sim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_FAULTS  64
+#define MAX_MISSING 32
+#define NAME_BYTES  64
+#define MAX_REPORTS 32 /* of misuse, on stderr */
+
+struct fault {
+        enum sim_symbol symbol;
+        unsigned long first, last; /* calls, counted from 1 */
+        CUresult code;
+};
+
+static pthread_once_t read_once = PTHREAD_ONCE_INIT;
+static struct sim_config config = {.devices = 1, .memory_bytes = (size_t)4 << 30};
+static struct fault faults[MAX_FAULTS];
+static size_t n_faults;
+static char missing[MAX_MISSING][NAME_BYTES];
+static size_t n_missing;
+static uint64_t delay_ns[SIM_SYMBOLS];
+static atomic_ulong calls[SIM_SYMBOLS];
+static atomic_ulong misuses;
+static int trace_fd = -1;
+static atomic_bool initialized, forked, ended;
+_Thread_local bool sim_in_callback;
+
+static void complain(const char *variable, const char *value)
+{
+        fprintf(stderr, "sim: %s: cannot use '%s', ignored\n", variable, value);
+}
+
+static bool read_size(const char *text, size_t *ret_bytes)
+{
+        static const struct {
+                const char *word;
+                unsigned shift;
+        } units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+        char *end;
+        unsigned long long n;
+
+        errno = 0;
+        n = strtoull(text, &end, 10);
+        if (end == text || errno || *text == '-')
+                return false;
+        while (*end == ' ')
+                end++;
+        for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+                if (strcasecmp(end, units[i].word) == 0 && n <= SIZE_MAX >> units[i].shift) {
+                        *ret_bytes = (size_t)n << units[i].shift;
+                        return true;
+                }
+        }
+        return false;
+}
+
+/* By exported symbol, else every variant of the name. Calls `set` for each. */
+static bool for_symbols(const char *word, void (*set)(enum sim_symbol, const void *), const void *arg)
+{
+        bool any = false;
+
+        for (size_t i = 0; i < SIM_SYMBOLS; i++) {
+                if (strcmp(sim_entries[i].symbol, word) == 0) {
+                        set((enum sim_symbol)i, arg);
+                        return true;
+                }
+        }
+        for (size_t i = 0; i < SIM_SYMBOLS; i++) {
+                if (strcmp(sim_entries[i].name, word) == 0) {
+                        set((enum sim_symbol)i, arg);
+                        any = true;
+                }
+        }
+        return any;
+}
+
+static void add_fault(enum sim_symbol symbol, const void *arg)
+{
+        if (n_faults < MAX_FAULTS) {
+                faults[n_faults] = *(const struct fault *)arg;
+                faults[n_faults++].symbol = symbol;
+        }
+}
+
+/* symbol:N=code, symbol:N+=code (the Nth and all after it), symbol:*=code */
+static bool read_fault(char *word)
+{
+        struct fault fault = {.first = 1, .last = ULONG_MAX};
+        char *colon = strchr(word, ':'), *equals = strchr(word, '='), *end;
+        unsigned long code;
+
+        if (!colon || !equals || equals < colon)
+                return false;
+        *colon = *equals = '\0';
+        if (strcmp(colon + 1, "*") != 0) {
+                fault.first = strtoul(colon + 1, &end, 10);
+                if (end == colon + 1 || fault.first == 0 || (*end && strcmp(end, "+") != 0))
+                        return false;
+                if (!*end)
+                        fault.last = fault.first;
+        }
+        code = strtoul(equals + 1, &end, 10);
+        if (end == equals + 1 || *end || code > 999)
+                return false;
+        fault.code = (CUresult)code;
+        return for_symbols(word, add_fault, &fault);
+}
+
+static void set_delay(enum sim_symbol symbol, const void *arg)
+{
+        delay_ns[symbol] = *(const uint64_t *)arg;
+}
+
+static bool read_delay(char *word)
+{
+        char *equals = strchr(word, '='), *end;
+        unsigned long n;
+        uint64_t ns;
+
+        if (!equals)
+                return false;
+        *equals = '\0';
+        n = strtoul(equals + 1, &end, 10);
+        if (end == equals + 1)
+                return false;
+        if (strcmp(end, "ns") == 0)
+                ns = n;
+        else if (strcmp(end, "us") == 0)
+                ns = n * 1000u;
+        else if (strcmp(end, "ms") == 0)
+                ns = n * 1000000u;
+        else
+                return false;
+        return for_symbols(word, set_delay, &ns);
+}
+
+static bool read_missing(char *word)
+{
+        if (n_missing == MAX_MISSING || strlen(word) >= NAME_BYTES)
+                return false;
+        memcpy(missing[n_missing++], word, strlen(word) + 1);
+        return true;
+}
+
+static void read_list(const char *variable, bool (*read_word)(char *))
+{
+        const char *value = getenv(variable);
+        char word[256];
+
+        while (value && *value) {
+                size_t length = strcspn(value, ",");
+
+                if (length >= sizeof word) {
+                        complain(variable, value);
+                        return;
+                }
+                memcpy(word, value, length);
+                word[length] = '\0';
+                if (length && !read_word(word)) {
+                        memcpy(word, value, length);
+                        complain(variable, word);
+                }
+                value += length + (value[length] == ',');
+        }
+}
+
+/* Worker threads and locks do not survive into a child; one that forked before anything was set up starts afresh. */
+static void after_fork(void)
+{
+        if (atomic_load(&initialized))
+                atomic_store(&forked, true);
+}
+
+static void read_environment(void)
+{
+        const char *value = getenv("GRSIM_DEVICES");
+        size_t bytes;
+
+        if (value) {
+                long n = strtol(value, NULL, 10);
+
+                if (n >= 0 && n <= SIM_MAX_DEVICES && *value)
+                        config.devices = (int)n;
+                else
+                        complain("GRSIM_DEVICES", value);
+        }
+        value = getenv("GRSIM_MEMORY");
+        if (value) {
+                if (read_size(value, &bytes) && bytes >= SIM_PAGE_BYTES)
+                        config.memory_bytes = bytes / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+                else
+                        complain("GRSIM_MEMORY", value);
+        }
+        value = getenv("GRSIM_TRACE");
+        if (value && *value) {
+                trace_fd = open(value, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+                if (trace_fd < 0)
+                        complain("GRSIM_TRACE", value);
+        }
+        read_list("GRSIM_FAULT", read_fault);
+        read_list("GRSIM_MISSING", read_missing);
+        read_list("GRSIM_LATENCY", read_delay);
+        pthread_atfork(NULL, NULL, after_fork);
+}
+
+const struct sim_config *sim_config(void)
+{
+        pthread_once(&read_once, read_environment);
+        return &config;
+}
+
+bool sim_symbol_missing(const char *name)
+{
+        pthread_once(&read_once, read_environment);
+        for (size_t i = 0; i < n_missing; i++) {
+                if (strcmp(missing[i], name) == 0)
+                        return true;
+        }
+        return false;
+}
+
+static void trace(enum sim_symbol symbol)
+{
+        char line[NAME_BYTES + 1];
+        int n = snprintf(line, sizeof line, "%s\n", sim_entries[symbol].symbol);
+
+        /* One write of one line: lines of threads and processes do not mix. */
+        if (n > 0 && write(trace_fd, line, (size_t)n) < 0)
+                trace_fd = -1;
+}
+
+CUresult sim_enter(enum sim_symbol symbol, bool early)
+{
+        unsigned long nth;
+
+        pthread_once(&read_once, read_environment);
+        nth = atomic_fetch_add_explicit(&calls[symbol], 1, memory_order_relaxed) + 1;
+        if (trace_fd >= 0)
+                trace(symbol);
+        if (n_missing && sim_symbol_missing(sim_entries[symbol].name))
+                return CUDA_ERROR_NOT_FOUND;
+        if (delay_ns[symbol]) {
+                uint64_t until = sim_now_ns() + delay_ns[symbol];
+
+                /* A driver call keeps its thread busy; it does not sleep. */
+                while (sim_now_ns() < until)
+                        ;
+        }
+        for (size_t i = 0; i < n_faults; i++) {
+                if (faults[i].symbol == symbol && nth >= faults[i].first && nth <= faults[i].last)
+                        return faults[i].code;
+        }
+        if (early)
+                return CUDA_SUCCESS;
+        if (atomic_load(&ended))
+                return CUDA_ERROR_DEINITIALIZED;
+        if (!atomic_load(&initialized) || atomic_load(&forked))
+                return CUDA_ERROR_NOT_INITIALIZED;
+        if (sim_in_callback)
+                return CUDA_ERROR_NOT_PERMITTED;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuInit(unsigned flags)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        SIM_ENTER_AS(cuInit, true);
+        if (flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (atomic_load(&ended))
+                return CUDA_ERROR_DEINITIALIZED;
+        if (atomic_load(&forked))
+                return CUDA_ERROR_NOT_INITIALIZED;
+        if (config.devices == 0)
+                return CUDA_ERROR_NO_DEVICE;
+        pthread_once(&once, sim_setup);
+        atomic_store(&initialized, true);
+        return CUDA_SUCCESS;
+}
+
+/* As the real driver does it: once the process ends, calls fail instead of working on a device that is being taken
+ * down. */
+__attribute__((destructor)) static void end(void)
+{
+        atomic_store(&ended, true);
+}
+
+void sim_misuse(const char *format, ...)
+{
+        char text[256];
+        va_list args;
+
+        /* All are counted; a broken loop is not worth a line each. */
+        if (atomic_fetch_add(&misuses, 1) >= MAX_REPORTS)
+                return;
+        va_start(args, format);
+        vsnprintf(text, sizeof text, format, args);
+        va_end(args);
+        fprintf(stderr, "sim: misuse: %s\n", text);
+}
+
+/* For tests, found by dlsym. */
+
+__attribute__((visibility("default"))) const char grSimVersion[] = "gpureclaim simulated device 1";
+
+__attribute__((visibility("default"))) unsigned long grSimMisuseCount(void)
+{
+        return atomic_load(&misuses);
+}
+
+__attribute__((visibility("default"))) unsigned long grSimCallCount(const char *symbol)
+{
+        for (size_t i = 0; i < SIM_SYMBOLS; i++) {
+                if (strcmp(sim_entries[i].symbol, symbol) == 0)
+                        return atomic_load(&calls[i]);
+        }
+        return 0;
+}
+
+__attribute__((visibility("default"))) size_t grSimUsedBytes(int device)
+{
+        return atomic_load(&initialized) && device >= 0 && device < config.devices
+                       ? config.memory_bytes - sim_heap_free_bytes(device)
+                       : 0;
+}

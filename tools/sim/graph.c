@@ -1,0 +1,347 @@
+/* Graphs: the operations of a capture with their order, and running them again. Nodes stand in the order of submission,
+ * which is an order to run in. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC_GRAPH 0x67727068u
+#define MAGIC_EXEC  0x65786563u
+
+struct CUgraphExec_st {
+        uint32_t magic;
+        CUgraph graph; /* its own copy */
+        unsigned long long flags;
+        struct sim_node *last; /* launches of one executable graph come one after the other */
+        CUgraphExec next;
+};
+
+/* Guarded by sim_lock(). Structures of the dead are kept and used again, so that a stale handle is recognised. */
+static CUgraph dead_graphs;
+static CUgraphExec dead_execs;
+
+CUgraph sim_graph_new(void)
+{
+        CUgraph graph = dead_graphs;
+
+        if (graph)
+                dead_graphs = (CUgraph)(void *)graph->nodes;
+        else
+                graph = malloc(sizeof *graph);
+        if (graph)
+                *graph = (struct CUgraph_st){.magic = MAGIC_GRAPH};
+        return graph;
+}
+
+void sim_graph_free(CUgraph graph)
+{
+        for (size_t i = 0; i < graph->count; i++) {
+                free(graph->nodes[i]->after);
+                free(graph->nodes[i]);
+        }
+        free(graph->nodes);
+        graph->magic = 0;
+        graph->nodes = (CUgraphNode *)(void *)dead_graphs;
+        dead_graphs = graph;
+}
+
+CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct sim_frontier *after)
+{
+        CUgraphNode node = calloc(1, sizeof *node);
+        CUgraphNode *more = realloc(graph->nodes, (graph->count + 1) * sizeof *more);
+
+        if (more)
+                graph->nodes = more;
+        if (node && after->count)
+                node->after = malloc(after->count * sizeof *node->after);
+        if (!more || !node || (after->count && !node->after)) {
+                free(node);
+                return NULL;
+        }
+        for (size_t i = 0; i < after->count; i++)
+                node->after[i] = after->index[i];
+        node->n_after = after->count;
+        node->graph = graph;
+        node->index = graph->count;
+        node->op = *op;
+        graph->nodes[graph->count++] = node;
+        return node;
+}
+
+CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_frontier *after,
+                                struct sim_frontier *ret_all)
+{
+        struct sim_op join = {.kind = SIM_OP_JOIN};
+        CUgraphNode root = sim_graph_add(graph, &join, after), node = root;
+        size_t first = graph->count;
+
+        ret_all->index = malloc((child->count + 1) * sizeof *ret_all->index);
+        for (size_t i = 0; node && i < child->count; i++) {
+                CUgraphNode from = child->nodes[i];
+                struct sim_frontier at_root = {&root->index, 1}, moved = {calloc(from->n_after + 1, sizeof(size_t)), 0};
+
+                if (!moved.index || !ret_all->index) {
+                        free(moved.index);
+                        return NULL;
+                }
+                for (size_t k = 0; k < from->n_after; k++)
+                        moved.index[moved.count++] = first + from->after[k];
+                node = sim_graph_add(graph, &from->op, moved.count ? &moved : &at_root);
+                free(moved.index);
+                if (node)
+                        ret_all->index[ret_all->count++] = node->index;
+        }
+        return node;
+}
+
+bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier)
+{
+        bool *reached = calloc(graph->count + 1, sizeof *reached), all = reached != NULL;
+
+        for (size_t i = 0; all && i < frontier->count; i++)
+                reached[frontier->index[i]] = true;
+        for (size_t i = graph->count; all && i-- > 0;) {
+                all = reached[i];
+                for (size_t k = 0; k < graph->nodes[i]->n_after; k++)
+                        reached[graph->nodes[i]->after[k]] = true;
+        }
+        free(reached);
+        return all;
+}
+
+static CUresult launch(CUgraphExec exec, CUstream stream)
+{
+        CUgraph graph = exec->graph;
+        struct sim_node **nodes, *start, *end;
+
+        if (stream->capture)
+                return sim_capture_graph(stream, graph);
+        if (stream == stream->ctx->legacy) {
+                CUresult rc = sim_capture_legacy(stream->ctx);
+
+                if (rc != CUDA_SUCCESS)
+                        return rc;
+        }
+        nodes = calloc(graph->count + 1, sizeof *nodes);
+        if (!nodes)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        start = sim_stream_node(stream, NULL);
+        sim_node_after(start, exec->last);
+        sim_node_start(start);
+        end = sim_node_new(NULL);
+        sim_node_after(end, start);
+        for (size_t i = 0; i < graph->count; i++) {
+                nodes[i] = sim_node_new(&graph->nodes[i]->op);
+                sim_node_after(nodes[i], start);
+                for (size_t k = 0; k < graph->nodes[i]->n_after; k++)
+                        sim_node_after(nodes[i], nodes[graph->nodes[i]->after[k]]);
+                sim_node_after(end, nodes[i]);
+        }
+        for (size_t i = 0; i < graph->count; i++) {
+                sim_node_start(nodes[i]);
+                sim_node_put(nodes[i]);
+        }
+        free(nodes);
+        sim_node_start(end);
+        sim_node_replace(&exec->last, sim_node_get(end));
+        sim_node_replace(&stream->last, end);
+        sim_node_put(start);
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuGraphCreate(CUgraph *ret_graph, unsigned flags)
+{
+        SIM_ENTER(cuGraphCreate);
+        if (!ret_graph || flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        *ret_graph = sim_graph_new();
+        sim_unlock();
+        return *ret_graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+SIM_API cuGraphDestroy(CUgraph graph)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuGraphDestroy);
+        sim_lock();
+        if (graph && graph->magic == MAGIC_GRAPH)
+                sim_graph_free(graph);
+        else
+                rc = CUDA_ERROR_INVALID_VALUE;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuGraphGetNodes);
+        if (!count)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!graph || graph->magic != MAGIC_GRAPH) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+        } else if (!nodes) {
+                *count = graph->count;
+        } else {
+                for (size_t i = 0; i < *count; i++)
+                        nodes[i] = i < graph->count ? graph->nodes[i] : NULL;
+                *count = *count < graph->count ? *count : graph->count;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
+{
+        SIM_ENTER(cuGraphNodeGetType);
+        if (!node || !type)
+                return CUDA_ERROR_INVALID_VALUE;
+        switch (node->op.kind) {
+        case SIM_OP_KERNEL:
+                *type = CU_GRAPH_NODE_TYPE_KERNEL;
+                break;
+        case SIM_OP_COPY:
+                *type = CU_GRAPH_NODE_TYPE_MEMCPY;
+                break;
+        case SIM_OP_FILL:
+                *type = CU_GRAPH_NODE_TYPE_MEMSET;
+                break;
+        case SIM_OP_HOST:
+                *type = CU_GRAPH_NODE_TYPE_HOST;
+                break;
+        case SIM_OP_WRITE_VALUE:
+        case SIM_OP_WAIT_VALUE:
+                *type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+                break;
+        default:
+                *type = CU_GRAPH_NODE_TYPE_EMPTY;
+        }
+        return CUDA_SUCCESS;
+}
+
+/* The executable graph is a copy: the program may destroy or change the graph afterwards. */
+static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long long flags)
+{
+        struct sim_frontier none = {0}, all = {0};
+        CUgraphExec exec;
+        CUresult rc = CUDA_SUCCESS;
+
+        if (!ret_exec)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!graph || graph->magic != MAGIC_GRAPH) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+                goto out;
+        }
+        exec = dead_execs;
+        if (exec)
+                dead_execs = exec->next;
+        else
+                exec = malloc(sizeof *exec);
+        if (exec) {
+                *exec = (struct CUgraphExec_st){.magic = MAGIC_EXEC, .graph = sim_graph_new(), .flags = flags};
+                if (exec->graph && sim_graph_add_graph(exec->graph, graph, &none, &all)) {
+                        *ret_exec = exec;
+                } else {
+                        if (exec->graph)
+                                sim_graph_free(exec->graph);
+                        exec->magic = 0;
+                        exec->next = dead_execs;
+                        dead_execs = exec;
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                }
+        } else {
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+out:
+        sim_unlock();
+        sim_frontier_clear(&all);
+        return rc;
+}
+
+SIM_API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
+{
+        SIM_ENTER(cuGraphInstantiate_v2);
+        (void)error_node;
+        if (log && log_bytes)
+                *log = '\0';
+        return instantiate(exec, graph, 0);
+}
+
+SIM_API cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+        SIM_ENTER(cuGraphInstantiateWithFlags);
+        return instantiate(exec, graph, flags);
+}
+
+SIM_API cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuGraphInstantiateWithParams);
+        if (!params)
+                return CUDA_ERROR_INVALID_VALUE;
+        rc = instantiate(exec, graph, params->flags);
+        params->result_out = rc == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+        return rc;
+}
+
+SIM_API cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuGraphInstantiateWithParams_ptsz);
+        if (!params)
+                return CUDA_ERROR_INVALID_VALUE;
+        rc = instantiate(exec, graph, params->flags);
+        params->result_out = rc == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+        return rc;
+}
+
+SIM_API cuGraphExecDestroy(CUgraphExec exec)
+{
+        SIM_ENTER(cuGraphExecDestroy);
+        sim_lock();
+        if (!exec || exec->magic != MAGIC_EXEC) {
+                sim_unlock();
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        exec->magic = 0;
+        sim_graph_free(exec->graph);
+        sim_node_replace(&exec->last, NULL);
+        exec->next = dead_execs;
+        dead_execs = exec;
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult with_exec(CUgraphExec exec, CUstream handle, bool run)
+{
+        CUstream s;
+        CUresult rc;
+
+        sim_lock();
+        if (!exec || exec->magic != MAGIC_EXEC)
+                rc = CUDA_ERROR_INVALID_VALUE;
+        else
+                rc = sim_stream_resolve(handle, &s);
+        if (rc == CUDA_SUCCESS && run)
+                rc = launch(exec, s);
+        sim_unlock();
+        return rc;
+}
+
+SIM_PTSZ(cuGraphLaunch, (CUgraphExec exec, CUstream stream), (exec, stream))
+{
+        return with_exec(exec, stream, true);
+}
+
+/* Nothing to upload: executable graphs are ready at once. */
+SIM_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))
+{
+        return with_exec(exec, stream, false);
+}

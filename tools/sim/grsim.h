@@ -1,0 +1,26 @@
+/*
+ * The simulated device, from outside.
+ *
+ * Environment, read at the first call into the driver; a value that cannot be used is named on stderr and ignored:
+ *   GRSIM_DEVICES=2              0 to 8, every one a peer of the others; default 1
+ *   GRSIM_MEMORY=8GiB            of each device; default 4GiB
+ *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
+ *                                the 3rd call, every call, every call from the 2nd on returns that code and does
+ * nothing GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent as on an older driver: cuGetProcAddress does not know the
+ * names; calls return 500 GRSIM_LATENCY=cuMemAlloc=30us,cuMemFree=28us what a call costs its thread besides its work;
+ * by name, or by exported symbol GRSIM_TRACE=/path            appends the exported symbol of each call, one per line
+ *
+ * The library exports these besides the driver's own entry points. Find them with dlsym: a real driver has none of
+ * them. All may be called from any thread at any time.
+ */
+#ifndef GRSIM_H
+#define GRSIM_H
+
+#include <stddef.h>
+
+extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
+unsigned long grSimMisuseCount(void);             /* touches of memory that was not the program's to touch */
+unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
+size_t grSimUsedBytes(int device);                /* bytes of whole pages in use; 0 for an unknown device */
+
+#endif

@@ -1,0 +1,307 @@
+/* cuMemAlloc and its family: device, managed and pinned host memory. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PITCH_BYTES ((size_t)512)
+
+static CUresult allocate(CUdeviceptr *dptr, size_t bytes)
+{
+        struct sim_alloc *alloc;
+        CUcontext ctx;
+        CUresult rc;
+
+        if (!dptr || bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS) {
+                alloc = sim_heap_alloc(ctx->device, bytes, NULL);
+                if (alloc) {
+                        alloc->ctx = ctx;
+                        *dptr = alloc->base;
+                } else {
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes)
+{
+        SIM_ENTER(cuMemAlloc_v2);
+        return allocate(dptr, bytes);
+}
+
+SIM_API cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *ret_pitch, size_t width, size_t height, unsigned element)
+{
+        size_t pitch;
+        CUresult rc;
+
+        SIM_ENTER(cuMemAllocPitch_v2);
+        if (!dptr || !ret_pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (width > SIZE_MAX - PITCH_BYTES)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        pitch = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
+        if (height > SIZE_MAX / pitch)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        rc = allocate(dptr, pitch * height);
+        if (rc == CUDA_SUCCESS)
+                *ret_pitch = pitch;
+        return rc;
+}
+
+/* What an address is, or -1; with the flags it was made with. */
+static int kind_of(uintptr_t address, unsigned *ret_flags)
+{
+        struct sim_alloc *alloc;
+        int kind = -1;
+
+        sim_memory_lock();
+        alloc = sim_find_locked(address);
+        if (alloc) {
+                kind = alloc->kind;
+                *ret_flags = alloc->flags;
+        }
+        sim_memory_unlock();
+        return kind;
+}
+
+static void free_host_range(struct sim_alloc *range)
+{
+        void *base = (void *)range->base;
+        size_t bytes = range->footprint;
+
+        sim_range_remove(range);
+        munmap(base, bytes);
+}
+
+/* Waits for all work of the memory's context, as the driver does, then gives it back. */
+SIM_API cuMemFree_v2(CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc;
+        struct sim_node *all;
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuMemFree_v2);
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc != CUDA_SUCCESS || !dptr)
+                goto out;
+        rc = sim_capture_unsafe();
+        if (rc != CUDA_SUCCESS)
+                goto out;
+        alloc = sim_find(dptr);
+        if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_MANAGED) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+                goto out;
+        }
+        alloc->freeing = true;
+        all = sim_context_join(alloc->ctx);
+        sim_node_wait(all);
+        sim_node_put(all);
+        if (alloc->kind == SIM_ALLOC_POOL)
+                sim_pool_free(alloc);
+        else if (alloc->kind == SIM_ALLOC_MANAGED)
+                free_host_range(alloc);
+        else
+                sim_heap_free(alloc);
+        sim_pool_synchronized();
+out:
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuMemGetInfo_v2);
+        if (!free_bytes || !total_bytes)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS) {
+                *free_bytes = sim_heap_free_bytes(ctx->device);
+                *total_bytes = sim_config()->memory_bytes;
+        }
+        sim_unlock();
+        return rc;
+}
+
+/* Host memory that the device may touch too: the same address on both sides. */
+static CUresult host_memory(enum sim_alloc_kind kind, size_t bytes, unsigned flags, uintptr_t *ret_base)
+{
+        size_t page = (size_t)sysconf(_SC_PAGESIZE), mapped = (bytes + page - 1) / page * page;
+        struct sim_alloc *range;
+        CUcontext ctx;
+        CUresult rc;
+        void *base;
+
+        if (!ret_base || bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (bytes > SIZE_MAX - page)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS) {
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+                base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                if (base != MAP_FAILED) {
+                        range = sim_range_add(kind, (uintptr_t)base, bytes, ctx, ctx->device, flags);
+                        if (range) {
+                                *ret_base = range->base;
+                                rc = CUDA_SUCCESS;
+                        } else {
+                                munmap(base, mapped);
+                        }
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned flags)
+{
+        uintptr_t base;
+        CUresult rc;
+
+        SIM_ENTER(cuMemAllocManaged);
+        if (!dptr || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+                return CUDA_ERROR_INVALID_VALUE;
+        rc = host_memory(SIM_ALLOC_MANAGED, bytes, flags, &base);
+        if (rc == CUDA_SUCCESS)
+                *dptr = base;
+        return rc;
+}
+
+SIM_API cuMemAllocHost_v2(void **pp, size_t bytes)
+{
+        SIM_ENTER(cuMemAllocHost_v2);
+        return host_memory(SIM_ALLOC_HOST, bytes, 0, (uintptr_t *)pp);
+}
+
+SIM_API cuMemHostAlloc(void **pp, size_t bytes, unsigned flags)
+{
+        SIM_ENTER(cuMemHostAlloc);
+        if (flags & ~7u)
+                return CUDA_ERROR_INVALID_VALUE;
+        return host_memory(SIM_ALLOC_HOST, bytes, flags, (uintptr_t *)pp);
+}
+
+SIM_API cuMemFreeHost(void *p)
+{
+        struct sim_alloc *range;
+        CUresult rc;
+
+        SIM_ENTER(cuMemFreeHost);
+        sim_lock();
+        range = sim_find((uintptr_t)p);
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && p) {
+                if (range && range->base == (uintptr_t)p && range->kind == SIM_ALLOC_HOST && !range->freeing) {
+                        struct sim_node *all = sim_context_join(range->ctx);
+
+                        range->freeing = true;
+                        sim_node_wait(all);
+                        sim_node_put(all);
+                        free_host_range(range);
+                } else {
+                        rc = CUDA_ERROR_INVALID_VALUE;
+                }
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuMemHostRegister_v2);
+        if (!p || !bytes)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS && sim_find((uintptr_t)p))
+                rc = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        if (rc == CUDA_SUCCESS && !sim_range_add(SIM_ALLOC_REGISTERED, (uintptr_t)p, bytes, ctx, ctx->device, flags))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemHostUnregister(void *p)
+{
+        struct sim_alloc *range;
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemHostUnregister);
+        sim_lock();
+        range = sim_find((uintptr_t)p);
+        if (range && range->base == (uintptr_t)p && range->kind == SIM_ALLOC_REGISTERED)
+                sim_range_remove(range);
+        else
+                rc = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned flags)
+{
+        unsigned made_with;
+        int kind;
+
+        SIM_ENTER(cuMemHostGetDevicePointer_v2);
+        kind = kind_of((uintptr_t)p, &made_with);
+        if (!dptr || flags || (kind != SIM_ALLOC_HOST && kind != SIM_ALLOC_REGISTERED))
+                return CUDA_ERROR_INVALID_VALUE;
+        *dptr = (CUdeviceptr)(uintptr_t)p;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuMemHostGetFlags(unsigned *flags, void *p)
+{
+        unsigned made_with;
+
+        SIM_ENTER(cuMemHostGetFlags);
+        if (!flags || kind_of((uintptr_t)p, &made_with) != SIM_ALLOC_HOST)
+                return CUDA_ERROR_INVALID_VALUE;
+        *flags = made_with;
+        return CUDA_SUCCESS;
+}
+
+/* Advice changes nothing here; a prefetch takes its place in the stream and moves nothing. */
+SIM_API cuMemAdvise_v2(CUdeviceptr dptr, size_t bytes, CUmem_advise advice, CUmemLocation location)
+{
+        unsigned made_with;
+
+        SIM_ENTER(cuMemAdvise_v2);
+        (void)advice, (void)location;
+        return bytes && kind_of(dptr, &made_with) == SIM_ALLOC_MANAGED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_PTSZ(cuMemPrefetchAsync_v2,
+         (CUdeviceptr dptr, size_t bytes, CUmemLocation location, unsigned flags, CUstream stream),
+         (dptr, bytes, location, flags, stream))
+{
+        struct sim_op op = {.kind = SIM_OP_JOIN};
+        unsigned made_with;
+
+        (void)location;
+        if (!bytes || flags || kind_of(dptr, &made_with) != SIM_ALLOC_MANAGED)
+                return CUDA_ERROR_INVALID_VALUE;
+        return sim_submit(stream, &op, false);
+}

@@ -1,0 +1,205 @@
+/* What programs ask about an address, and legacy IPC handles. */
+#include "sim.h"
+
+#include <string.h>
+#include <unistd.h>
+
+SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc;
+        CUresult rc = CUDA_ERROR_NOT_FOUND;
+
+        SIM_ENTER(cuMemGetAddressRange_v2);
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (alloc && !alloc->idle) {
+                if (base)
+                        *base = alloc->base;
+                if (bytes)
+                        *bytes = alloc->bytes;
+                rc = CUDA_SUCCESS;
+        }
+        sim_memory_unlock();
+        return rc;
+}
+
+/* Writes the answer for alloc, or where it is NULL that of a pointer unknown to the driver. Memory lock held. */
+static CUresult answer(void *out, CUpointer_attribute attribute, const struct sim_alloc *alloc, CUdeviceptr dptr)
+{
+        bool host = alloc && (alloc->kind == SIM_ALLOC_HOST || alloc->kind == SIM_ALLOC_REGISTERED);
+        bool managed = alloc && alloc->kind == SIM_ALLOC_MANAGED;
+
+        switch (attribute) {
+        case CU_POINTER_ATTRIBUTE_CONTEXT:
+                *(CUcontext *)out = alloc ? alloc->ctx : NULL;
+                break;
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+                *(unsigned *)out = !alloc ? 0 : host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+                break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+                *(CUdeviceptr *)out = alloc ? dptr : 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+                *(void **)out = host || managed ? (void *)(uintptr_t)dptr : NULL;
+                return host || managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+                *(unsigned *)out = alloc && alloc->sync_memops;
+                break;
+        case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+                *(unsigned long long *)out = alloc ? alloc->buffer_id : 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+                *(unsigned *)out = managed;
+                break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+                *(int *)out = alloc ? alloc->device : -2;
+                break;
+        case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+                *(unsigned *)out = alloc && alloc->kind == SIM_ALLOC_DEVICE;
+                break;
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+                *(CUdeviceptr *)out = alloc ? alloc->base : 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+                *(size_t *)out = alloc ? alloc->bytes : 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_MAPPED:
+                *(unsigned *)out = alloc != NULL;
+                break;
+        case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+                *(unsigned long long *)out = 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+                *(unsigned *)out = 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+                *(unsigned *)out = alloc ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : 0;
+                break;
+        case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+                *(CUmemoryPool *)out = alloc ? alloc->pool : NULL;
+                break;
+        default:
+                return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc;
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuPointerGetAttribute);
+        if (!out)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (alloc && !alloc->idle)
+                rc = answer(out, attribute, alloc, dptr);
+        sim_memory_unlock();
+        return rc;
+}
+
+SIM_API cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void **out, CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc;
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuPointerGetAttributes);
+        if (!n || !attributes || !out)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (alloc && alloc->idle)
+                alloc = NULL;
+        for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++) {
+                rc = answer(out[i], attributes[i], alloc, dptr);
+                /* Asked for several, what a pointer has not is answered with zero, not refused. */
+                if (rc == CUDA_ERROR_INVALID_VALUE)
+                        rc = CUDA_SUCCESS;
+        }
+        sim_memory_unlock();
+        return rc;
+}
+
+SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc;
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuPointerSetAttribute);
+        if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (alloc && !alloc->idle) {
+                alloc->sync_memops = *(const unsigned *)value != 0;
+                rc = CUDA_SUCCESS;
+        }
+        sim_memory_unlock();
+        return rc;
+}
+
+/* A handle says whose memory it is; other processes cannot reach it yet, and the own one may not open it. */
+struct ipc_handle {
+        uint64_t pid, base, buffer_id;
+};
+
+SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+{
+        struct ipc_handle words = {.pid = (uint64_t)getpid()};
+        struct sim_alloc *alloc;
+
+        SIM_ENTER(cuIpcGetMemHandle);
+        if (!handle)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (alloc && alloc->kind == SIM_ALLOC_DEVICE) {
+                words.base = alloc->base;
+                words.buffer_id = alloc->buffer_id;
+        }
+        sim_memory_unlock();
+        if (!words.base)
+                return CUDA_ERROR_INVALID_VALUE;
+        memset(handle, 0, sizeof *handle);
+        memcpy(handle, &words, sizeof words);
+        return CUDA_SUCCESS;
+}
+
+static CUresult open_handle(const CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned flags)
+{
+        struct ipc_handle words;
+
+        memcpy(&words, handle, sizeof words);
+        if (!dptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+                return CUDA_ERROR_INVALID_VALUE;
+        return words.pid == (uint64_t)getpid() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+SIM_API cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
+{
+        SIM_ENTER(cuIpcOpenMemHandle);
+        return open_handle(dptr, &handle, flags);
+}
+
+SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
+{
+        SIM_ENTER(cuIpcOpenMemHandle_v2);
+        return open_handle(dptr, &handle, flags);
+}
+
+SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
+{
+        SIM_ENTER(cuIpcCloseMemHandle);
+        (void)dptr;
+        return CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t bytes, CUmemRangeHandleType type,
+                                      unsigned long long flags)
+{
+        SIM_ENTER(cuMemGetHandleForAddressRange);
+        (void)handle, (void)dptr, (void)bytes, (void)type, (void)flags;
+        return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,464 @@
+/* Stream-ordered memory: pools that keep freed memory and hand it out again behind the free in its stream. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC_POOL 0x706f6f6cu
+
+/* Guarded by sim_lock(). */
+static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
+static CUmemoryPool current_pools[SIM_MAX_DEVICES];
+static CUmemoryPool pools;
+
+static void make_pool(CUmemoryPool pool, int device)
+{
+        pool->magic = MAGIC_POOL;
+        pool->device = device;
+        pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
+        pool->next = pools;
+        pools = pool;
+}
+
+void sim_pool_setup(const struct sim_config *config)
+{
+        for (int d = 0; d < config->devices; d++) {
+                make_pool(&default_pools[d], d);
+                current_pools[d] = &default_pools[d];
+        }
+}
+
+static bool is_pool(CUmemoryPool pool)
+{
+        return pool && pool->magic == MAGIC_POOL && !pool->destroyed;
+}
+
+static size_t reserved(CUmemoryPool pool)
+{
+        size_t bytes;
+
+        sim_memory_lock();
+        bytes = pool->reserved;
+        sim_memory_unlock();
+        return bytes;
+}
+
+/* Gives cached memory whose free has run back to the device, oldest first, while the pool holds more than keep. */
+static void trim(CUmemoryPool pool, size_t keep)
+{
+        while (reserved(pool) > keep) {
+                struct sim_alloc **oldest = NULL, *alloc;
+
+                for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next) {
+                        if (!(*at)->freed || (*at)->freed->done)
+                                oldest = at;
+                }
+                if (!oldest)
+                        return;
+                alloc = *oldest;
+                *oldest = alloc->next;
+                sim_node_put(alloc->freed);
+                sim_heap_free(alloc);
+        }
+}
+
+void sim_pool_synchronized(void)
+{
+        for (CUmemoryPool pool = pools; pool; pool = pool->next)
+                trim(pool, pool->destroyed ? 0 : pool->threshold);
+}
+
+static void into_cache(struct sim_alloc *alloc, struct sim_node *freed)
+{
+        alloc->pool->used -= alloc->footprint;
+        alloc->freeing = true;
+        sim_node_replace(&alloc->freed, sim_node_get(freed));
+        alloc->next = alloc->pool->cache;
+        alloc->pool->cache = alloc;
+}
+
+void sim_pool_reached_free(struct sim_alloc *alloc)
+{
+        if (alloc->reuses)
+                alloc->reuses--;
+        else
+                sim_heap_set_idle(alloc, true);
+}
+
+void sim_pool_free(struct sim_alloc *alloc)
+{
+        sim_heap_set_idle(alloc, true);
+        into_cache(alloc, NULL);
+}
+
+/* Freed memory of the same footprint; the stream will wait for the free where it has not run yet. */
+static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream stream)
+{
+        size_t step = bytes <= SIM_SMALL_BYTES ? SIM_UNIT_BYTES : SIM_PAGE_BYTES;
+        size_t footprint = (bytes + step - 1) / step * step;
+
+        for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next) {
+                struct sim_alloc *alloc = *at;
+
+                if (alloc->footprint != footprint)
+                        continue;
+                *at = alloc->next;
+                if (alloc->freed && !alloc->freed->done) {
+                        struct sim_node *node = sim_stream_node(stream, NULL);
+
+                        sim_node_after(node, alloc->freed);
+                        sim_node_start(node);
+                        sim_node_replace(&stream->last, node);
+                        alloc->reuses++;
+                }
+                sim_node_replace(&alloc->freed, NULL);
+                sim_memory_lock();
+                alloc->bytes = bytes;
+                sim_memory_unlock();
+                if (!alloc->reuses)
+                        sim_heap_set_idle(alloc, false);
+                return alloc;
+        }
+        return NULL;
+}
+
+static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+        struct sim_alloc *alloc;
+
+        if (stream->capture)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        alloc = from_cache(pool, bytes, stream);
+        if (!alloc)
+                alloc = sim_heap_alloc(pool->device, bytes, pool);
+        if (!alloc) {
+                for (CUmemoryPool p = pools; p; p = p->next) {
+                        if (p->device == pool->device)
+                                trim(p, 0);
+                }
+                alloc = sim_heap_alloc(pool->device, bytes, pool);
+        }
+        if (!alloc)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        alloc->ctx = stream->ctx;
+        alloc->freeing = false;
+        pool->used += alloc->footprint;
+        if (pool->used > pool->used_high)
+                pool->used_high = pool->used;
+        *dptr = alloc->base;
+        return CUDA_SUCCESS;
+}
+
+SIM_PTSZ(cuMemAllocAsync, (CUdeviceptr * dptr, size_t bytes, CUstream stream), (dptr, bytes, stream))
+{
+        CUstream s;
+        CUresult rc;
+
+        if (!dptr || !bytes)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(stream, &s);
+        if (rc == CUDA_SUCCESS)
+                rc = pool_alloc(dptr, bytes, current_pools[s->ctx->device], s);
+        sim_unlock();
+        return rc;
+}
+
+SIM_PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr * dptr, size_t bytes, CUmemoryPool pool, CUstream stream),
+         (dptr, bytes, pool, stream))
+{
+        CUstream s;
+        CUresult rc;
+
+        if (!dptr || !bytes || !is_pool(pool))
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_stream_resolve(stream, &s);
+        if (rc == CUDA_SUCCESS)
+                rc = pool_alloc(dptr, bytes, pool, s);
+        sim_unlock();
+        return rc;
+}
+
+/* Memory from cuMemAlloc is taken too: it goes back to the device when the stream gets there, waiting for no other
+ * stream. */
+SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
+{
+        struct sim_op op = {.kind = SIM_OP_FREE};
+        struct sim_node *node = NULL;
+        struct sim_alloc *alloc;
+        CUstream s;
+        CUresult rc;
+
+        sim_lock();
+        rc = sim_stream_resolve(stream, &s);
+        if (rc == CUDA_SUCCESS && s->capture)
+                rc = CUDA_ERROR_NOT_SUPPORTED;
+        if (rc == CUDA_SUCCESS) {
+                alloc = sim_find(dptr);
+                if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_POOL) {
+                        rc = CUDA_ERROR_INVALID_VALUE;
+                } else {
+                        op.u.victim = alloc;
+                        rc = sim_stream_push(s, &op, &node);
+                }
+        }
+        if (rc == CUDA_SUCCESS) {
+                /* The free may have run only if it got past the lock, which it did not: alloc is still there. */
+                alloc->freeing = true;
+                if (alloc->kind == SIM_ALLOC_POOL)
+                        into_cache(alloc, node);
+        }
+        sim_node_put(node);
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
+{
+        CUmemoryPool pool;
+
+        SIM_ENTER(cuMemPoolCreate);
+        if (!ret_pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        if (sim_device_check(props->location.id) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        pool = calloc(1, sizeof *pool);
+        if (!pool)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        pool->most = props->maxSize;
+        sim_lock();
+        make_pool(pool, props->location.id);
+        sim_unlock();
+        *ret_pool = pool;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuMemPoolDestroy(CUmemoryPool pool)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemPoolDestroy);
+        sim_lock();
+        if (!is_pool(pool) || pool == &default_pools[pool->device]) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+        } else {
+                /* Memory still out stays valid; it goes back to the device once it is freed. */
+                pool->destroyed = true;
+                if (current_pools[pool->device] == pool)
+                        current_pools[pool->device] = &default_pools[pool->device];
+                trim(pool, 0);
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemPoolTrimTo);
+        sim_lock();
+        if (is_pool(pool))
+                trim(pool, keep);
+        else
+                rc = CUDA_ERROR_INVALID_VALUE;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemPoolGetAttribute);
+        if (!value)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!is_pool(pool)) {
+                sim_unlock();
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+                *(int *)value = pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
+                break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+                *(cuuint64_t *)value = pool->threshold;
+                break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+                *(cuuint64_t *)value = reserved(pool);
+                break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+                sim_memory_lock();
+                *(cuuint64_t *)value = pool->reserved_high;
+                sim_memory_unlock();
+                break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+                *(cuuint64_t *)value = pool->used;
+                break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+                *(cuuint64_t *)value = pool->used_high;
+                break;
+        default:
+                rc = CUDA_ERROR_INVALID_VALUE;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemPoolSetAttribute);
+        if (!value)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!is_pool(pool)) {
+                sim_unlock();
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+        case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+                pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] = *(const int *)value;
+                break;
+        case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+                pool->threshold = *(const cuuint64_t *)value;
+                break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+                sim_memory_lock();
+                if (*(const cuuint64_t *)value == 0)
+                        pool->reserved_high = pool->reserved;
+                else
+                        rc = CUDA_ERROR_INVALID_VALUE;
+                sim_memory_unlock();
+                break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+                if (*(const cuuint64_t *)value == 0)
+                        pool->used_high = pool->used;
+                else
+                        rc = CUDA_ERROR_INVALID_VALUE;
+                break;
+        default:
+                rc = CUDA_ERROR_INVALID_VALUE;
+        }
+        sim_unlock();
+        return rc;
+}
+
+/* Peers reach a pool's memory through cuCtxEnablePeerAccess here; access of its own a pool takes and does not keep. */
+SIM_API cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+        SIM_ENTER(cuMemPoolSetAccess);
+        return is_pool(pool) && (map || !count) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_API cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
+{
+        SIM_ENTER(cuMemPoolGetAccess);
+        if (!flags || !is_pool(pool) || !location)
+                return CUDA_ERROR_INVALID_VALUE;
+        *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        return CUDA_SUCCESS;
+}
+
+static CUresult get_pool(CUmemoryPool *ret_pool, CUdevice device, bool of_default)
+{
+        if (!ret_pool)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        *ret_pool = of_default ? &default_pools[device] : current_pools[device];
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+static CUresult set_pool(CUdevice device, CUmemoryPool pool)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        if (is_pool(pool) && pool->device == device)
+                current_pools[device] = pool;
+        else
+                rc = CUDA_ERROR_INVALID_VALUE;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+        SIM_ENTER(cuDeviceGetDefaultMemPool);
+        return get_pool(pool, device, true);
+}
+
+SIM_API cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+        SIM_ENTER(cuDeviceGetMemPool);
+        return get_pool(pool, device, false);
+}
+
+SIM_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+        SIM_ENTER(cuDeviceSetMemPool);
+        return set_pool(device, pool);
+}
+
+static bool on_device(const CUmemLocation *location, CUmemAllocationType type)
+{
+        return location && location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+}
+
+SIM_API cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        SIM_ENTER(cuMemGetDefaultMemPool);
+        return on_device(location, type) ? get_pool(pool, location->id, true) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+SIM_API cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        SIM_ENTER(cuMemGetMemPool);
+        return on_device(location, type) ? get_pool(pool, location->id, false) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+SIM_API cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+        SIM_ENTER(cuMemSetMemPool);
+        return on_device(location, type) ? set_pool(location->id, pool) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Graphs own no memory here: nothing to trim, nothing in use. */
+SIM_API cuDeviceGraphMemTrim(CUdevice device)
+{
+        SIM_ENTER(cuDeviceGraphMemTrim);
+        return sim_device_check(device);
+}
+
+SIM_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+        SIM_ENTER(cuDeviceGetGraphMemAttribute);
+        (void)attribute;
+        if (!value)
+                return CUDA_ERROR_INVALID_VALUE;
+        *(cuuint64_t *)value = 0;
+        return sim_device_check(device);
+}
+
+SIM_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+        SIM_ENTER(cuDeviceSetGraphMemAttribute);
+        (void)attribute;
+        return value && *(const cuuint64_t *)value == 0 ? sim_device_check(device) : CUDA_ERROR_INVALID_VALUE;
+}

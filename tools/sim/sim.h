@@ -1,0 +1,411 @@
+/*
+ * The simulated device: what its files share.
+ *
+ * Locks: sim_lock() guards contexts, streams, events, captures, graphs, pools and the work graph. sim_memory_lock()
+ * guards the allocation tables and the bytes of device memory; it is taken inside sim_lock() or alone, never the other
+ * way round, and workers hold it only while they touch a chunk. Handles are never unmapped, so the magic of a stale one
+ * can always be read.
+ */
+#ifndef GR_SIM_H
+#define GR_SIM_H
+
+/* Declares every version of every entry point, the per-thread ones too, under its exported name. */
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_MAX_DEVICES 8
+#define SIM_PAGE_BYTES  ((size_t)2 << 20)
+#define SIM_SMALL_BYTES ((size_t)1 << 20) /* allocations up to this size share a page */
+#define SIM_UNIT_BYTES  ((size_t)512)
+#define SIM_DRIVER      13000
+
+#define SIM_API __attribute__((visibility("default"))) CUresult
+
+enum sim_symbol {
+#define SIM_EXPORT(name, version, symbol)                        SIM_ID_##symbol,
+#define SIM_EXPORT_PT(name, version, pt_version, symbol, suffix) SIM_ID_##symbol, SIM_ID_##symbol##suffix,
+#include "exports.def"
+#undef SIM_EXPORT
+#undef SIM_EXPORT_PT
+        SIM_SYMBOLS
+};
+
+/* ---- lookup.c, faults.c ---- */
+
+struct sim_entry {
+        const char *name;   /* as asked of cuGetProcAddress */
+        const char *symbol; /* as exported */
+        int version;
+        bool per_thread;
+        void *function;
+};
+
+extern const struct sim_entry sim_entries[SIM_SYMBOLS];
+
+/*
+ * First step of every entry point: counts, traces, delays and applies the fault plan.
+ * Returns what the call has to fail with, or CUDA_SUCCESS. Before cuInit only those with `early` pass.
+ */
+CUresult sim_enter(enum sim_symbol symbol, bool early);
+
+#define SIM_ENTER_AS(symbol, early)                                                                                    \
+        do {                                                                                                           \
+                CUresult enter_ = sim_enter(SIM_ID_##symbol, early);                                                   \
+                if (enter_ != CUDA_SUCCESS)                                                                            \
+                        return enter_;                                                                                 \
+        } while (0)
+#define SIM_ENTER(symbol) SIM_ENTER_AS(symbol, false)
+
+/*
+ * An entry point and its per-thread twin: they differ in what stream 0 means. Followed by the common body. With _ptsz
+ * the stream is a parameter and must be called `stream`; with _ptds there is none, and the body gets one as an
+ * additional last parameter.
+ */
+#define SIM_UNPACK(...) __VA_ARGS__
+#define SIM_PTSZ(symbol, params, args)                                                                                 \
+        static CUresult symbol##_on params;                                                                            \
+        SIM_API symbol params                                                                                          \
+        {                                                                                                              \
+                SIM_ENTER(symbol);                                                                                     \
+                return symbol##_on args;                                                                               \
+        }                                                                                                              \
+        SIM_API symbol##_ptsz params                                                                                   \
+        {                                                                                                              \
+                SIM_ENTER(symbol##_ptsz);                                                                              \
+                if (!stream)                                                                                           \
+                        stream = CU_STREAM_PER_THREAD;                                                                 \
+                return symbol##_on args;                                                                               \
+        }                                                                                                              \
+        static CUresult symbol##_on params
+#define SIM_PTDS(symbol, params, args)                                                                                 \
+        static CUresult symbol##_on(SIM_UNPACK params, CUstream stream);                                               \
+        SIM_API symbol params                                                                                          \
+        {                                                                                                              \
+                SIM_ENTER(symbol);                                                                                     \
+                return symbol##_on(SIM_UNPACK args, CU_STREAM_LEGACY);                                                 \
+        }                                                                                                              \
+        SIM_API symbol##_ptds params                                                                                   \
+        {                                                                                                              \
+                SIM_ENTER(symbol##_ptds);                                                                              \
+                return symbol##_on(SIM_UNPACK args, CU_STREAM_PER_THREAD);                                             \
+        }                                                                                                              \
+        static CUresult symbol##_on(SIM_UNPACK params, CUstream stream)
+
+/* The configuration from the environment, read once at cuInit. */
+struct sim_config {
+        int devices;
+        size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
+};
+const struct sim_config *sim_config(void);
+bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
+void sim_setup(void);                      /* device.c: builds the devices; once, from cuInit */
+extern _Thread_local bool sim_in_callback; /* a host function runs on this thread: it may not call the driver */
+void sim_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- engine.c: work, its order, and the threads that do it ---- */
+
+enum sim_op_kind {
+        SIM_OP_JOIN, /* nothing to run, only an order */
+        SIM_OP_KERNEL,
+        SIM_OP_COPY,
+        SIM_OP_FILL,
+        SIM_OP_WRITE_VALUE,
+        SIM_OP_WAIT_VALUE,
+        SIM_OP_HOST,
+        SIM_OP_CALLBACK,
+        SIM_OP_FREE,
+};
+
+struct sim_alloc;
+struct sim_kernel;
+#define SIM_KERNEL_ARGS 5
+
+/* One piece of work, by value, so that a graph can run it again. */
+struct sim_op {
+        enum sim_op_kind kind;
+        CUcontext ctx;
+        union {
+                struct {
+                        const struct sim_kernel *kernel;
+                        uint64_t arg[SIM_KERNEL_ARGS];
+                } launch;
+                struct {
+                        uintptr_t dst, src;
+                        size_t width, height, depth; /* bytes, rows, slices */
+                        size_t dst_pitch, src_pitch; /* bytes from row to row */
+                        size_t dst_slice, src_slice; /* bytes from slice to slice */
+                        void *staged;                /* owned copy of pageable source memory, or NULL */
+                } copy;
+                struct {
+                        uintptr_t dst;
+                        size_t width, height, pitch; /* width in elements, pitch in bytes */
+                        unsigned element;            /* bytes: 1, 2 or 4 */
+                        uint32_t value;
+                } fill;
+                struct {
+                        uintptr_t addr;
+                        uint64_t value;
+                        unsigned bytes; /* 4 or 8 */
+                        unsigned flags;
+                } value;
+                struct {
+                        CUhostFn fn;
+                        CUstreamCallback callback;
+                        CUstream stream;
+                        void *arg;
+                } host;
+                struct sim_alloc *victim;
+        } u;
+};
+
+/* A node of the work graph: done once everything it comes after is done and its operation has run. Guarded by
+ * sim_lock(). */
+struct sim_node {
+        int refs;
+        unsigned pending; /* predecessors not yet done, plus one until started */
+        bool done;
+        uint64_t done_ns;
+        struct sim_node **dependents;
+        size_t n_dependents, room;
+        struct sim_node *next; /* in the ready queue, or the list of nodes being finished */
+        struct sim_op op;
+};
+
+void sim_lock(void);
+void sim_unlock(void);
+uint64_t sim_now_ns(void);
+
+/* All of these: sim_lock() held. A node starts with one reference, the caller's. */
+struct sim_node *sim_node_new(const struct sim_op *op); /* NULL op: a join */
+void sim_node_after(struct sim_node *node,
+                    struct sim_node *predecessor); /* before sim_node_start; NULL predecessor: nothing */
+void sim_node_start(struct sim_node *node);
+struct sim_node *sim_node_get(struct sim_node *node);
+void sim_node_put(struct sim_node *node);
+void sim_node_wait(struct sim_node *node); /* releases the lock while it waits */
+/* *slot, which owns one reference, becomes node, whose reference passes to it. */
+void sim_node_replace(struct sim_node **slot, struct sim_node *node);
+
+void sim_op_run(const struct sim_op *op);         /* ops.c: no lock held */
+void sim_op_drop(struct sim_op *op);              /* ops.c: gives back what the operation owns, after the last run */
+const char *sim_op_name(const struct sim_op *op); /* ops.c: for a report of misuse */
+
+/* ---- context.c ---- */
+
+#define SIM_MAGIC_CONTEXT 0x63747873u
+#define SIM_MAGIC_STREAM  0x73747273u
+#define SIM_MAGIC_EVENT   0x65767473u
+
+struct sim_capture;
+
+/* A set of captured graph nodes, by index: what the next captured operation comes after. */
+struct sim_frontier {
+        size_t *index;
+        size_t count;
+};
+
+struct CUctx_st {
+        uint32_t magic;
+        int device;
+        bool primary, live;
+        unsigned flags, api_version, peers; /* peers: bit per device whose memory kernels may touch */
+        unsigned long long id;
+        int retained; /* primary only */
+        CUstream streams, legacy;
+        struct sim_node *barrier;    /* all work submitted later comes after this */
+        struct sim_node *orphans[2]; /* work of destroyed streams: blocking, non-blocking */
+        CUcontext next;
+};
+
+struct CUstream_st {
+        uint32_t magic;
+        CUcontext ctx;
+        unsigned flags;
+        int priority;
+        unsigned long long id;
+        struct sim_node *last;
+        struct sim_capture *capture;
+        struct sim_frontier frontier;
+        CUstream next;        /* in ctx->streams, or the free list */
+        CUstream thread_next; /* per-thread streams of one thread */
+};
+
+struct CUevent_st {
+        uint32_t magic;
+        CUcontext ctx;
+        unsigned flags;
+        struct sim_node *node;         /* NULL until recorded */
+        unsigned long long capture_id; /* of the capture it was last recorded in, or 0 */
+        struct sim_frontier frontier;
+        CUevent next;
+};
+
+CUresult sim_current(CUcontext *ret_ctx); /* the thread's context; lock held */
+CUresult sim_context_check(CUcontext ctx);
+CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx); /* NULL stands for the thread's own; lock held */
+CUcontext sim_contexts(void);                                    /* head of the list of live contexts; lock held */
+/* A started join of all work of ctx so far; the reference is the caller's. Lock held. */
+struct sim_node *sim_context_join(CUcontext ctx);
+CUresult sim_device_check(CUdevice device);
+
+/* ---- stream.c ---- */
+
+CUresult sim_stream_resolve(CUstream handle,
+                            CUstream *ret_stream); /* 0, legacy and per-thread handles too; lock held */
+CUstream sim_stream_make(CUcontext ctx, unsigned flags, int priority);
+void sim_stream_retire(CUstream stream);      /* unlinks; its work goes on as an orphan of the context; lock held */
+void sim_event_forget_context(CUcontext ctx); /* event.c */
+/* A join, not yet started, ordered after all that new work on stream has to come after. Lock held. */
+struct sim_node *sim_stream_node(CUstream stream, const struct sim_op *op);
+/*
+ * Gives op to the stream, or to the capture the stream is in; takes over what op owns, also on failure.
+ * When ret_node is given and the operation was submitted it gets a reference, else NULL. Lock held.
+ */
+CUresult sim_stream_push(CUstream stream, struct sim_op *op, struct sim_node **ret_node);
+/* The whole of an entry point: current context, stream, submission, and with wait, its completion. No lock held. */
+CUresult sim_submit(CUstream handle, struct sim_op *op, bool wait);
+
+/* ---- heap.c: device addresses; all but the `_locked` take the memory lock themselves ---- */
+
+void sim_memory_lock(void);
+void sim_memory_unlock(void);
+
+enum sim_alloc_kind {
+        SIM_ALLOC_DEVICE,
+        SIM_ALLOC_POOL,
+        SIM_ALLOC_MANAGED,
+        SIM_ALLOC_HOST,
+        SIM_ALLOC_REGISTERED,
+        SIM_ALLOC_MAPPED
+};
+
+struct sim_alloc {
+        uintptr_t base;
+        size_t bytes;     /* as asked for */
+        size_t footprint; /* as taken: a multiple of 512 B in a shared page, else whole pages */
+        enum sim_alloc_kind kind;
+        int device;
+        CUcontext ctx;
+        CUmemoryPool pool;
+        unsigned flags;
+        unsigned long long buffer_id;
+        bool freeing; /* a free is on its way: no longer the program's. Guarded by sim_lock() */
+        bool idle;    /* in a pool's cache: touching it is misuse. Guarded by the memory lock */
+        bool sync_memops;
+        struct sim_alloc *next; /* in the list of ranges outside the device heaps, or of a pool's cache */
+        /* Pools' memory only, guarded by sim_lock(). */
+        struct sim_node *freed; /* the free in its stream; reuse comes after it */
+        unsigned reuses;        /* frees that have not run yet but whose memory is in use again */
+};
+
+struct CUmemPoolHandle_st {
+        uint32_t magic;
+        int device;
+        bool destroyed;
+        struct sim_alloc *cache; /* freed memory, newest first */
+        cuuint64_t threshold, used, used_high, most;
+        int reuse[3]; /* policies: kept, reported, not acted on */
+        /* Guarded by the memory lock. */
+        size_t reserved, reserved_high;
+        CUmemoryPool next;
+};
+
+void sim_heap_setup(const struct sim_config *config);
+/* NULL when the device has no room. owner: the pool that pays, or NULL. */
+struct sim_alloc *sim_heap_alloc(int device, size_t bytes, CUmemoryPool owner);
+void sim_heap_free(struct sim_alloc *alloc);
+struct sim_alloc *sim_find(uintptr_t address); /* the allocation that contains it, or NULL */
+struct sim_alloc *sim_find_locked(uintptr_t address);
+/* In the range of a device or reserved by the program; allocated or not. */
+bool sim_is_device_address(uintptr_t address);
+bool sim_is_device_address_locked(uintptr_t address);
+size_t sim_heap_free_bytes(int device);
+void sim_heap_free_context(CUcontext ctx);      /* every cuMemAlloc of it, at the context's end */
+bool sim_heap_charge(int device, size_t bytes); /* memory that lives elsewhere, in whole pages; false: no room */
+void sim_heap_uncharge(int device, size_t bytes);
+void sim_heap_set_idle(struct sim_alloc *alloc, bool idle);
+/* Ranges of host memory the device may touch; the caller owns the memory behind them. NULL when out of host memory. */
+struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t bytes, CUcontext ctx, int device,
+                                unsigned flags);
+void sim_range_remove(struct sim_alloc *alloc);
+
+/* ---- vmm.c ---- */
+
+bool sim_is_reserved_locked(uintptr_t address); /* memory lock or sim_lock() held */
+
+/* ---- touch.c ---- */
+
+/*
+ * The only ways to touch memory from an operation. Each checks chunk by chunk that the memory is allocated now, reports
+ * misuse once and returns false if not. `host_ok`: addresses unknown to the device are the program's own memory
+ * (copies), else misuse (kernels).
+ */
+struct sim_access {
+        const struct sim_op *op;
+        bool host_ok;
+};
+bool sim_touch_fill(const struct sim_access *access, uintptr_t dst, size_t count, unsigned element, uint32_t value);
+bool sim_touch_copy(const struct sim_access *access, uintptr_t dst, uintptr_t src, size_t bytes);
+bool sim_touch_count_diff(const struct sim_access *access, uintptr_t src, uint32_t value, uint64_t count,
+                          uint64_t *ret_differing);
+bool sim_touch_add(const struct sim_access *access, uintptr_t dst, uint32_t add);
+bool sim_touch_load(const struct sim_access *access, uintptr_t src, unsigned bytes, uint64_t *ret_value);
+bool sim_touch_store(const struct sim_access *access, uintptr_t dst, unsigned bytes, uint64_t value);
+
+/* ---- pool.c ---- */
+
+void sim_pool_setup(const struct sim_config *config);
+void sim_pool_synchronized(void); /* a synchronisation point: give back what is above the threshold; lock held */
+void sim_pool_reached_free(struct sim_alloc *alloc); /* the stream reached the free of a pool's memory; lock held */
+void sim_pool_free(struct sim_alloc *alloc);         /* cuMemFree of a pool's memory, context idle; lock held */
+
+/* ---- capture.c ---- */
+
+/* For a call that may not be made now: the code to fail with, having invalidated the captures in its way. Lock held. */
+CUresult sim_capture_unsafe(void);
+CUresult sim_capture_in_context(CUcontext ctx);  /* the same for calls that concern all streams of ctx */
+CUresult sim_capture_in_stream(CUstream stream); /* the same for calls that wait for or ask about one stream */
+CUresult sim_capture_legacy(CUcontext ctx);      /* the legacy stream is used: blocking streams may not be capturing */
+CUresult sim_capture_push(CUstream stream, const struct sim_op *op);
+CUresult sim_capture_graph(CUstream stream, CUgraph child); /* a graph launched into the capture */
+CUresult sim_capture_record(CUstream stream, CUevent event);
+CUresult sim_capture_wait(CUstream stream, CUevent event); /* also when only the event is captured */
+bool sim_capture_live(unsigned long long capture_id);
+void sim_capture_stream_gone(CUstream stream);
+void sim_frontier_clear(struct sim_frontier *frontier);
+
+/* graph.c */
+struct CUgraphNode_st {
+        CUgraph graph;
+        size_t index;
+        struct sim_op op;
+        size_t *after;
+        size_t n_after;
+};
+struct CUgraph_st {
+        uint32_t magic;
+        CUgraphNode *nodes;
+        size_t count;
+};
+CUgraph sim_graph_new(void);
+/* Appends; takes over op and copies the frontier. NULL when out of host memory. */
+CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct sim_frontier *after);
+void sim_graph_free(CUgraph graph);
+/*
+ * Appends all of child behind `after`. Returns the last node added, NULL when out of host memory; ret_all, the caller's
+ * to clear, names the nodes that came from child.
+ */
+CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_frontier *after,
+                                struct sim_frontier *ret_all);
+bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier); /* does everything lead to the frontier? */
+
+/* ---- kernels.c ---- */
+void sim_kernel_run(const struct sim_op *op);
+const char *sim_kernel_name(const struct sim_kernel *kernel);
+
+#endif

@@ -1,0 +1,399 @@
+/*
+ * Virtual memory management: addresses reserved, memory created and mapped there. All created memory is one sparse file
+ * in memory, so that it can be mapped anywhere and more than once.
+ */
+#include "sim.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MAGIC_HANDLE 0x766d6d68u
+
+/* What a CUmemGenericAllocationHandle points to. Guarded by sim_lock(). */
+struct created {
+        uint32_t magic;
+        off_t offset;
+        size_t bytes;
+        unsigned refs; /* the program's and one per mapping */
+        CUmemAllocationProp prop;
+        struct created *next; /* in the free list */
+};
+
+struct mapping {
+        struct sim_alloc *range; /* idle until access is given */
+        struct created *memory;
+        struct mapping *next;
+};
+
+struct reservation {
+        uintptr_t base;
+        size_t bytes;
+        struct reservation *next;
+};
+
+/* Guarded by sim_lock(). */
+static int file = -1;
+static off_t next_offset;
+static struct created *dead;
+static struct mapping *mappings;
+/* Changed under both locks, read under either. */
+static struct reservation *reservations;
+
+bool sim_is_reserved_locked(uintptr_t address)
+{
+        for (struct reservation *r = reservations; r; r = r->next) {
+                if (address >= r->base && address - r->base < r->bytes)
+                        return true;
+        }
+        return false;
+}
+
+static bool whole_pages(size_t bytes)
+{
+        return bytes && bytes % SIM_PAGE_BYTES == 0;
+}
+
+static bool is_created(CUmemGenericAllocationHandle handle)
+{
+        struct created *memory = (struct created *)(uintptr_t)handle;
+
+        return memory && memory->magic == MAGIC_HANDLE && memory->refs;
+}
+
+static bool on_device(const CUmemAllocationProp *prop)
+{
+        return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
+static CUresult check_prop(const CUmemAllocationProp *prop)
+{
+        if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (prop->requestedHandleTypes)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        if (on_device(prop))
+                return sim_device_check(prop->location.id);
+        return prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+                               prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                               prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+                       ? CUDA_SUCCESS
+                       : CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_API cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop,
+                                      CUmemAllocationGranularity_flags option)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuMemGetAllocationGranularity);
+        (void)option;
+        rc = bytes ? check_prop(prop) : CUDA_ERROR_INVALID_VALUE;
+        if (rc == CUDA_SUCCESS)
+                *bytes = SIM_PAGE_BYTES;
+        return rc;
+}
+
+SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignment, CUdeviceptr wish,
+                            unsigned long long flags)
+{
+        struct reservation *r;
+        uintptr_t start, base;
+        void *at;
+
+        SIM_ENTER(cuMemAddressReserve);
+        (void)wish; /* only ever a hint */
+        if (!ret_base || !whole_pages(bytes) || flags || (alignment & (alignment - 1)))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (alignment < SIM_PAGE_BYTES)
+                alignment = SIM_PAGE_BYTES;
+        if (bytes > SIZE_MAX - alignment)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        r = calloc(1, sizeof *r);
+        at = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (!r || at == MAP_FAILED) {
+                if (at != MAP_FAILED)
+                        munmap(at, bytes + alignment);
+                free(r);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        start = (uintptr_t)at;
+        base = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
+        if (base > start)
+                munmap(at, base - start);
+        if (start + alignment > base)
+                munmap((void *)(base + bytes), start + alignment - base);
+        r->base = base;
+        r->bytes = bytes;
+        sim_lock();
+        sim_memory_lock();
+        r->next = reservations;
+        reservations = r;
+        sim_memory_unlock();
+        sim_unlock();
+        *ret_base = base;
+        return CUDA_SUCCESS;
+}
+
+static bool has_mapping(uintptr_t base, size_t bytes)
+{
+        for (struct mapping *m = mappings; m; m = m->next) {
+                if (m->range->base < base + bytes && base < m->range->base + m->range->bytes)
+                        return true;
+        }
+        return false;
+}
+
+SIM_API cuMemAddressFree(CUdeviceptr base, size_t bytes)
+{
+        struct reservation **at = &reservations, *r;
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuMemAddressFree);
+        sim_lock();
+        while (*at && ((*at)->base != base || (*at)->bytes != bytes))
+                at = &(*at)->next;
+        r = *at;
+        if (r && !has_mapping(base, bytes)) {
+                sim_memory_lock();
+                *at = r->next;
+                sim_memory_unlock();
+                munmap((void *)(uintptr_t)base, bytes);
+                free(r);
+                rc = CUDA_SUCCESS;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
+                    unsigned long long flags)
+{
+        struct created *memory;
+        CUresult rc;
+
+        SIM_ENTER(cuMemCreate);
+        if (!handle || !whole_pages(bytes) || flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        rc = check_prop(prop);
+        if (rc != CUDA_SUCCESS)
+                return rc;
+        sim_lock();
+        if (file < 0)
+                file = memfd_create("simulated device", MFD_CLOEXEC);
+        memory = dead;
+        if (memory)
+                dead = memory->next;
+        else
+                memory = calloc(1, sizeof *memory);
+        if (file < 0 || !memory || ftruncate(file, next_offset + (off_t)bytes) != 0 ||
+            (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
+                if (memory) {
+                        memory->next = dead;
+                        dead = memory;
+                }
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        } else {
+                *memory = (struct created){
+                        .magic = MAGIC_HANDLE, .offset = next_offset, .bytes = bytes, .refs = 1, .prop = *prop};
+                next_offset += (off_t)bytes;
+                *handle = (CUmemGenericAllocationHandle)(uintptr_t)memory;
+        }
+        sim_unlock();
+        return rc;
+}
+
+static void drop(struct created *memory)
+{
+        if (--memory->refs)
+                return;
+        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
+        if (on_device(&memory->prop))
+                sim_heap_uncharge(memory->prop.location.id, memory->bytes);
+        memory->magic = 0;
+        memory->next = dead;
+        dead = memory;
+}
+
+SIM_API cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemRelease);
+        sim_lock();
+        if (is_created(handle))
+                drop((struct created *)(uintptr_t)handle);
+        else
+                rc = CUDA_ERROR_INVALID_VALUE;
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                 unsigned long long flags)
+{
+        struct created *memory = (struct created *)(uintptr_t)handle;
+        struct mapping *m = NULL;
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuMemMap);
+        sim_lock();
+        if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes > memory->bytes ||
+            base % SIM_PAGE_BYTES || !sim_is_reserved_locked(base) || !sim_is_reserved_locked(base + bytes - 1) ||
+            has_mapping(base, bytes))
+                goto out;
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+        m = calloc(1, sizeof *m);
+        if (!m)
+                goto out;
+        m->range = sim_range_add(SIM_ALLOC_MAPPED, base, bytes, NULL,
+                                 on_device(&memory->prop) ? memory->prop.location.id : 0, 0);
+        if (!m->range) {
+                free(m);
+                goto out;
+        }
+        sim_heap_set_idle(m->range, true);
+        m->memory = memory;
+        memory->refs++;
+        m->next = mappings;
+        mappings = m;
+        rc = CUDA_SUCCESS;
+out:
+        sim_unlock();
+        return rc;
+}
+
+/* Do mappings cover exactly [base, base + bytes)? Lock held. */
+static bool covered(uintptr_t base, size_t bytes)
+{
+        size_t found = 0;
+
+        for (struct mapping *m = mappings; m; m = m->next) {
+                if (m->range->base >= base && m->range->base - base < bytes) {
+                        if (m->range->bytes > bytes - (m->range->base - base))
+                                return false;
+                        found += m->range->bytes;
+                }
+        }
+        return found == bytes;
+}
+
+/* Waits for nothing, like the driver's. */
+SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
+{
+        struct mapping **at = &mappings;
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemUnmap);
+        sim_lock();
+        if (!bytes || !covered(base, bytes)) {
+                sim_unlock();
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        while (*at) {
+                struct mapping *m = *at;
+
+                if (m->range->base < base || m->range->base - base >= bytes) {
+                        at = &m->next;
+                        continue;
+                }
+                *at = m->next;
+                /* Nothing touches the range any more once it is gone from the table. */
+                {
+                        void *start = (void *)m->range->base;
+                        size_t length = m->range->bytes;
+
+                        sim_range_remove(m->range);
+                        mmap(start, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+                }
+                drop(m->memory);
+                free(m);
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *descs, size_t count)
+{
+        CUresult rc = CUDA_SUCCESS;
+
+        SIM_ENTER(cuMemSetAccess);
+        if (!descs || !count)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!bytes || !covered(base, bytes)) {
+                sim_unlock();
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        for (struct mapping *m = mappings; m && rc == CUDA_SUCCESS; m = m->next) {
+                bool access = descs[0].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+
+                if (m->range->base < base || m->range->base - base >= bytes)
+                        continue;
+                if (access && m->range->idle &&
+                    mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+                         m->memory->offset) == MAP_FAILED)
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                else
+                        sim_heap_set_idle(m->range, !access);
+        }
+        sim_unlock();
+        return rc;
+}
+
+static struct mapping *find_mapping(uintptr_t address)
+{
+        struct mapping *m = mappings;
+
+        while (m && (address < m->range->base || address - m->range->base >= m->range->bytes))
+                m = m->next;
+        return m;
+}
+
+SIM_API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+        struct mapping *m;
+
+        SIM_ENTER(cuMemGetAccess);
+        if (!flags || !location)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        m = find_mapping(ptr);
+        if (m)
+                *flags = m->range->idle ? CU_MEM_ACCESS_FLAGS_PROT_NONE : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        sim_unlock();
+        return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SIM_API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuMemGetAllocationPropertiesFromHandle);
+        sim_lock();
+        if (prop && is_created(handle)) {
+                *prop = ((struct created *)(uintptr_t)handle)->prop;
+                rc = CUDA_SUCCESS;
+        }
+        sim_unlock();
+        return rc;
+}
+
+SIM_API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+        struct mapping *m;
+
+        SIM_ENTER(cuMemRetainAllocationHandle);
+        if (!handle)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        m = find_mapping((uintptr_t)address);
+        if (m) {
+                m->memory->refs++;
+                *handle = (CUmemGenericAllocationHandle)(uintptr_t)m->memory;
+        }
+        sim_unlock();
+        return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
