@@ -35,6 +35,8 @@ struct gr_device {
         _Atomic uint64_t peak_live_bytes;
         _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
 
+        struct gr_lock ladder_lock; /* one thread at a time gives memory back and takes it, or they take each other's */
+
         struct gr_lock slabs_lock; /* guards what follows */
         struct gr_slab *slabs;     /* by page number */
         uint64_t slab_count;

@@ -8,11 +8,12 @@
 #include "pool.h"
 #include "size.h"
 
-#define BYPASS_NS     UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
-#define SYNC_NS       UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
-#define SYNC_PEERS_NS UINT64_C(1000000000)  /* where work of other devices counts, which may wait for work yet to come \
-                                             */
-#define GATE_NS       UINT64_C(100000000)   /* longest wait for captures of other threads to end */
+#define BYPASS_NS UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
+#define SYNC_NS   UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+#define SYNC_PEERS_NS                                                                                                  \
+        UINT64_C(1000000000)              /* where work of other devices counts, which may wait for work yet to come   \
+                                           */
+#define GATE_NS       UINT64_C(100000000) /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS UINT64_C(50000)
 #define RETURN_TRIES  16 /* of a rung that does give memory back, which other threads may take first */
 #define HOOK_FAILURES 3  /* in a row, and a reclaimable is skipped */
@@ -274,24 +275,35 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         return 0;
 }
 
-/* One rung that returns memory, and the tries after it. */
+/*
+ * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
+ * each find that the other has just taken them, and both fail. Reclaimables run without it: they may wait for other
+ * threads.
+ */
 static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
+        bool hooks = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP;
         unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES : 1;
+        uint64_t begin_ns = core->driver->now_ns(), back;
         int rc;
 
+        if (!hooks) {
+                gr_lock(&climb->context->device->ladder_lock);
+                rc = try_again(climb, false, ret_block); /* what the climber before left, or the program freed */
+                if (!out_of_memory(rc))
+                        goto out;
+        }
         do {
-                uint64_t begin_ns = core->driver->now_ns();
-                uint64_t back = gr_reclaim(climb->context, level, missing_bytes(climb));
-
+                back = gr_reclaim(climb->context, level, missing_bytes(climb));
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
-                climb->ns[level] += core->driver->now_ns() - begin_ns;
                 rc = try_again(climb, false, ret_block);
-                if (!out_of_memory(rc) || back == 0)
-                        return rc;
-        } while (--tries > 0);
+        } while (out_of_memory(rc) && back > 0 && --tries > 0);
+out:
+        if (!hooks)
+                gr_unlock(&climb->context->device->ladder_lock);
+        climb->ns[level] += core->driver->now_ns() - begin_ns;
         return rc;
 }
 

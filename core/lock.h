@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 enum gr_rank {
+        GR_RANK_LADDER,   /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS, /* the list of contexts */
         GR_RANK_HOOKS,    /* the registry of reclaimables */
         GR_RANK_GATE,     /* captures against fences; held across record and wait */

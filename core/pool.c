@@ -6,14 +6,15 @@
 
 #include <utlist.h>
 
-#define CLOSE_STEP_BYTES   (UINT64_C(32) << 20)  /* so much freed, and the epoch is closed at once */
-#define QUARANTINE_BYTES   (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
-#define STUCK_NS           UINT64_C(50000000)   /* an epoch this old says that a kernel runs on: no barrier behind it */
-#define SPARE_CLASS_BYTES  (UINT64_C(16) << 20) /* spare blocks of one class */
-#define SPARE_CLASS_BLOCKS 16
-#define SPARE_TOTAL_BYTES  (UINT64_C(64) << 20) /* spare blocks of all classes, and never above 1/32 of live memory */
-#define FENCES_PER_SPARE   4                    /* fences that a class must have cost for each spare block */
-#define RELEASE_BATCH      64
+#define CLOSE_STEP_BYTES    (UINT64_C(32) << 20)  /* so much freed, and the epoch is closed at once */
+#define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
+#define STUCK_NS            UINT64_C(50000000) /* an epoch this old says that a kernel runs on: no barrier behind it */
+#define SPARE_CLASS_BYTES   (UINT64_C(16) << 20) /* spare blocks of one class */
+#define SPARE_CLASS_BLOCKS  16
+#define SPARE_TOTAL_BYTES   (UINT64_C(64) << 20) /* spare blocks of all classes, and never above 1/32 of live memory */
+#define FENCES_PER_SPARE    4                    /* fences that a class must have cost for each spare block */
+#define RELEASE_BATCH       64
+#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
 {
@@ -488,7 +489,7 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
-/* Takes idle blocks out of the bin, oldest first, until their footprint reaches want_bytes. */
+/* Takes idle blocks out of the bin, oldest first, until their footprint reaches want_bytes or one batch. */
 static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
                       struct gr_block **blocks, size_t room, uint64_t *ret_bytes)
 {
@@ -501,7 +502,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
         DL_FOREACH_SAFE (bin->blocks, block, tmp) {
                 uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
 
-                if (count == room || bytes >= want_bytes)
+                if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
                         break;
                 if (footprint < at_least || !gr_fence_idle(&context->fence, block->freed_epoch))
                         continue;

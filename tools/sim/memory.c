@@ -94,6 +94,8 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
         SIM_ENTER(cuMemFree_v2);
         sim_lock();
         rc = sim_current(&ctx);
+        if (rc == CUDA_ERROR_INVALID_CONTEXT && dptr)
+                rc = CUDA_SUCCESS; /* the pointer says which context (measured, driver 580) */
         if (rc != CUDA_SUCCESS || !dptr)
                 goto out;
         rc = sim_capture_unsafe();
