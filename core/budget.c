@@ -171,8 +171,11 @@ uint64_t gr_budget_excess(struct gr_device *device)
 {
         uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
-        uint64_t cached = atomic_load_explicit(&device->cached_bytes, memory_order_relaxed);
+        uint64_t cached;
 
+        if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED)
+                return 0;
+        cached = gr_budget_cached(device);
         if (soft != GR_UNLIMITED) {
                 uint64_t live = gr_budget_live(device);
 
@@ -187,7 +190,7 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
         uint64_t total = min_u64(card_total_bytes, hard);
-        uint64_t free_bytes = card_free_bytes + atomic_load(&device->cached_bytes);
+        uint64_t free_bytes = card_free_bytes + gr_budget_cached(device);
 
         if (hard != GR_UNLIMITED)
                 free_bytes = min_u64(free_bytes, hard > live ? hard - live : 0);

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "lock.h"
+#include "shard.h"
 
 #define GR_UNLIMITED UINT64_MAX
 
@@ -30,7 +31,7 @@ struct gr_device {
         _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
 
         _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
-        _Atomic uint64_t cached_bytes;  /* footprint of the cached blocks; <= charged_bytes */
+        struct gr_counter cached_bytes; /* footprint of the cached blocks; <= charged_bytes */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
         _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
@@ -67,24 +68,32 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t footprint_bytes)
 {
-        atomic_fetch_add_explicit(&device->cached_bytes, footprint_bytes, memory_order_relaxed);
+        gr_counter_add(&device->cached_bytes, footprint_bytes);
 }
 
 static inline void gr_budget_uncache(struct gr_device *device, uint64_t footprint_bytes)
 {
-        atomic_fetch_sub_explicit(&device->cached_bytes, footprint_bytes, memory_order_relaxed);
+        gr_counter_sub(&device->cached_bytes, footprint_bytes);
+}
+
+/* Never negative, also while other threads move blocks. */
+static inline uint64_t gr_budget_cached(struct gr_device *device)
+{
+        uint64_t cached = gr_counter_sum(&device->cached_bytes);
+
+        return cached <= INT64_MAX ? cached : 0;
 }
 
 /* Charged and not cached; never negative, also while other threads move blocks. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
-        uint64_t cached = atomic_load_explicit(&device->cached_bytes, memory_order_relaxed);
+        uint64_t cached = gr_budget_cached(device);
 
         return charged > cached ? charged - cached : 0;
 }
 
-/* Raises the peak of live memory; after a block was handed out. */
+/* Raises the peak of live memory: after each block from the driver, and now and then after one from the cache. */
 void gr_budget_note_live(struct gr_device *device);
 
 /* How much the cache holds beyond what threshold and soft limit allow. */

@@ -22,6 +22,7 @@
 
 #include "driver.h"
 #include "lock.h"
+#include "shard.h"
 
 struct gr_context;
 
@@ -51,10 +52,10 @@ struct gr_fence {
         _Atomic uint64_t open_epoch;   /* blocks freed now belong to it; starts at 1 */
         _Atomic uint64_t usable_epoch; /* blocks of this and earlier epochs may be handed out */
         _Atomic uint64_t idle_epoch;   /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
-        _Atomic uint64_t freed_bytes;  /* ever freed into this context's pool */
         _Atomic uint64_t usable_bytes; /* freed_bytes of the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* freed_bytes of the newest closed epoch */
         _Atomic int broken;            /* the driver's error (negative) after which no fence can be trusted */
+        struct gr_counter freed_bytes; /* ever freed into this context's pool */
 
         struct gr_lock lock;                        /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
@@ -115,22 +116,29 @@ static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
 }
 
 /*
- * The epoch for a block that is being freed. The order matters: all uses of the block were submitted before this load,
- * and a record of the epoch happens after open_epoch moved on, so whoever still reads the old number is covered by the
- * event.
+ * The epoch for a block that is being freed. The order matters. All uses of the block were submitted before this load;
+ * a record of the epoch comes after open_epoch moved on, so whoever still reads the old number is covered by the event.
+ * And the bytes are counted after the load, so an epoch that counts as closed has no block that came later.
  */
 static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
 {
-        /* A read-modify-write, so also a full barrier between the program's submissions and the load that follows. */
-        atomic_fetch_add(&fence->freed_bytes, bytes);
-        return atomic_load(&fence->open_epoch);
+        uint64_t epoch;
+
+        /* The load must not overtake the program's submissions: on x86-64 gr_ledger_claim was a full barrier already.
+         */
+#ifndef __x86_64__
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        epoch = atomic_load(&fence->open_epoch);
+        gr_counter_add(&fence->freed_bytes, bytes);
+        return epoch;
 }
 
 /* Bytes freed since the newest usable epoch: the quarantine. */
 static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
 {
         uint64_t usable = atomic_load_explicit(&fence->usable_bytes, memory_order_relaxed);
-        uint64_t freed = atomic_load_explicit(&fence->freed_bytes, memory_order_relaxed);
+        uint64_t freed = gr_counter_sum(&fence->freed_bytes);
 
         return freed > usable ? freed - usable : 0;
 }

@@ -328,7 +328,7 @@ static void report(struct climb *climb)
                limited ? "hard limit" : "no limit reached, limit",
                gr_size_format(atomic_load(&device->hard_bytes), text[1], sizeof(text[1])),
                gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
-               gr_size_format(atomic_load(&device->cached_bytes), text[3], sizeof(text[3])),
+               gr_size_format(gr_budget_cached(device), text[3], sizeof(text[3])),
                gr_size_format(gr_fence_quarantine_bytes(&climb->context->fence), text[4], sizeof(text[4])),
                gr_size_format(card_free, text[5], sizeof(text[5])),
                gr_size_format(card_total, text[6], sizeof(text[6])));

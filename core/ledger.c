@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Fibonacci hashing: addresses are multiples of 512, so the low bits say little; the product's high bits mix all. */
 static uint64_t mix(uint64_t ptr)
@@ -29,10 +30,7 @@ static struct gr_block *find_locked(struct gr_ledger_shard *shard, uint64_t hash
 
 void gr_ledger_init(struct gr_ledger *ledger)
 {
-        for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
-                gr_lock_init(&ledger->shards[i].lock, GR_RANK_LEDGER);
-                ledger->shards[i].blocks = NULL;
-        }
+        memset(ledger, 0, sizeof(*ledger));
 }
 
 void gr_ledger_destroy(struct gr_ledger *ledger)
@@ -45,7 +43,6 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
                         HASH_DELETE(hh, shard->blocks, block);
                         free(block);
                 }
-                gr_lock_destroy(&shard->lock);
         }
 }
 
@@ -56,15 +53,15 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
         struct gr_block *stale;
         bool added;
 
-        gr_lock(&shard->lock);
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         stale = find_locked(shard, hash, block->ptr);
         if (stale) {
                 HASH_DELETE(hh, shard->blocks, stale);
-                stale->state = GR_BLOCK_GONE;
+                atomic_store(&stale->state, GR_BLOCK_GONE);
         }
         HASH_ADD_BYHASHVALUE(hh, shard->blocks, ptr, sizeof(block->ptr), bucket_hash(hash), block);
         added = block->hh.tbl != NULL; /* uthash's sign that it ran out of memory */
-        gr_unlock(&shard->lock);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         *ret_stale = stale;
         return added ? 0 : -ENOMEM;
 }
@@ -73,10 +70,10 @@ void gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
 {
         struct gr_ledger_shard *shard = shard_of(ledger, mix(block->ptr));
 
-        gr_lock(&shard->lock);
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         if (block->state != GR_BLOCK_GONE)
                 HASH_DELETE(hh, shard->blocks, block);
-        gr_unlock(&shard->lock);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
 }
 
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
@@ -86,33 +83,22 @@ int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **re
         struct gr_block *block;
         int rc = 0;
 
-        gr_lock(&shard->lock);
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
         if (!block)
                 rc = -ENOENT;
-        else if (block->state != GR_BLOCK_LIVE)
+        else if (!atomic_compare_exchange_strong(&block->state, &(uint8_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED))
                 rc = -EALREADY;
-        else
-                block->state = GR_BLOCK_CACHED;
-        gr_unlock(&shard->lock);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         if (!rc)
                 *ret_block = block;
         return rc;
 }
 
-bool gr_ledger_hand_out(struct gr_ledger *ledger, struct gr_block *block, size_t requested_bytes)
+bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes)
 {
-        struct gr_ledger_shard *shard = shard_of(ledger, mix(block->ptr));
-        bool usable;
-
-        gr_lock(&shard->lock);
-        usable = block->state != GR_BLOCK_GONE;
-        if (usable) {
-                block->state = GR_BLOCK_LIVE;
-                block->requested_bytes = requested_bytes;
-        }
-        gr_unlock(&shard->lock);
-        return usable;
+        atomic_store_explicit(&block->requested_bytes, requested_bytes, memory_order_relaxed);
+        return atomic_compare_exchange_strong(&block->state, &(uint8_t){GR_BLOCK_CACHED}, GR_BLOCK_LIVE);
 }
 
 int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info)
@@ -121,7 +107,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
         struct gr_block *block;
 
-        gr_lock(&shard->lock);
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
         if (block)
                 *ret_info = (struct gr_block_info){
@@ -131,7 +117,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .live = block->state == GR_BLOCK_LIVE,
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                 };
-        gr_unlock(&shard->lock);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return block ? 0 : -ENOENT;
 }
 
@@ -142,12 +128,12 @@ int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)
         struct gr_block *block;
         bool marked;
 
-        gr_lock(&shard->lock);
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
         marked = block && block->state == GR_BLOCK_LIVE;
         if (marked)
                 block->flags |= GR_BLOCK_EXPORTED;
-        gr_unlock(&shard->lock);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return marked ? 0 : -ENOENT;
 }
 
@@ -158,18 +144,14 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
                 struct gr_ledger_shard *shard = &ledger->shards[i];
                 struct gr_block *block, *tmp;
 
-                gr_lock(&shard->lock);
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
                 HASH_ITER (hh, shard->blocks, block, tmp) {
-                        bool live;
-
                         if (block->context != context)
                                 continue;
-                        live = block->state == GR_BLOCK_LIVE;
                         HASH_DELETE(hh, shard->blocks, block);
-                        block->state = GR_BLOCK_GONE;
-                        if (live)
+                        if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE)
                                 dropped(block);
                 }
-                gr_unlock(&shard->lock);
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         }
 }

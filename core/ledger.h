@@ -27,20 +27,20 @@ enum gr_block_flags {
 
 /* One driver allocation. Fields without a note are constant while the block is in the ledger. */
 struct gr_block {
-        UT_hash_handle hh;            /* guarded by the shard's lock */
-        uint64_t ptr;                 /* key */
-        size_t capacity_bytes;        /* what the driver was asked for */
-        size_t requested_bytes;       /* what the program asked for; guarded by the shard's lock */
-        struct gr_context *context;   /* the owner */
-        uint64_t freed_epoch;         /* open epoch when freed; guarded by the bin's lock while in a bin */
-        struct gr_block *prev, *next; /* guarded by the bin's lock */
+        UT_hash_handle hh;              /* guarded by the shard's lock */
+        uint64_t ptr;                   /* key */
+        size_t capacity_bytes;          /* what the driver was asked for */
+        _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE */
+        struct gr_context *context;     /* the owner */
+        uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
+        struct gr_block *prev, *next;   /* guarded by the arena's lock */
         uint16_t class;
-        uint16_t flags; /* guarded by the shard's lock */
-        uint8_t state;  /* enum gr_block_state, guarded by the shard's lock */
+        uint16_t flags;        /* guarded by the shard's lock */
+        _Atomic uint8_t state; /* enum gr_block_state; whoever changes it from LIVE or to GONE holds the shard's lock */
 };
 
 struct gr_ledger_shard {
-        struct gr_lock lock;
+        struct gr_spin lock; /* guards what follows, and the blocks' lives; adding may take memory from the C library */
         struct gr_block *blocks;
 } __attribute__((aligned(64)));
 
@@ -72,13 +72,13 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
 void gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
- * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller. -ENOENT: not a block of ours;
- * -EALREADY: a block of ours that the program does not hold.
+ * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller; a full barrier on x86-64.
+ * -ENOENT: not a block of ours; -EALREADY: a block of ours that the program does not hold.
  */
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block);
 
-/* The other way: block, in no bin, is handed to the program. False where its memory is GONE. */
-bool gr_ledger_hand_out(struct gr_ledger *ledger, struct gr_block *block, size_t requested_bytes);
+/* The other way: block, in no bin, is handed to the program. False where its memory is GONE. Takes no lock. */
+bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes);
 
 /* Says what ptr, the first byte of a block, is; -ENOENT. */
 int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info);

@@ -1,5 +1,25 @@
 #include "lock.h"
 
+#include <sched.h>
+
+#define SPINS 100 /* before the processor is offered to others: the holder may be waiting for it */
+
+void gr_spin_wait(struct gr_spin *spin)
+{
+        unsigned spins = 0;
+
+        do {
+                while (atomic_load_explicit(&spin->taken, memory_order_relaxed)) {
+                        if (++spins % SPINS == 0)
+                                sched_yield();
+#if defined(__x86_64__)
+                        else
+                                __builtin_ia32_pause();
+#endif
+                }
+        } while (atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire));
+}
+
 #ifdef GR_LOCK_CHECKS
 #include <assert.h>
 
@@ -15,6 +35,4 @@ void gr_rank_leave(enum gr_rank rank)
 {
         held &= ~(1u << rank);
 }
-#else
-typedef int gr_lock_checks_off; /* a translation unit must not be empty */
 #endif

@@ -9,8 +9,9 @@
 #define CLOSE_STEP_BYTES    (UINT64_C(32) << 20)  /* so much freed, and the epoch is closed at once */
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 #define STUCK_NS            UINT64_C(50000000) /* an epoch this old says that a kernel runs on: no barrier behind it */
-#define SPARE_CLASS_BYTES   (UINT64_C(16) << 20) /* spare blocks of one class */
-#define SPARE_CLASS_BLOCKS  16
+#define NOTE_LIVE_HITS      64                 /* hits between looks at the peak of live memory */
+#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class */
+#define SPARE_CLASS_BLOCKS  64
 #define SPARE_TOTAL_BYTES   (UINT64_C(64) << 20) /* spare blocks of all classes, and never above 1/32 of live memory */
 #define FENCES_PER_SPARE    4                    /* fences that a class must have cost for each spare block */
 #define RELEASE_BATCH       64
@@ -34,14 +35,13 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         context->core = core;
         context->device = &core->devices[device];
         gr_fence_init(context);
-        for (size_t i = 0; i < GR_CLASS_COUNT; i++)
-                gr_lock_init(&context->bins[i].lock, GR_RANK_BIN);
+        atomic_init(&context->arenas[0], &context->first_arena);
 }
 
 static void context_fini(struct gr_context *context)
 {
-        for (size_t i = 0; i < GR_CLASS_COUNT; i++)
-                gr_lock_destroy(&context->bins[i].lock);
+        for (unsigned i = 1; i < GR_SHARDS; i++)
+                free(gr_arena_at(context, i));
         gr_fence_destroy(context);
 }
 
@@ -146,6 +146,24 @@ static bool forget_in(struct gr_context *context, void *arg)
         return true;
 }
 
+static void drop_arena(struct gr_context *context, struct gr_arena *arena)
+{
+        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
+        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+                struct gr_block *block, *tmp;
+
+                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        free(block);
+                }
+                bin->blocks = NULL;
+                atomic_store(&bin->count, 0);
+        }
+        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
+}
+
 void gr_context_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
@@ -153,52 +171,85 @@ void gr_context_drop(struct gr_context *context)
         gr_core_each_context(core, -1, forget_in, context);
         gr_fence_reset(context);
         gr_ledger_drop_context(&core->ledger, context, dropped_live);
-        for (size_t i = 0; i < GR_CLASS_COUNT; i++) {
-                struct gr_bin *bin = &context->bins[i];
-                struct gr_block *block, *tmp;
-
-                gr_lock(&bin->lock);
-                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
-                        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        free(block);
-                }
-                bin->blocks = NULL;
-                bin->count = 0;
-                gr_unlock(&bin->lock);
-        }
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i))
+                        drop_arena(context, gr_arena_at(context, i));
         atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on it may serve for another context */
         gr_unlock(&core->contexts_lock);
 }
 
-/* Bin lock held. */
+/* The calling thread's bins in context. */
+static struct gr_arena *own_arena(struct gr_context *context)
+{
+        unsigned shard = gr_shard();
+        struct gr_arena *arena = gr_arena_at(context, shard), *none = NULL;
+
+        if (__builtin_expect(arena != NULL, 1))
+                return arena;
+        arena = aligned_alloc(GR_LINE_BYTES, sizeof(*arena));
+        if (!arena)
+                return &context->first_arena;
+        memset(arena, 0, sizeof(*arena));
+        if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
+                free(arena); /* a thread of the same shard was faster */
+                arena = none;
+        }
+        return arena;
+}
+
+static void arena_lock(struct gr_arena *arena)
+{
+        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
+}
+
+static void arena_unlock(struct gr_arena *arena)
+{
+        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
+}
+
+static uint32_t bin_count(struct gr_bin *bin)
+{
+        return atomic_load_explicit(&bin->count, memory_order_relaxed);
+}
+
+/* Arena lock held. */
 static void bin_remove(struct gr_context *context, struct gr_bin *bin, struct gr_block *block)
 {
         DL_DELETE(bin->blocks, block);
-        bin->count--;
+        atomic_store_explicit(&bin->count, bin_count(bin) - 1, memory_order_relaxed);
         gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
 }
 
-static void bin_put(struct gr_context *context, struct gr_block *block)
+/* Returns whether so much was freed that the epoch should be closed. */
+static bool bin_put(struct gr_context *context, struct gr_block *block)
 {
-        struct gr_bin *bin = &context->bins[block->class];
+        struct gr_arena *arena = own_arena(context);
+        struct gr_bin *bin = &arena->bins[block->class];
+        bool much;
 
         gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
-        gr_lock(&bin->lock);
+        arena_lock(arena);
         DL_APPEND(bin->blocks, block);
-        bin->count++;
+        atomic_store_explicit(&bin->count, bin_count(bin) + 1, memory_order_relaxed);
         bin->frees++;
-        gr_unlock(&bin->lock);
+        arena->open_bytes += block->capacity_bytes;
+        much = arena->open_bytes >= CLOSE_STEP_BYTES;
+        if (much)
+                arena->open_bytes = 0;
+        arena_unlock(arena);
+        return much;
 }
 
-/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Bin lock held. */
-static struct gr_block *bin_best(struct gr_context *context, unsigned class, size_t at_least, size_t at_most)
+/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Arena lock held.
+ */
+static struct gr_block *bin_best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
+                                 size_t at_most)
 {
         struct gr_block *block, *best = NULL;
 
-        DL_FOREACH (context->bins[class].blocks, block) {
+        DL_FOREACH (bin->blocks, block) {
                 if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
                         if (class < GR_CLASS_EXACT)
                                 break; /* those behind it were freed later */
@@ -214,9 +265,33 @@ static struct gr_block *bin_best(struct gr_context *context, unsigned class, siz
         return best;
 }
 
+/* The best usable block of the arena from class to last. */
+static struct gr_block *arena_take(struct gr_context *context, struct gr_arena *arena, unsigned class, unsigned last,
+                                   size_t at_least, size_t at_most)
+{
+        struct gr_block *block = NULL;
+
+        for (; class <= last && !block; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+
+                if (bin_count(bin) == 0)
+                        continue;
+                arena_lock(arena);
+                block = bin_best(context, bin, class, at_least, at_most);
+                if (block) {
+                        bin_remove(context, bin, block);
+                        bin->hits++;
+                        if (++arena->hits % NOTE_LIVE_HITS == 0)
+                                gr_budget_note_live(context->device);
+                }
+                arena_unlock(arena);
+        }
+        return block;
+}
+
 struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
-        unsigned class = gr_class_of(bytes), last = class;
+        unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
         size_t at_most = SIZE_MAX;
         struct gr_block *block = NULL;
 
@@ -232,16 +307,11 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
                         at_most = gr_footprint_bytes(bytes);
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         }
-        for (; class <= last && !block; class ++) {
-                struct gr_bin *bin = &context->bins[class];
+        for (unsigned i = 0; i < GR_SHARDS && !block; i++) {
+                struct gr_arena *arena = gr_arena_at(context, (own + i) % GR_SHARDS);
 
-                gr_lock(&bin->lock);
-                block = bin_best(context, class, bytes, at_most);
-                if (block) {
-                        bin_remove(context, bin, block);
-                        bin->hits++;
-                }
-                gr_unlock(&bin->lock);
+                if (arena)
+                        block = arena_take(context, arena, class, last, bytes, at_most);
         }
         return block;
 }
@@ -289,6 +359,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
         }
+        gr_budget_note_live(device);
         *ret_block = block;
         return 0;
 
@@ -303,7 +374,8 @@ give_back:
 static bool take_spare(struct gr_context *context, size_t bytes)
 {
         struct gr_core *core = context->core;
-        struct gr_bin *bin = &context->bins[gr_class_of(bytes)];
+        struct gr_arena *arena = own_arena(context);
+        struct gr_bin *bin = &arena->bins[gr_class_of(bytes)];
         uint64_t block_bytes = gr_class_block_bytes(bytes);
         uint64_t want, most = SPARE_CLASS_BYTES / block_bytes;
         uint64_t total = gr_budget_live(context->device) / 32;
@@ -313,12 +385,12 @@ static bool take_spare(struct gr_context *context, size_t bytes)
                 most = SPARE_CLASS_BLOCKS;
         if (total < SPARE_TOTAL_BYTES)
                 total = SPARE_TOTAL_BYTES;
-        gr_lock(&bin->lock);
+        arena_lock(arena);
         want = bin->fences / FENCES_PER_SPARE;
-        fresh = bin->count < (want < most ? want : most);
+        fresh = bin_count(bin) < (want < most ? want : most);
         if (!fresh)
                 bin->fences++;
-        gr_unlock(&bin->lock);
+        arena_unlock(arena);
         if (!fresh || gr_budget_excess(context->device) > 0 || atomic_load(&core->spare_bytes) + block_bytes > total)
                 return false;
         atomic_fetch_add(&core->spare_bytes, block_bytes);
@@ -326,15 +398,16 @@ static bool take_spare(struct gr_context *context, size_t bytes)
         return true;
 }
 
-static bool bin_empty(struct gr_context *context, size_t bytes)
+/* Whether no block of the class waits for its fence. */
+static bool class_empty(struct gr_context *context, unsigned class)
 {
-        struct gr_bin *bin = &context->bins[gr_class_of(bytes)];
-        bool empty;
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
 
-        gr_lock(&bin->lock);
-        empty = bin->count == 0;
-        gr_unlock(&bin->lock);
-        return empty;
+                if (arena && bin_count(&arena->bins[class]) > 0)
+                        return false;
+        }
+        return true;
 }
 
 /*
@@ -348,7 +421,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         bool barrier;
         struct gr_block *block;
 
-        if (bin_empty(context, bytes) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes)))
+        if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes)))
                 return NULL;
         if (reuse == GR_REUSE_BARRIER) {
                 barrier = true;
@@ -379,12 +452,11 @@ static bool hand_out(struct gr_context *context, struct gr_block *block, size_t 
 {
         uint64_t ptr = block->ptr;
 
-        if (!gr_ledger_hand_out(&context->core->ledger, block, bytes)) {
+        if (!gr_ledger_hand_out(block, bytes)) {
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
                 free(block);
                 return false;
         }
-        gr_budget_note_live(context->device);
         *ret_ptr = ptr;
         return true;
 }
@@ -477,41 +549,41 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
                 return free_by_driver(core, block);
         /* After a sync nothing uses it any more: epoch 0 has always passed. */
         block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
-        bin_put(context, block);
-
         /* An epoch left open would come to cover work that starts only later. */
-        if (atomic_load_explicit(&fence->freed_bytes, memory_order_relaxed) -
-                    atomic_load_explicit(&fence->closed_bytes, memory_order_relaxed) >=
-            CLOSE_STEP_BYTES)
+        if (bin_put(context, block))
                 gr_fence_close(context);
         if (core->wake && gr_budget_excess(context->device) > 0)
                 core->wake(core);
         return 0;
 }
 
-/* Takes idle blocks out of the bin, oldest first, until their footprint reaches want_bytes or one batch. */
+/* Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch. */
 static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                      struct gr_block **blocks, size_t room, uint64_t *ret_bytes)
+                      struct gr_block **blocks, size_t room)
 {
-        struct gr_bin *bin = &context->bins[class];
-        struct gr_block *block, *tmp;
         uint64_t bytes = 0;
         size_t count = 0;
 
-        gr_lock(&bin->lock);
-        DL_FOREACH_SAFE (bin->blocks, block, tmp) {
-                uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+                struct gr_block *block, *tmp;
 
-                if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
-                        break;
-                if (footprint < at_least || !gr_fence_idle(&context->fence, block->freed_epoch))
+                if (!arena || bin_count(&arena->bins[class]) == 0)
                         continue;
-                bin_remove(context, bin, block);
-                blocks[count++] = block;
-                bytes += footprint;
+                arena_lock(arena);
+                DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
+                        uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
+
+                        if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
+                                break;
+                        if (footprint < at_least || !gr_fence_idle(&context->fence, block->freed_epoch))
+                                continue;
+                        bin_remove(context, &arena->bins[class], block);
+                        blocks[count++] = block;
+                        bytes += footprint;
+                }
+                arena_unlock(arena);
         }
-        gr_unlock(&bin->lock);
-        *ret_bytes = bytes;
         return count;
 }
 
@@ -548,7 +620,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
 uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
 {
         struct gr_block *blocks[RELEASE_BATCH];
-        uint64_t back = 0, bytes;
+        uint64_t back = 0;
 
         if (want_bytes == 0)
                 return 0;
@@ -557,7 +629,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 unsigned last = gr_class_of(2 * want_bytes);
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (collect(context, class, want_bytes, 1, blocks, 1, &bytes) > 0) {
+                        if (collect(context, class, want_bytes, 1, blocks, 1) > 0) {
                                 back = release(context, blocks, 1);
                                 break;
                         }
@@ -566,7 +638,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 size_t count;
 
                 do {
-                        count = collect(context, class, 0, want_bytes - back, blocks, RELEASE_BATCH, &bytes);
+                        count = collect(context, class, 0, want_bytes - back, blocks, RELEASE_BATCH);
                         if (count > 0)
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);

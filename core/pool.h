@@ -23,19 +23,30 @@
 #include "ledger.h"
 #include "lock.h"
 #include "options.h"
+#include "shard.h"
 #include "stats.h"
 
 #define GR_DEVICES_MAX 64
 
-/* Freed blocks of one class, oldest first. */
+/* Freed blocks of one class, oldest first. All guarded by the arena's lock. */
 struct gr_bin {
-        struct gr_lock lock; /* guards what follows */
         struct gr_block *blocks;
-        uint64_t count;
-        uint64_t hits;   /* requests served */
-        uint64_t frees;  /* blocks put in */
-        uint64_t fences; /* paid for because this bin had nothing usable */
-} __attribute__((aligned(64)));
+        _Atomic uint32_t count; /* also read without the lock, to pass empty bins by */
+        uint64_t hits;          /* requests served */
+        uint64_t frees;         /* blocks put in */
+        uint64_t fences;        /* paid for because this bin had nothing usable */
+};
+
+/*
+ * The bins of one shard: a thread puts what it frees into those of its own shard and looks there first, then in those
+ * of the others.
+ */
+struct gr_arena {
+        struct gr_spin lock; /* rank GR_RANK_ARENA; guards what follows */
+        uint64_t open_bytes; /* freed here since an epoch was last closed from here */
+        uint64_t hits;
+        struct gr_bin bins[GR_CLASS_COUNT];
+} __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_context {
         struct gr_core *core;
@@ -45,7 +56,8 @@ struct gr_context {
         _Atomic unsigned streams; /* that the program created */
         struct gr_context *next;
         struct gr_fence fence;
-        struct gr_bin bins[GR_CLASS_COUNT];
+        struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
+        struct gr_arena first_arena;
 };
 
 /* How the pool behaves; constant after gr_core_init. */
@@ -128,6 +140,12 @@ bool gr_core_maintain(struct gr_core *core);
  */
 void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
                           void *arg);
+
+/* The bins that shard uses, or NULL where it has none yet. */
+static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned shard)
+{
+        return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
+}
 
 /* For the ladder. */
 

@@ -35,14 +35,18 @@ static void sum_bins(struct gr_core *core, struct bin_totals *ret)
         *ret = (struct bin_totals){0};
         gr_lock(&core->contexts_lock);
         for (struct gr_context *context = core->contexts; context; context = context->next)
-                for (size_t i = 0; i < GR_CLASS_COUNT; i++) {
-                        struct gr_bin *bin = &context->bins[i];
+                for (unsigned i = 0; i < GR_SHARDS; i++) {
+                        struct gr_arena *arena = gr_arena_at(context, i);
 
-                        gr_lock(&bin->lock);
-                        ret->hits += bin->hits;
-                        ret->frees += bin->frees;
-                        ret->cached_blocks += bin->count;
-                        gr_unlock(&bin->lock);
+                        if (!arena)
+                                continue;
+                        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
+                        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
+                                ret->hits += arena->bins[class].hits;
+                                ret->frees += arena->bins[class].frees;
+                                ret->cached_blocks += arena->bins[class].count;
+                        }
+                        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
                 }
         gr_unlock(&core->contexts_lock);
 }
@@ -88,8 +92,7 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                         put(&out, "  device %d: use of the card unknown\n", i);
                 put(&out, "    pool: %s live, %s cached, hard limit %s\n",
                     gr_size_format(gr_budget_live(device), a, sizeof(a)),
-                    gr_size_format(atomic_load(&device->cached_bytes), b, sizeof(b)),
-                    gr_size_format(hard, c, sizeof(c)));
+                    gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
                 put(&out, "    peak: %s live, %s footprint\n",
                     gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
                     gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
@@ -136,7 +139,7 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                 put(&out,
                     ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
                     ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 "}",
-                    gr_budget_live(device), atomic_load(&device->cached_bytes), atomic_load(&device->charged_bytes),
+                    gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->charged_bytes),
                     atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes));
                 comma = ",";
         }

@@ -1,0 +1,54 @@
+/*
+ * What threads do often they do in a shard of their own: each thread is given one of GR_SHARDS at its first use, in
+ * turn, so that with up to so many threads none waits for another, or for another's cache line.
+ */
+#ifndef GR_SHARD_H
+#define GR_SHARD_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define GR_SHARDS     16
+#define GR_LINE_BYTES 64
+
+/* This thread's shard + 1; 0 before its first use. The library is there from the start, hence initial-exec. */
+extern _Thread_local unsigned gr_shard_of_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+unsigned gr_shard_assign(void);
+
+/* The calling thread's shard, below GR_SHARDS. */
+static inline unsigned gr_shard(void)
+{
+        unsigned shard = gr_shard_of_thread;
+
+        return __builtin_expect(shard != 0, 1) ? shard - 1 : gr_shard_assign();
+}
+
+/* A count that all threads change and few ask for. Zero bytes are a count of 0. */
+struct gr_counter {
+        struct {
+                _Atomic uint64_t part; /* of the sum, modulo 2^64 */
+        } __attribute__((aligned(GR_LINE_BYTES))) shards[GR_SHARDS];
+};
+
+static inline void gr_counter_add(struct gr_counter *counter, uint64_t n)
+{
+        atomic_fetch_add_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
+}
+
+static inline void gr_counter_sub(struct gr_counter *counter, uint64_t n)
+{
+        atomic_fetch_sub_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
+}
+
+/* While others change it, the sum of the parts as they were read one after the other; may then be off either way. */
+static inline uint64_t gr_counter_sum(const struct gr_counter *counter)
+{
+        uint64_t sum = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                sum += atomic_load_explicit(&counter->shards[i].part, memory_order_relaxed);
+        return sum;
+}
+
+#endif
