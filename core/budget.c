@@ -102,7 +102,14 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
         int rc = 0;
 
         if (!gr_is_small(capacity_bytes)) {
-                atomic_fetch_add(&device->charged_bytes, gr_footprint_bytes(capacity_bytes) - reserved_bytes);
+                uint64_t bytes = gr_footprint_bytes(capacity_bytes);
+
+                if (bytes > reserved_bytes && !charge(device, bytes - reserved_bytes)) {
+                        gr_budget_cancel(device, reserved_bytes);
+                        return -EDQUOT;
+                }
+                if (bytes < reserved_bytes)
+                        gr_budget_cancel(device, reserved_bytes - bytes);
                 return 0;
         }
         if (reserved_bytes > GR_PAGE_BYTES) {

@@ -57,8 +57,8 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
 
 /*
  * Turns the reservation into the charge of the block at ptr, also where it came out at another size than reserved.
- * -EDQUOT: the driver opened a new slab for which nothing was reserved; then the block must go back to the driver, and
- * nothing is charged.
+ * -EDQUOT: it takes more than was reserved (the driver opened a new slab, or rounded differently), and the limit has no
+ * room for that; then the block must go back to the driver, and nothing is charged.
  */
 int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes);
 

@@ -57,7 +57,8 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
         stale = find_locked(shard, hash, block->ptr);
         if (stale) {
                 HASH_DELETE(hh, shard->blocks, stale);
-                atomic_store(&stale->state, GR_BLOCK_GONE);
+                if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
+                        stale = NULL;
         }
         HASH_ADD_BYHASHVALUE(hh, shard->blocks, ptr, sizeof(block->ptr), bucket_hash(hash), block);
         added = block->hh.tbl != NULL; /* uthash's sign that it ran out of memory */
@@ -66,14 +67,17 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
         return added ? 0 : -ENOMEM;
 }
 
-void gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
+bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
 {
         struct gr_ledger_shard *shard = shard_of(ledger, mix(block->ptr));
+        bool there;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        if (block->state != GR_BLOCK_GONE)
+        there = atomic_load(&block->state) != GR_BLOCK_GONE;
+        if (there)
                 HASH_DELETE(hh, shard->blocks, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return there;
 }
 
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)

@@ -64,12 +64,15 @@ void gr_ledger_destroy(struct gr_ledger *ledger);
 
 /*
  * Adds block, which the ledger owns from now on. A block already there at the same address is stale (the driver would
- * not give out an address twice): it is marked GONE and returned in *ret_stale, out of the ledger. -ENOMEM: not added.
+ * not give out an address twice): it leaves the ledger and becomes GONE. One that was LIVE is the caller's then, in
+ * *ret_stale, which is NULL otherwise: whoever finds a CACHED one in its bin sees what became of it. -ENOMEM: not
+ * added.
  */
 int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
 
-/* Takes block out; the caller owns it again. */
-void gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
+/* Takes block out; the caller owns it again. False: it was out already, GONE, and its address may be another block's.
+ */
+bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
  * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller; a full barrier on x86-64.

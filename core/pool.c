@@ -12,8 +12,9 @@
 #define NOTE_LIVE_HITS      64                 /* hits between looks at the peak of live memory */
 #define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class */
 #define SPARE_CLASS_BLOCKS  64
-#define SPARE_TOTAL_BYTES   (UINT64_C(64) << 20) /* spare blocks of all classes, and never above 1/32 of live memory */
-#define FENCES_PER_SPARE    4                    /* fences that a class must have cost for each spare block */
+#define SPARE_CARD_PART     256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
+#define SPARE_LIVE_PART     32 /* ... or this part of live memory, whichever is more */
+#define FENCES_PER_SPARE    4  /* fences that a class must have cost for each spare block */
 #define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 
@@ -353,8 +354,10 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         block->class = (uint16_t)gr_class_of_block(capacity);
         block->state = GR_BLOCK_CACHED;
         rc = gr_ledger_add(&core->ledger, block, &stale);
-        if (stale)
+        if (stale) {
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+                free(stale);
+        }
         if (rc) {
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
@@ -364,7 +367,8 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         return 0;
 
 give_back:
-        core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0});
+        if (core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0}))
+                core->driver->mem_free(ptr);
         free(block);
         return rc;
 }
@@ -378,13 +382,17 @@ static bool take_spare(struct gr_context *context, size_t bytes)
         struct gr_bin *bin = &arena->bins[gr_class_of(bytes)];
         uint64_t block_bytes = gr_class_block_bytes(bytes);
         uint64_t want, most = SPARE_CLASS_BYTES / block_bytes;
-        uint64_t total = gr_budget_live(context->device) / 32;
+        uint64_t total = gr_budget_live(context->device) / SPARE_LIVE_PART;
+        uint64_t hard = atomic_load(&context->device->hard_bytes);
+        uint64_t card = atomic_load(&context->device->total_bytes);
         bool fresh;
 
         if (most > SPARE_CLASS_BLOCKS)
                 most = SPARE_CLASS_BLOCKS;
-        if (total < SPARE_TOTAL_BYTES)
-                total = SPARE_TOTAL_BYTES;
+        if (hard < card)
+                card = hard;
+        if (total < card / SPARE_CARD_PART)
+                total = card / SPARE_CARD_PART;
         arena_lock(arena);
         want = bin->fences / FENCES_PER_SPARE;
         fresh = bin_count(bin) < (want < most ? want : most);
@@ -513,12 +521,12 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         int rc;
 
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
-        gr_ledger_remove(&core->ledger, block);
-        rc = core->driver->mem_free(block->ptr);
+        rc = gr_ledger_remove(&core->ledger, block) ? core->driver->mem_free(block->ptr) : 0;
         if (rc) {
-                block->state = GR_BLOCK_LIVE;
+                atomic_store(&block->state, GR_BLOCK_LIVE);
                 if (gr_ledger_add(&core->ledger, block, &stale))
                         free(block);
+                free(stale);
                 return rc;
         }
         gr_count(core, GR_STAT_driver_frees, 1);
@@ -592,24 +600,35 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
 {
         struct gr_core *core = context->core;
         uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
-        size_t done = 0;
+        size_t done = 0, gone = 0; /* those whose context took their memory along */
 
-        for (size_t i = 0; i < count; i++) {
-                gr_ledger_remove(&core->ledger, blocks[i]);
-                ptrs[i] = blocks[i]->ptr;
+        for (size_t i = 0, left = 0; i < count; i++) {
+                struct gr_block *block = blocks[i];
+
+                if (gr_ledger_remove(&core->ledger, block)) {
+                        blocks[left] = block;
+                        ptrs[left++] = block->ptr;
+                } else {
+                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        free(block);
+                        gone++;
+                }
         }
+        count -= gone;
+        if (count == 0)
+                return 0;
         if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
                 done = count;
         gr_count(core, GR_STAT_released_blocks, done);
         for (size_t i = 0; i < count; i++) {
-                bool gone = i < done;
+                bool back = i < done;
 
-                if (!gone && core->driver->mem_free(ptrs[i]) == 0) {
+                if (!back && core->driver->mem_free(ptrs[i]) == 0) {
                         gr_count(core, GR_STAT_driver_frees, 1);
-                        gone = true;
+                        back = true;
                 }
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (gone)
+                if (back)
                         bytes += gr_budget_release(context->device, ptrs[i], blocks[i]->capacity_bytes);
                 free(blocks[i]);
         }
