@@ -86,11 +86,16 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
         return rc;
 }
 
+/* Whether the calling thread is inside a reclaimable: what that allocates must not call reclaimables again. */
+static _Thread_local bool in_hook __attribute__((tls_model("initial-exec")));
+
 /* Every reclaimable by itself: one that fails is named and, after a few times, left out; the others still run. */
 static void run_hooks(struct gr_core *core, bool drop, int device, uint64_t want_bytes)
 {
         struct gr_registry *registry = &core->registry;
 
+        if (in_hook)
+                return;
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
                 struct gr_reclaimable *entry;
                 int (*hook)(void *arg, int device, uint64_t want_bytes);
@@ -106,7 +111,9 @@ static void run_hooks(struct gr_core *core, bool drop, int device, uint64_t want
                 hook = drop ? entry->drop : entry->purge;
                 if (!hook)
                         continue;
+                in_hook = true;
                 rc = hook(entry->arg, device, want_bytes);
+                in_hook = false;
                 if (rc)
                         gr_log(GR_LOG_WARN, "reclaimable %s: %s failed: %s", entry->name, drop ? "drop" : "purge",
                                strerror(-rc));
