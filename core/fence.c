@@ -370,9 +370,37 @@ unsigned gr_fence_reach(struct gr_context *context)
         unsigned count;
 
         gr_lock(&context->fence.lock);
-        count = context->fence.reach_overflow ? GR_REACH_MAX + 1 : context->fence.reach_count;
+        count = gr_fence_overflow(&context->fence) ? GR_REACH_MAX + 1 : context->fence.reach_count;
         gr_unlock(&context->fence.lock);
         return count;
+}
+
+/* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
+static int join_barrier(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t usable = atomic_load(&fence->usable_epoch);
+        int rc = 0;
+
+        if (usable <= atomic_load(&fence->idle_epoch) || !context->core->driver->context_wait)
+                return 0;
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        for (unsigned i = fence->pending_count; i-- > 0;) {
+                struct gr_epoch *epoch = pending_at(fence, i);
+
+                /* The first epoch from the newest on that the barrier knew covers all before it. */
+                if (i > 0 && pending_at(fence, i - 1)->number >= usable)
+                        continue;
+                for (unsigned j = 0; j < epoch->event_count && !rc; j++)
+                        if (epoch->events[j].context)
+                                rc = context->core->driver->context_wait(other->handle, epoch->events[j].handle);
+                break;
+        }
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
 }
 
 void gr_fence_add_reach(struct gr_context *context, struct gr_context *other)
@@ -386,8 +414,13 @@ void gr_fence_add_reach(struct gr_context *context, struct gr_context *other)
         if (!known && fence->reach_count < GR_REACH_MAX)
                 fence->reach[fence->reach_count++] = other;
         else if (!known)
-                fence->reach_overflow = true;
+                atomic_store(&fence->reach_overflow, true);
         gr_unlock(&fence->lock);
+        if (known || join_barrier(context, other) == 0)
+                return;
+        while (atomic_load(&fence->idle_epoch) < atomic_load(&fence->usable_epoch) &&
+               gr_fence_wait_oldest(context, UINT64_MAX) == 0)
+                ;
 }
 
 void gr_fence_forget(struct gr_context *context, struct gr_context *other)
@@ -417,7 +450,7 @@ void gr_fence_reset(struct gr_context *context)
         gr_fence_forget(context, context);
         gr_lock(&fence->lock);
         fence->reach_count = 1;
-        fence->reach_overflow = false;
+        atomic_store(&fence->reach_overflow, false);
         atomic_store(&fence->broken, 0);
         gr_unlock(&fence->lock);
         gr_lock(&fence->events_lock);

@@ -62,7 +62,7 @@ struct gr_fence {
         unsigned first_pending, pending_count;
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself */
         unsigned reach_count;
-        bool reach_overflow; /* more could reach it than fit: nothing may be reused */
+        _Atomic bool reach_overflow; /* more can reach it than fit: freed blocks go to the driver */
 
         struct gr_lock events_lock; /* guards what follows */
         void **spare_events;        /* created in this context */
@@ -86,7 +86,10 @@ void gr_fence_init(struct gr_context *context);
 /* Without calling the driver: the context and its events may be gone already. */
 void gr_fence_destroy(struct gr_context *context);
 
-/* Says that other can now reach context's blocks. */
+/*
+ * Says that other can now reach context's blocks. What a barrier has made usable before is not safe for other's work
+ * yet: it is made to wait too, or, while a capture is on, the host waits (for what the program had submitted before).
+ */
 void gr_fence_add_reach(struct gr_context *context, struct gr_context *other);
 
 /* other has gone: its events count as passed, it no longer reaches context's blocks. */
@@ -98,6 +101,11 @@ void gr_fence_reset(struct gr_context *context);
 /* Whether something freed is not known to be idle yet. */
 bool gr_fence_waiting(struct gr_context *context);
 
+static inline bool gr_fence_overflow(struct gr_fence *fence)
+{
+        return atomic_load_explicit(&fence->reach_overflow, memory_order_relaxed);
+}
+
 /* Whether a block freed in this epoch may be handed out. */
 static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
 {
@@ -106,6 +114,8 @@ static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
         (void)epoch;
         return true;
 #else
+        if (gr_fence_overflow(fence)) /* not all who could use it would wait for a barrier */
+                return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
         return epoch <= atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
 #endif
 }

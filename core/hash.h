@@ -3,6 +3,7 @@
 #define GR_HASH_H
 
 #define HASH_NONFATAL_OOM 1
+#define HASH_FUNCTION     HASH_FNV /* the default one falls through switch cases, which clang warns of */
 #include <uthash.h>
 
 #endif

@@ -146,16 +146,22 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
 {
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
-                struct gr_block *block, *tmp;
+                struct gr_block *block, *tmp, *live = NULL;
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
                 HASH_ITER (hh, shard->blocks, block, tmp) {
                         if (block->context != context)
                                 continue;
                         HASH_DELETE(hh, shard->blocks, block);
-                        if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE)
-                                dropped(block);
+                        if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE) {
+                                block->next = live; /* it is in no bin */
+                                live = block;
+                        }
                 }
                 gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+                for (; live; live = tmp) {
+                        tmp = live->next;
+                        dropped(live);
+                }
         }
 }

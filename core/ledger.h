@@ -90,8 +90,8 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
 int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
 
 /*
- * Takes all blocks of context out. LIVE ones are handed to dropped one by one, which owns them; CACHED ones, still in
- * their bins, become GONE.
+ * Takes all blocks of context out. LIVE ones are handed to dropped one by one, which owns them, without a lock held;
+ * CACHED ones, still in their bins, become GONE.
  */
 void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
                             void (*dropped)(struct gr_block *block));

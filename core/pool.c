@@ -81,9 +81,21 @@ struct gr_context *gr_context_find(struct gr_core *core, void *handle)
         return context;
 }
 
+static bool reach_each_other(struct gr_context *other, void *arg)
+{
+        struct gr_context *context = arg;
+
+        if (other != context) {
+                gr_fence_add_reach(context, other);
+                gr_fence_add_reach(other, context);
+        }
+        return true;
+}
+
 struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device)
 {
         struct gr_context *context, *dead = NULL;
+        bool added = false;
 
         gr_lock(&core->contexts_lock);
         context = find_locked(core, handle);
@@ -103,14 +115,12 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
                 core->contexts = context;
         }
         context->handle = handle;
-        for (struct gr_context *other = core->contexts; other; other = other->next)
-                if (other->alive && other->device == context->device) {
-                        gr_fence_add_reach(context, other);
-                        gr_fence_add_reach(other, context);
-                }
         context->alive = true;
+        added = true;
 out:
         gr_unlock(&core->contexts_lock);
+        if (added)
+                gr_core_each_context(core, device, reach_each_other, context);
         return context;
 }
 
@@ -163,6 +173,22 @@ static void drop_arena(struct gr_context *context, struct gr_arena *arena)
                 atomic_store(&bin->count, 0);
         }
         gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
+}
+
+static bool forget_after_sync(struct gr_context *context, void *arg)
+{
+        struct gr_context *ending = arg;
+
+        if (context != ending) {
+                context->core->driver->context_sync(ending->handle);
+                gr_fence_forget(context, ending);
+        }
+        return true;
+}
+
+void gr_context_ending(struct gr_context *context)
+{
+        gr_core_each_context(context->core, -1, forget_after_sync, context);
 }
 
 void gr_context_drop(struct gr_context *context)
@@ -518,10 +544,12 @@ static bool bypassed(struct gr_core *core, struct gr_device *device)
 static int free_by_driver(struct gr_core *core, struct gr_block *block)
 {
         struct gr_block *stale;
+        bool there;
         int rc;
 
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
-        rc = gr_ledger_remove(&core->ledger, block) ? core->driver->mem_free(block->ptr) : 0;
+        there = gr_ledger_remove(&core->ledger, block);
+        rc = there ? core->driver->mem_free(block->ptr) : 0;
         if (rc) {
                 atomic_store(&block->state, GR_BLOCK_LIVE);
                 if (gr_ledger_add(&core->ledger, block, &stale))
@@ -529,7 +557,8 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
                 free(stale);
                 return rc;
         }
-        gr_count(core, GR_STAT_driver_frees, 1);
+        if (there)
+                gr_count(core, GR_STAT_driver_frees, 1);
         gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
         free(block);
         return 0;
@@ -548,7 +577,7 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         context = block->context;
         fence = &context->fence;
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
-            atomic_load_explicit(&fence->broken, memory_order_relaxed) || fence->reach_overflow ||
+            atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) ||
             bypassed(core, context->device))
                 return free_by_driver(core, block);
 
@@ -675,7 +704,8 @@ static bool maintain_one(struct gr_context *context, void *arg)
 
         if (excess == 0 || atomic_load(&context->fence.broken))
                 return true;
-        gr_fence_close(context);
+        if (gr_fence_close(context) == -ENOTSUP)
+                gr_fence_sync(context); /* an older driver: this thread waits, no one else */
         gr_fence_poll(context);
         gr_pool_trim(context, excess);
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))

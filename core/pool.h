@@ -102,6 +102,13 @@ struct gr_context *gr_context_find(struct gr_core *core, void *handle);
  */
 struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device);
 
+/*
+ * The context is about to be destroyed: waits for its work, and takes it out of all fences, so that none asks the
+ * driver about what is gone. Other contexts' frees in between are covered by the wait as long as the program submits
+ * nothing more.
+ */
+void gr_context_ending(struct gr_context *context);
+
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
 void gr_context_drop(struct gr_context *context);
 

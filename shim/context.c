@@ -230,6 +230,18 @@ static void ended(CUcontext handle)
                 gr_context_drop(context);
 }
 
+/*
+ * Before the driver destroys a context of which we know. Should it refuse, its copies are covered by no other context's
+ * fence any more; it refuses only handles that are none.
+ */
+static void ending(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        if (context)
+                gr_context_ending(context);
+}
+
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
 {
         int saved_errno = errno;
@@ -237,6 +249,8 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        if (gr_shim_ready())
+                ending(ctx);
         result = real(ctx);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 ended(ctx);

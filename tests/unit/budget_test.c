@@ -1,0 +1,280 @@
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "budget.h"
+#include "check.h"
+#include "class.h"
+
+#define MIB     ((uint64_t)1 << 20)
+#define PAGE    GR_PAGE_BYTES
+#define BASE    UINT64_C(0x7f0000000000)
+#define THREADS 8
+#define ROUNDS  20000
+
+static struct gr_device device;
+
+static uint64_t charged(void)
+{
+        return atomic_load(&device.charged_bytes);
+}
+
+static void start(uint64_t hard_bytes)
+{
+        gr_budget_init(&device, 3);
+        atomic_store(&device.hard_bytes, hard_bytes);
+}
+
+/* A small block at ptr, all the way. */
+static int take(uint64_t ptr, size_t bytes)
+{
+        uint64_t reserved;
+        int rc = gr_budget_reserve(&device, bytes, &reserved);
+
+        return rc ? rc : gr_budget_commit(&device, ptr, bytes, reserved);
+}
+
+static void test_large(void)
+{
+        uint64_t reserved = 42;
+
+        start(10 * PAGE);
+        GR_CHECK_EQ(device.ordinal, 3);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 10 * PAGE + 1, &reserved), -EDQUOT);
+        GR_CHECK_EQ(reserved, 42); /* untouched */
+        GR_CHECK_EQ(charged(), 0);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 9 * PAGE + 1, &reserved), 0); /* just fits: whole pages */
+        GR_CHECK_EQ(charged(), 10 * PAGE);
+        gr_budget_cancel(&device, reserved);
+        GR_CHECK_EQ(charged(), 0);
+
+        GR_CHECK_EQ(gr_budget_reserve(&device, MIB + 1, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE, MIB + 1, reserved), 0);
+        GR_CHECK_EQ(charged(), PAGE);
+        GR_CHECK_EQ(gr_budget_release(&device, BASE, MIB + 1), PAGE);
+        GR_CHECK_EQ(charged(), 0);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 10 * PAGE);
+        gr_budget_destroy(&device);
+
+        /* No limit is none, also for numbers that would wrap. */
+        start(GR_UNLIMITED);
+        GR_CHECK_EQ(gr_budget_reserve(&device, GR_BLOCK_MAX_BYTES, &reserved), 0);
+        GR_CHECK_EQ(charged(), GR_BLOCK_MAX_BYTES);
+        gr_budget_destroy(&device);
+
+        /* A limit below what is taken already, as after a change: nothing more, nothing wraps. */
+        start(10 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 8 * PAGE, &reserved), 0);
+        atomic_store(&device.hard_bytes, 4 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
+        gr_budget_destroy(&device);
+}
+
+/* The block came out at another size than was reserved. */
+static void test_other_size(void)
+{
+        uint64_t reserved;
+
+        start(10 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 4 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE, 2 * PAGE, reserved), 0);
+        GR_CHECK_EQ(charged(), 2 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 4 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE + 2 * PAGE, 6 * PAGE, reserved), 0);
+        GR_CHECK_EQ(charged(), 8 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), 0); /* large expected, small got */
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE + 8 * PAGE, 512, reserved), 0);
+        GR_CHECK_EQ(charged(), 9 * PAGE);
+        gr_budget_release(&device, BASE, 2 * PAGE);
+        gr_budget_release(&device, BASE + 2 * PAGE, 6 * PAGE);
+        GR_CHECK_EQ(gr_budget_release(&device, BASE + 8 * PAGE, 512), PAGE);
+        GR_CHECK_EQ(charged(), 0);
+
+        /* Larger than there is room for: the limit stands, the block goes back. */
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE, 12 * PAGE, reserved), -EDQUOT);
+        GR_CHECK_EQ(charged(), 0);
+        gr_budget_destroy(&device);
+}
+
+static void test_limit_full_of_slabs(void)
+{
+        uint64_t ptrs[2 * 4 + 1], reserved;
+
+        /* Two slabs are all there may be; they hold eight blocks of 512 KiB. */
+        start(2 * PAGE);
+        for (unsigned i = 0; i < 8; i++) {
+                ptrs[i] = BASE + i * (MIB / 2);
+                GR_CHECK_EQ(take(ptrs[i], MIB / 2), 0);
+                GR_CHECK(charged() <= 2 * PAGE);
+        }
+        GR_CHECK_EQ(charged(), 2 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, MIB / 2, &reserved), -EDQUOT);
+        GR_CHECK_EQ(gr_budget_release(&device, ptrs[3], MIB / 2), 0); /* its slab stays with the others */
+
+        /* Room in a slab only: the driver may use it, but not open another slab. */
+        GR_CHECK_EQ(gr_budget_reserve(&device, MIB / 2, &reserved), 0);
+        GR_CHECK_EQ(reserved, 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, BASE + 100 * PAGE, MIB / 2, reserved), -EDQUOT);
+        GR_CHECK_EQ(charged(), 2 * PAGE);
+        GR_CHECK_EQ(gr_budget_commit(&device, ptrs[3], MIB / 2, reserved), 0);
+        GR_CHECK_EQ(charged(), 2 * PAGE);
+        for (unsigned i = 0; i < 8; i++)
+                gr_budget_release(&device, ptrs[i], MIB / 2);
+        GR_CHECK_EQ(charged(), 0);
+        GR_CHECK_EQ(device.slab_count, 0);
+        GR_CHECK_EQ(device.slab_used_bytes, 0);
+        gr_budget_destroy(&device);
+}
+
+/* Random small blocks against a plain count of blocks per page. */
+static void test_slab_model(void)
+{
+        enum { PAGES = 32, BLOCKS = PAGES * 16, STEP = PAGE / 16 };
+        static unsigned in_page[PAGES], pages;
+        static bool taken[BLOCKS];
+
+        start(GR_UNLIMITED);
+        srand(7);
+        for (unsigned i = 0; i < ROUNDS; i++) {
+                unsigned b = (unsigned)rand() % BLOCKS, page = b / 16;
+                uint64_t ptr = BASE + (uint64_t)b * STEP, back;
+
+                if (!taken[b]) {
+                        GR_CHECK_EQ(take(ptr, STEP), 0);
+                        pages += in_page[page]++ == 0;
+                } else {
+                        back = gr_budget_release(&device, ptr, STEP);
+                        GR_CHECK_EQ(back, in_page[page] == 1 ? PAGE : 0);
+                        pages -= --in_page[page] == 0;
+                }
+                taken[b] = !taken[b];
+                GR_CHECK_EQ(charged(), pages * PAGE);
+                GR_CHECK_EQ(device.slab_count, pages);
+        }
+        gr_budget_destroy(&device);
+}
+
+static _Atomic bool over, wrong;
+static _Atomic uint64_t next_page;
+
+/* Reserves, and then commits or cancels; at no time may all of them together be above the limit. */
+static void *race(void *arg)
+{
+        unsigned seed = *(unsigned *)arg;
+        struct {
+                uint64_t ptr;
+                size_t bytes;
+        } held[8] = {{0}};
+
+        for (unsigned i = 0; i < ROUNDS; i++) {
+                unsigned slot = (unsigned)rand_r(&seed) % 8;
+                uint64_t reserved;
+
+                if (charged() > 40 * PAGE)
+                        over = true;
+                if (held[slot].bytes) {
+                        if (gr_budget_release(&device, held[slot].ptr, held[slot].bytes) == 0)
+                                wrong = true; /* each block has pages of its own here */
+                        held[slot].bytes = 0;
+                        continue;
+                }
+                held[slot].bytes = rand_r(&seed) % 2 ? 4096 : (size_t)(1 + rand_r(&seed) % 8) * PAGE;
+                if (gr_budget_reserve(&device, held[slot].bytes, &reserved)) {
+                        held[slot].bytes = 0;
+                } else if (rand_r(&seed) % 4 == 0) {
+                        gr_budget_cancel(&device, reserved);
+                        held[slot].bytes = 0;
+                } else {
+                        held[slot].ptr = BASE + atomic_fetch_add(&next_page, 8) * PAGE;
+                        if (gr_budget_commit(&device, held[slot].ptr, held[slot].bytes, reserved))
+                                held[slot].bytes = 0; /* room in others' slabs was all it had */
+                        gr_budget_note_live(&device);
+                }
+        }
+        for (unsigned slot = 0; slot < 8; slot++)
+                if (held[slot].bytes)
+                        gr_budget_release(&device, held[slot].ptr, held[slot].bytes);
+        return NULL;
+}
+
+static void test_threads(void)
+{
+        pthread_t threads[THREADS];
+        unsigned seeds[THREADS];
+
+        start(40 * PAGE);
+        for (unsigned i = 0; i < THREADS; i++) {
+                seeds[i] = i + 1;
+                pthread_create(&threads[i], NULL, race, &seeds[i]);
+        }
+        for (unsigned i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        GR_CHECK(!over);
+        GR_CHECK(!wrong);
+        GR_CHECK_EQ(charged(), 0);
+        GR_CHECK_EQ(device.slab_count, 0);
+        GR_CHECK(atomic_load(&device.peak_charged_bytes) <= 40 * PAGE);
+        GR_CHECK(atomic_load(&device.peak_charged_bytes) > 30 * PAGE); /* the limit was fought for */
+        GR_CHECK(atomic_load(&device.peak_live_bytes) <= atomic_load(&device.peak_charged_bytes));
+        gr_budget_destroy(&device);
+}
+
+static void check_share(uint64_t card_free, uint64_t card_total, uint64_t wanted_free, uint64_t wanted_total)
+{
+        uint64_t free_bytes, total;
+
+        gr_budget_share(&device, card_free, card_total, &free_bytes, &total);
+        GR_CHECK_EQ(free_bytes, wanted_free);
+        GR_CHECK_EQ(total, wanted_total);
+}
+
+static void test_share_and_excess(void)
+{
+        uint64_t reserved;
+
+        start(GR_UNLIMITED);
+        check_share(70 * PAGE, 100 * PAGE, 70 * PAGE, 100 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 30 * PAGE, &reserved), 0);
+        gr_budget_cache(&device, 10 * PAGE);
+        GR_CHECK_EQ(gr_budget_live(&device), 20 * PAGE);
+        check_share(70 * PAGE, 100 * PAGE, 80 * PAGE, 100 * PAGE);  /* the cache counts as free */
+        check_share(95 * PAGE, 100 * PAGE, 100 * PAGE, 100 * PAGE); /* but there is no more than the card */
+        atomic_store(&device.hard_bytes, 50 * PAGE);
+        check_share(70 * PAGE, 100 * PAGE, 30 * PAGE, 50 * PAGE);
+        check_share(5 * PAGE, 100 * PAGE, 15 * PAGE, 50 * PAGE); /* others hold the rest of the card */
+        atomic_store(&device.hard_bytes, 200 * PAGE);
+        check_share(70 * PAGE, 100 * PAGE, 80 * PAGE, 100 * PAGE);
+        atomic_store(&device.hard_bytes, 12 * PAGE); /* less than is live */
+        check_share(70 * PAGE, 100 * PAGE, 0, 12 * PAGE);
+
+        /* A moment of another thread's work: cached counted already, charged no more. */
+        gr_budget_cache(&device, 25 * PAGE);
+        GR_CHECK_EQ(gr_budget_live(&device), 0);
+        check_share(70 * PAGE, 100 * PAGE, 12 * PAGE, 12 * PAGE);
+        gr_budget_uncache(&device, 25 * PAGE);
+
+        GR_CHECK_EQ(gr_budget_excess(&device), 0);
+        atomic_store(&device.threshold_bytes, 4 * PAGE);
+        GR_CHECK_EQ(gr_budget_excess(&device), 6 * PAGE);
+        atomic_store(&device.threshold_bytes, 10 * PAGE);
+        GR_CHECK_EQ(gr_budget_excess(&device), 0);
+        atomic_store(&device.soft_bytes, 23 * PAGE); /* live is 20: 3 may be cached */
+        GR_CHECK_EQ(gr_budget_excess(&device), 7 * PAGE);
+        atomic_store(&device.soft_bytes, 5 * PAGE);
+        GR_CHECK_EQ(gr_budget_excess(&device), 10 * PAGE);
+        gr_budget_note_live(&device);
+        GR_CHECK_EQ(atomic_load(&device.peak_live_bytes), 20 * PAGE);
+        gr_budget_destroy(&device);
+}
+
+int main(void)
+{
+        test_large();
+        test_other_size();
+        test_limit_full_of_slabs();
+        test_slab_model();
+        test_threads();
+        test_share_and_excess();
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,500 @@
+#include <errno.h>
+#include <pthread.h>
+
+#include "check.h"
+#include "fence.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define DRIVER_700 gr_driver_error(700)
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_fence *fence;
+
+static void start_with(const struct gr_driver *driver)
+{
+        sg_reset(64 * SG_MIB);
+        gr_core_init(&core, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        fence = &context->fence;
+}
+
+static void start(void)
+{
+        start_with(&sg_driver);
+}
+
+static void finish(void)
+{
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+/* Work that ends in ms milliseconds, then the free of a block of 1 MiB. Returns its epoch. */
+static uint64_t freed_after(uint64_t ms)
+{
+        sg_work(context->handle, 0, 0, ms * SG_MS);
+        return gr_fence_freed(fence, SG_MIB);
+}
+
+static void test_poll(void)
+{
+        uint64_t first, second;
+
+        start();
+        GR_CHECK(gr_fence_usable(fence, 0) && gr_fence_idle(fence, 0)); /* epoch 0: nothing ever used it */
+        GR_CHECK(!gr_fence_waiting(context));
+        GR_CHECK_EQ(gr_fence_close(context), 0); /* nothing was freed */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 0);
+
+        first = freed_after(5);
+        GR_CHECK(gr_fence_waiting(context));
+        GR_CHECK(!gr_fence_usable(fence, first));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), SG_MIB);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        GR_CHECK_EQ(gr_fence_close(context), 0); /* nothing since */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+
+        second = freed_after(5);
+        GR_CHECK(second > first);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(!gr_fence_usable(fence, first));
+        GR_CHECK(gr_fence_waiting(context));
+
+        sg_advance(5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_usable(fence, first) && gr_fence_idle(fence, first));
+        GR_CHECK(!gr_fence_usable(fence, second));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), SG_MIB);
+        sg_advance(5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, second));
+        GR_CHECK(!gr_fence_waiting(context));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+
+        /* What is freed after the close is not covered by it. */
+        first = freed_after(0);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        second = gr_fence_freed(fence, 1);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, first) && !gr_fence_usable(fence, second));
+        finish();
+}
+
+static void test_barrier(void)
+{
+        uint64_t epoch;
+
+        start();
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        GR_CHECK(!gr_fence_idle(fence, epoch)); /* the GPU is at it still */
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0); /* one is enough */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
+        sg_advance(5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch));
+
+        /* A barrier also serves epochs that were closed before it. */
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch + 1));
+        finish();
+}
+
+/* More closed epochs than fit: none is forgotten, and none passes before its own work has ended. */
+static void test_merge(void)
+{
+        uint64_t epochs[GR_EPOCHS_PENDING + 20];
+        unsigned count = GR_EPOCHS_PENDING + 20;
+
+        start();
+        for (unsigned i = 0; i < count; i++) {
+                epochs[i] = freed_after(1); /* the i-th work ends at i + 1 ms */
+                GR_CHECK_EQ(gr_fence_close(context), 0);
+        }
+        for (unsigned i = 0; i < count; i++) {
+                GR_CHECK_EQ(gr_fence_poll(context), 0);
+                for (unsigned j = i; j < count; j++)
+                        GR_CHECK(!gr_fence_usable(fence, epochs[j]));
+                sg_advance(SG_MS);
+        }
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epochs[count - 1]));
+        GR_CHECK(!gr_fence_waiting(context));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        /* Events are used again: each pending epoch has at most one. */
+        GR_CHECK(sg_calls(SG_EVENT_CREATE) <= GR_EPOCHS_PENDING + 1);
+        finish();
+}
+
+static void test_wait_oldest(void)
+{
+        uint64_t first, second, begin_ns;
+
+        start();
+        GR_CHECK_EQ(gr_fence_wait_oldest(context, UINT64_MAX), -ENOENT);
+        GR_CHECK_EQ(gr_fence_oldest_age_ns(context), 0);
+        first = freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        second = freed_after(200);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        sg_advance(SG_MS);
+        GR_CHECK_EQ(gr_fence_oldest_age_ns(context), SG_MS);
+
+        begin_ns = sg_driver.now_ns();
+        GR_CHECK_EQ(gr_fence_wait_oldest(context, begin_ns + 100 * SG_MS), 0);
+        GR_CHECK(gr_fence_idle(fence, first) && !gr_fence_idle(fence, second));
+        GR_CHECK(sg_driver.now_ns() - begin_ns >= 4 * SG_MS);
+        GR_CHECK(sg_driver.now_ns() - begin_ns < 8 * SG_MS); /* it asked often enough */
+
+        begin_ns = sg_driver.now_ns();
+        GR_CHECK_EQ(gr_fence_wait_oldest(context, begin_ns + 20 * SG_MS), -ETIMEDOUT);
+        GR_CHECK(sg_driver.now_ns() - begin_ns >= 20 * SG_MS);
+        GR_CHECK(sg_driver.now_ns() - begin_ns < 25 * SG_MS);
+        GR_CHECK(!gr_fence_idle(fence, second));
+        sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
+        GR_CHECK_EQ(gr_fence_wait_oldest(context, UINT64_MAX), DRIVER_700);
+        finish();
+}
+
+static void test_gate(void)
+{
+        uint64_t epoch;
+
+        start();
+        epoch = freed_after(5);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context), -EBUSY);
+        GR_CHECK_EQ(gr_fence_sync(context), -EBUSY);
+        GR_CHECK_EQ(gr_fence_poll(context), 0); /* queries do no harm */
+
+        /* A second one begins and ends; the first goes on. */
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        gr_gate_end(&core.gate);
+        GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT) + sg_calls(SG_CONTEXT_SYNC), 0);
+        GR_CHECK_EQ(atomic_load(&fence->broken), 0);
+        gr_gate_end(&core.gate);
+        sg_capture(-1);
+
+        /* One whose begin failed is none. */
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, false);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        finish();
+}
+
+static _Atomic int stage;
+
+static void *barrier_in_thread(void *arg)
+{
+        (void)arg;
+        stage = 1;
+        gr_fence_barrier(context); /* waits for the gate, or finds the capture */
+        stage = 2;
+        return NULL;
+}
+
+/* Between enter and leave, while the driver begins the capture, another thread's record must wait. */
+static void test_gate_threads(void)
+{
+        pthread_t thread;
+
+        for (int i = 0; i < 200; i++) {
+                start();
+                freed_after(5);
+                stage = 0;
+                gr_gate_begin_enter(&core.gate);
+                sg_capture(1); /* as far as the driver is concerned it is on from here */
+                pthread_create(&thread, NULL, barrier_in_thread, NULL);
+                while (stage == 0)
+                        ;
+                for (int spin = 0; spin < i * 10; spin++)
+                        sg_driver.now_ns();
+                GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+                gr_gate_begin_leave(&core.gate, true);
+                pthread_join(thread, NULL);
+                GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+                sg_capture(-1);
+                gr_gate_end(&core.gate);
+                finish();
+        }
+}
+
+static void test_errors(void)
+{
+        static const enum sg_op ops[] = {SG_EVENT_CREATE, SG_CONTEXT_RECORD, SG_CONTEXT_WAIT};
+        uint64_t epoch;
+
+        /* Any error of the driver: no fence can be trusted, and nothing becomes usable by it. */
+        for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+                start();
+                epoch = freed_after(5);
+                sg_fail(ops[i], 1, 1, DRIVER_700);
+                GR_CHECK_EQ(gr_fence_barrier(context), DRIVER_700);
+                GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
+                GR_CHECK(!gr_fence_usable(fence, epoch));
+                finish();
+        }
+        start();
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
+        GR_CHECK_EQ(gr_fence_poll(context), DRIVER_700);
+        GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
+        GR_CHECK(!gr_fence_usable(fence, epoch));
+        sg_fail(SG_CONTEXT_SYNC, 1, 1, DRIVER_700);
+        GR_CHECK_EQ(gr_fence_sync(context), DRIVER_700);
+        GR_CHECK(!gr_fence_usable(fence, epoch));
+        finish();
+
+        /* A capture that nobody announced: later it works, and covers what was freed before. */
+        for (unsigned nth = 1; nth <= 2; nth++) {
+                start();
+                if (nth == 2)
+                        gr_context_add(&core, sg_context_new(0), 0); /* its record is the second */
+                epoch = freed_after(5);
+                sg_fail(SG_CONTEXT_RECORD, nth, 1, -EBUSY);
+                GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
+                GR_CHECK_EQ(atomic_load(&fence->broken), 0);
+                GR_CHECK(gr_fence_waiting(context));
+                sg_advance(10 * SG_MS);
+                GR_CHECK_EQ(gr_fence_poll(context), 0);
+                GR_CHECK(!gr_fence_usable(fence, epoch));
+                GR_CHECK_EQ(gr_fence_close(context), 0);
+                GR_CHECK_EQ(gr_fence_poll(context), 0);
+                GR_CHECK(gr_fence_idle(fence, epoch));
+                finish();
+        }
+        start();
+        epoch = freed_after(5);
+        sg_fail(SG_CONTEXT_WAIT, 1, 1, -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context), -EBUSY);
+        GR_CHECK_EQ(atomic_load(&fence->broken), 0);
+        GR_CHECK(!gr_fence_usable(fence, epoch));
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        finish();
+}
+
+/* The full ring loses nothing where the record that would merge fails. */
+static void test_merge_refused(void)
+{
+        uint64_t epoch = 0;
+
+        start();
+        for (unsigned i = 0; i < GR_EPOCHS_PENDING; i++) {
+                epoch = freed_after(1);
+                GR_CHECK_EQ(gr_fence_close(context), 0);
+        }
+        gr_fence_freed(fence, 1);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, -EBUSY);
+        GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
+        sg_advance(100 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch + 1));
+        GR_CHECK(!gr_fence_waiting(context));
+        finish();
+}
+
+static void test_old_driver(void)
+{
+        uint64_t epoch;
+
+        start_with(&sg_old_driver);
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), -ENOTSUP);
+        GR_CHECK_EQ(atomic_load(&fence->broken), 0);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(!gr_fence_usable(fence, epoch));
+        GR_CHECK_EQ(gr_fence_barrier(context), 0); /* by waiting on the host */
+        GR_CHECK(gr_fence_idle(fence, epoch));
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        gr_fence_freed(fence, 1);
+        GR_CHECK_EQ(gr_fence_barrier(context), -EBUSY);
+        gr_gate_end(&core.gate);
+        finish();
+}
+
+static void test_sync(void)
+{
+        struct gr_context *other;
+        uint64_t first, second;
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        first = freed_after(5);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        second = freed_after(5);
+        sg_work(other->handle, 1, 0, 30 * SG_MS);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 30 * SG_MS); /* the other's work could use the blocks, too */
+        GR_CHECK(gr_fence_idle(fence, first) && gr_fence_idle(fence, second));
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
+        GR_CHECK(!gr_fence_waiting(context));
+        GR_CHECK(!gr_fence_usable(fence, gr_fence_freed(fence, 1)));
+        finish();
+}
+
+/* Two contexts reach each other's blocks: the work of both counts, and both wait. */
+static void test_reach(void)
+{
+        struct gr_context *other, *far;
+        uint64_t epoch;
+        uint64_t ptr;
+
+        start();
+        far = gr_context_add(&core, sg_context_new(1), 1);
+        GR_CHECK_EQ(gr_fence_reach(context), 1); /* of another device */
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(gr_fence_reach(context), 2);
+        GR_CHECK_EQ(gr_fence_reach(other), 2);
+        GR_CHECK_EQ(gr_fence_reach(far), 1);
+        gr_fence_add_reach(context, far);
+        gr_fence_add_reach(context, far); /* twice is once */
+        GR_CHECK_EQ(gr_fence_reach(context), 3);
+
+        sg_work(far->handle, 2, 0, 9 * SG_MS);
+        epoch = freed_after(1);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        sg_advance(5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(!gr_fence_usable(fence, epoch)); /* the far one's work is not done */
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch) && !gr_fence_idle(fence, epoch));
+
+        /* The scripted GPU would tell if any of the three started before the end of the far one's work. */
+        GR_CHECK_EQ(sg_driver.mem_alloc(context->handle, 4096, &ptr), 0);
+        sg_own(ptr, 4096);
+        sg_work(far->handle, 3, ptr, 40 * SG_MS);
+        sg_disown(ptr);
+        epoch = gr_fence_freed(fence, 4096);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK(gr_fence_usable(fence, epoch));
+        sg_own(ptr, 4096);
+        sg_work(context->handle, 0, ptr, SG_MS);
+        sg_work(other->handle, 0, ptr, SG_MS);
+        sg_work(far->handle, 0, ptr, SG_MS);
+        GR_CHECK_EQ(sg_misuses(), 0);
+
+        /* The far one goes: its work is done, its events are not asked any more. */
+        epoch = freed_after(1);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        sg_context_destroy(far->handle);
+        gr_fence_forget(context, far);
+        GR_CHECK_EQ(gr_fence_reach(context), 2);
+        sg_advance(100 * SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch));
+        finish();
+}
+
+/* A context that joins after a barrier was laid: its work, too, must find the former owner's done. */
+static void test_reach_joined_late(void)
+{
+        for (int first = 0; first < 2; first++) { /* handed out again before or after */
+                bool handed_out = first;
+                struct gr_context *late;
+                uint64_t ptr, epoch;
+
+                start();
+                GR_CHECK_EQ(sg_driver.mem_alloc(context->handle, 4096, &ptr), 0);
+                sg_own(ptr, 4096);
+                sg_work(context->handle, 0, ptr, 50 * SG_MS);
+                sg_disown(ptr);
+                epoch = gr_fence_freed(fence, 4096);
+                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                if (handed_out)
+                        sg_own(ptr, 4096);
+                late = gr_context_add(&core, sg_context_new(0), 0);
+                if (!handed_out && gr_fence_usable(fence, epoch)) {
+                        sg_own(ptr, 4096);
+                        handed_out = true;
+                }
+                if (handed_out)
+                        sg_work(late->handle, 0, ptr, SG_MS);
+                finish();
+        }
+}
+
+static void test_reach_overflow(void)
+{
+        start();
+        for (int i = 1; i < GR_REACH_MAX; i++)
+                gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(gr_fence_reach(context), GR_REACH_MAX);
+        GR_CHECK(!fence->reach_overflow);
+        gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(fence->reach_overflow);
+        GR_CHECK(gr_fence_reach(context) > GR_REACH_MAX);
+        finish();
+}
+
+static void test_reset(void)
+{
+        struct gr_context *other;
+        uint64_t epoch;
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        epoch = freed_after(1000);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        gr_fence_freed(&other->fence, 1);
+        GR_CHECK_EQ(gr_fence_close(other), 0);
+        sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
+        GR_CHECK_EQ(gr_fence_poll(context), DRIVER_700);
+
+        sg_context_destroy(context->handle);
+        gr_fence_forget(other, context);
+        sg_log_clear();
+        gr_fence_reset(context);
+        GR_CHECK_STR(sg_log(), ""); /* the driver is not asked: the events are gone */
+        GR_CHECK_EQ(atomic_load(&fence->broken), 0);
+        GR_CHECK_EQ(gr_fence_reach(context), 1);
+        GR_CHECK_EQ(gr_fence_reach(other), 1);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch));
+        GR_CHECK_EQ(gr_fence_poll(other), 0);
+        GR_CHECK(!gr_fence_waiting(other)); /* its own part had passed */
+        finish();
+}
+
+int main(void)
+{
+        test_poll();
+        test_barrier();
+        test_merge();
+        test_wait_oldest();
+        test_gate();
+        test_gate_threads();
+        test_errors();
+        test_merge_refused();
+        test_old_driver();
+        test_sync();
+        test_reach();
+        test_reach_joined_late();
+        test_reach_overflow();
+        test_reset();
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,529 @@
+#include <errno.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "ladder.h"
+#include "log.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB      SG_MIB
+#define CARD     (64 * MIB)
+#define WITHIN   GR_LOG_INFO /* where reports of a full card are to be seen */
+#define TRIES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].tries)
+#define BYTES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].bytes)
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_device *device;
+
+static void start_with(const struct gr_driver *driver, enum gr_reuse reuse)
+{
+        sg_reset(CARD);
+        gr_core_init(&core, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+        gr_log_set_level(GR_LOG_SILENT);
+}
+
+static void start(void)
+{
+        start_with(&sg_driver, GR_REUSE_AUTO);
+}
+
+static void finish(void)
+{
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static uint64_t alloc(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
+        return ptr;
+}
+
+static void free_ok(uint64_t ptr)
+{
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+}
+
+/* Which rungs were tried: those up to and with last, and none after it. */
+static void check_tried_until(enum gr_level last)
+{
+        for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_COUNT; level++) {
+                bool tried = atomic_load(&core.stats.levels[level].tries) > 0;
+                bool wanted = level <= last && (level < GR_LEVEL_NEIGHBOUR || level == GR_LEVEL_FAIL);
+
+                if (tried != wanted)
+                        fprintf(stderr, "  rung %s\n", gr_level_words[level]);
+                GR_CHECK_EQ(tried, wanted);
+        }
+}
+
+/* count blocks of bytes each, freed behind work of ns each; each in an epoch of its own. */
+static void cache(unsigned count, size_t bytes, uint64_t ns)
+{
+        uint64_t ptrs[32];
+
+        for (unsigned i = 0; i < count; i++)
+                ptrs[i] = alloc(bytes);
+        for (unsigned i = 0; i < count; i++) {
+                if (ns)
+                        sg_work(context->handle, 0, ptrs[i], ns);
+                free_ok(ptrs[i]);
+                gr_fence_close(context);
+        }
+}
+
+static void test_ready(void)
+{
+        uint64_t large, ptr;
+
+        start();
+        large = alloc(60 * MIB);
+        free_ok(large);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        sg_log_clear();
+        ptr = alloc(34 * MIB); /* too small for it by the rules of every day */
+        GR_CHECK_EQ(ptr, large);
+        check_tried_until(GR_LEVEL_READY);
+        GR_CHECK_EQ(BYTES(READY), 60 * MIB);
+        GR_CHECK(strpbrk(sg_log(), "RFtsrw") == NULL);
+        free_ok(ptr);
+        finish();
+}
+
+static void test_fence(void)
+{
+        uint64_t large, ptr;
+
+        start();
+        large = alloc(60 * MIB);
+        sg_work(context->handle, 0, large, 10 * SG_MS);
+        free_ok(large);
+        ptr = alloc(34 * MIB);
+        GR_CHECK_EQ(ptr, large);
+        check_tried_until(GR_LEVEL_FENCE);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS); /* the GPU is ordered, the host does not wait */
+        sg_work(context->handle, 1, ptr, SG_MS);
+        free_ok(ptr);
+        finish();
+
+        /* Without barriers: once the epoch has passed. */
+        start_with(&sg_driver, GR_REUSE_POLL);
+        large = alloc(60 * MIB);
+        sg_work(context->handle, 0, large, 10 * SG_MS);
+        free_ok(large);
+        sg_advance(10 * SG_MS);
+        GR_CHECK_EQ(alloc(34 * MIB), large);
+        check_tried_until(GR_LEVEL_FENCE);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
+        finish();
+}
+
+/* What a test's reclaimable holds outside the pool, and what it saw. */
+struct holder {
+        uint64_t holds_bytes;
+        int rc;
+        unsigned calls;
+        unsigned trims, releases; /* by the driver before the last call */
+        uint64_t seen_ns;
+        uint64_t wanted_bytes;
+        int device;
+};
+
+static int let_go(void *arg, int of_device, uint64_t want_bytes)
+{
+        struct holder *holder = arg;
+
+        holder->calls++;
+        holder->trims = sg_calls(SG_TRIM_POOLS);
+        holder->releases = sg_calls(SG_MEM_RELEASE);
+        holder->seen_ns = sg_driver.now_ns();
+        holder->wanted_bytes = want_bytes;
+        holder->device = of_device;
+        if (!holder->rc && holder->holds_bytes) {
+                sg_hold(0, 0, 0);
+                holder->holds_bytes = 0;
+        }
+        return holder->rc;
+}
+
+static void test_purge_and_drop(void)
+{
+        for (int drop = 0; drop < 2; drop++) {
+                struct holder holder = {.holds_bytes = 40 * MIB};
+                struct gr_reclaimable reclaimable = {.name = "holder", .arg = &holder};
+
+                start();
+                *(drop ? &reclaimable.drop : &reclaimable.purge) = let_go;
+                GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+                sg_hold(0, 40 * MIB, 0);
+                alloc(40 * MIB);
+                check_tried_until(drop ? GR_LEVEL_DROP : GR_LEVEL_PURGE);
+                GR_CHECK_EQ(holder.calls, 1);
+                GR_CHECK_EQ(holder.device, 0);
+                GR_CHECK_EQ(holder.wanted_bytes, 16 * MIB); /* 24 are free */
+                GR_CHECK_EQ(sg_calls(SG_TRIM_POOLS), drop ? 1 : 0);
+                GR_CHECK_EQ(gr_reclaimable_unregister(&core, &reclaimable), 0);
+                finish();
+        }
+}
+
+static void test_trim(void)
+{
+        start();
+        cache(15, 4 * MIB, 0);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        sg_log_clear();
+        alloc(34 * MIB); /* 4 are free, 30 are missing: 8 blocks */
+        check_tried_until(GR_LEVEL_TRIM);
+        GR_CHECK_EQ(BYTES(TRIM), 32 * MIB);
+        GR_CHECK_EQ(sg_cached_bytes(device), 28 * MIB);
+        GR_CHECK(strchr(sg_log(), 'F') == NULL);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
+        finish();
+
+        /* The card is shared: another context's cache serves, too, after the own. */
+        start();
+        cache(5, 4 * MIB, 0);
+        {
+                struct gr_context *own = context;
+
+                context = gr_context_add(&core, sg_context_new(0), 0);
+                cache(10, 4 * MIB, 0);
+                context = own;
+        }
+        alloc(34 * MIB);
+        check_tried_until(GR_LEVEL_TRIM);
+        GR_CHECK_EQ(sg_cached_bytes(device), 28 * MIB);
+        finish();
+
+        /* But not that of another device. */
+        start();
+        {
+                struct gr_context *own = context, *far = gr_context_add(&core, sg_context_new(1), 1);
+
+                context = far;
+                cache(10, 4 * MIB, 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                context = own;
+        }
+        GR_CHECK_EQ(gr_reclaim(context, GR_LEVEL_TRIM, 8 * MIB), 0);
+        GR_CHECK_EQ(sg_used_bytes(1), 40 * MIB);
+        finish();
+}
+
+static void test_driver(void)
+{
+        start();
+        sg_hold(0, 0, 40 * MIB);
+        alloc(40 * MIB);
+        check_tried_until(GR_LEVEL_DRIVER);
+        GR_CHECK_EQ(BYTES(DRIVER), 40 * MIB);
+        finish();
+}
+
+static void test_sync(void)
+{
+        uint64_t waited_ns;
+
+        start();
+        cache(15, 4 * MIB, 10 * SG_MS); /* the i-th is idle after i * 10 ms */
+        alloc(34 * MIB);
+        check_tried_until(GR_LEVEL_SYNC);
+        waited_ns = sg_driver.now_ns() - SG_FIRST_NS;
+        GR_CHECK(waited_ns >= 80 * SG_MS); /* eight of them were enough... */
+        GR_CHECK(waited_ns < 95 * SG_MS);  /* ...and it waited for no more */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+        GR_CHECK_EQ(sg_cached_bytes(device), 28 * MIB);
+        finish();
+
+        /* Without fences the context as a whole is waited for. */
+        start_with(&sg_old_driver, GR_REUSE_POLL);
+        cache(15, 4 * MIB, 10 * SG_MS);
+        alloc(34 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 1);
+        finish();
+
+        /* Work that does not end: a failure in the end, not a hang. */
+        start();
+        cache(15, 4 * MIB, UINT64_C(3600) * 1000 * SG_MS);
+        {
+                uint64_t ptr;
+
+                GR_CHECK_EQ(sg_alloc(context, 34 * MIB, &ptr), -ENOMEM);
+        }
+        check_tried_until(GR_LEVEL_FAIL);
+        finish();
+}
+
+/* All rungs run, in their order, and each sees what those before it left. */
+static void test_order(void)
+{
+        struct holder purged = {0}, dropped = {0};
+        struct gr_reclaimable first = {.name = "first", .purge = let_go, .arg = &purged};
+        struct gr_reclaimable second = {.name = "second", .drop = let_go, .arg = &dropped};
+        uint64_t ptr = 42, busy;
+
+        start();
+        gr_reclaimable_register(&core, &first);
+        gr_reclaimable_register(&core, &second);
+        cache(4, 4 * MIB, 0);
+        busy = alloc(8 * MIB);
+        sg_work(context->handle, 0, busy, 50 * SG_MS);
+        free_ok(busy);
+        GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM); /* more than the card */
+        GR_CHECK_EQ(ptr, 42);
+        check_tried_until(GR_LEVEL_FAIL);
+        GR_CHECK_EQ(purged.calls, 1);
+        GR_CHECK_EQ(purged.releases + purged.trims, 0); /* before TRIM and DRIVER */
+        GR_CHECK_EQ(dropped.calls, 1);
+        GR_CHECK(dropped.releases > 0);
+        GR_CHECK_EQ(dropped.trims, 1);
+        GR_CHECK(dropped.seen_ns >= SG_FIRST_NS + 50 * SG_MS); /* after SYNC */
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(TRIES(FAIL), 1);
+        GR_CHECK_EQ(sg_counter(&core, GR_STAT_failures), 1);
+        for (enum gr_level level = GR_LEVEL_NEIGHBOUR; level <= GR_LEVEL_SPILL; level++)
+                GR_CHECK_EQ(gr_reclaim(context, level, MIB), 0);
+        finish();
+}
+
+static void test_registry(void)
+{
+        static struct gr_reclaimable many[GR_RECLAIMABLES_MAX + 1];
+
+        start();
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[0]), -ENOENT);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
+                GR_CHECK_EQ(gr_reclaimable_register(&core, &many[i]), 0);
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &many[3]), -EEXIST);
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &many[GR_RECLAIMABLES_MAX]), -ENOSPC);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[3]), 0);
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &many[GR_RECLAIMABLES_MAX]), 0);
+        finish();
+}
+
+static void test_failing_hooks(void)
+{
+        struct holder bad = {.rc = -EIO}, good = {0};
+        struct gr_reclaimable first = {.name = "bad", .purge = let_go, .arg = &bad};
+        struct gr_reclaimable second = {.name = "good", .purge = let_go, .arg = &good};
+
+        start();
+        gr_reclaimable_register(&core, &first);
+        gr_reclaimable_register(&core, &second);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        bad.rc = 0; /* not three in a row */
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        bad.rc = -EIO;
+        GR_CHECK_EQ(bad.calls, 3);
+        for (int i = 0; i < 10; i++)
+                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        GR_CHECK_EQ(bad.calls, 6); /* left out after three */
+        GR_CHECK_EQ(good.calls, 13);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &first), 0);
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &first), 0); /* a new chance */
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        GR_CHECK_EQ(bad.calls, 7);
+        finish();
+}
+
+static struct {
+        uint64_t ptr;
+        size_t bytes; /* that it allocates; 0: none */
+        unsigned depth, deepest, calls;
+        int rc;
+} reentrant;
+
+/* Frees, allocates and reclaims from inside. It stops by itself where the ladder would call it without end. */
+static int come_again(void *arg, int of_device, uint64_t want_bytes)
+{
+        uint64_t ptr;
+
+        (void)arg;
+        (void)of_device;
+        reentrant.calls++;
+        if (++reentrant.depth > reentrant.deepest)
+                reentrant.deepest = reentrant.depth;
+        if (reentrant.depth < 50 && reentrant.calls < 1000) {
+                if (reentrant.ptr) {
+                        ptr = reentrant.ptr;
+                        reentrant.ptr = 0;
+                        free_ok(ptr);
+                }
+                gr_reclaim(context, GR_LEVEL_TRIM, want_bytes);
+                if (reentrant.bytes) {
+                        reentrant.rc = sg_alloc(context, reentrant.bytes, &ptr);
+                        if (!reentrant.rc)
+                                free_ok(ptr);
+                }
+        }
+        reentrant.depth--;
+        return 0;
+}
+
+static void test_reentrant_hook(void)
+{
+        struct gr_reclaimable reclaimable = {.name = "reentrant", .purge = come_again, .drop = come_again};
+        uint64_t ptr;
+
+        start();
+        memset(&reentrant, 0, sizeof(reentrant));
+        reentrant.ptr = alloc(40 * MIB);
+        reentrant.bytes = 4096;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        alloc(40 * MIB);
+        GR_CHECK_EQ(TRIES(PURGE), 1);
+        GR_CHECK_EQ(TRIES(DRIVER), 0); /* what the hook gave back served */
+        GR_CHECK_EQ(reentrant.rc, 0);
+        finish();
+
+        /* What it asks for cannot be had: it fails, and the climb goes on and ends. */
+        start();
+        memset(&reentrant, 0, sizeof(reentrant));
+        reentrant.bytes = 65 * MIB;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        GR_CHECK_EQ(sg_alloc(context, 66 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(reentrant.rc, -ENOMEM);
+        GR_CHECK(reentrant.deepest < 5);
+        GR_CHECK(reentrant.calls < 50);
+        finish();
+}
+
+static void test_capture(void)
+{
+        uint64_t ptr;
+
+        start();
+        cache(15, 4 * MIB, 10 * SG_MS);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        free_ok(alloc(MIB)); /* in an epoch that cannot be closed */
+        sg_log_clear();
+        GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+        GR_CHECK(strpbrk(sg_log(), "rws") == NULL);
+        GR_CHECK_EQ(atomic_load(&context->fence.broken), 0);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        finish();
+}
+
+static unsigned reports;
+static char all_lines[16384];
+
+static void take_line(const char *line, size_t line_bytes, void *arg)
+{
+        size_t used = strlen(all_lines);
+
+        GR_CHECK(arg == &reports);
+        if (used + line_bytes < sizeof(all_lines))
+                memcpy(all_lines + used, line, line_bytes);
+        if (memmem(line, line_bytes, "no room for", 11))
+                reports++;
+}
+
+static void test_report(void)
+{
+        uint64_t ptr;
+
+        start();
+        gr_log_set_sink(take_line, &reports);
+        gr_log_set_level(WITHIN);
+        cache(3, 4 * MIB, 0);
+        GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(reports, 1);
+        GR_CHECK(strstr(all_lines, "65.000 MiB") != NULL);           /* what was asked for */
+        GR_CHECK(strstr(all_lines, "trim gave 12.000 MiB") != NULL); /* and what a rung gave */
+        for (int i = 0; i < 20; i++)
+                GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+        GR_CHECK(reports < 15);
+        reports = 0;
+        memset(all_lines, 0, sizeof(all_lines));
+        sg_advance(3600 * 1000 * SG_MS);
+        GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(reports, 1);
+        GR_CHECK(strstr(all_lines, " more ") != NULL); /* how many went unsaid */
+
+        /* By default a full card is the program's own affair; a limit is ours to explain. */
+        gr_log_set_level(GR_LOG_WARN);
+        sg_advance(3600 * 1000 * SG_MS);
+        GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(reports, 1);
+        atomic_store(&device->hard_bytes, 8 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), -EDQUOT);
+        GR_CHECK_EQ(reports, 2);
+        GR_CHECK(strstr(all_lines, "8.000 MiB") != NULL);
+        gr_log_set_level(GR_LOG_SILENT);
+        gr_log_set_sink(NULL, NULL);
+        finish();
+}
+
+static void test_hard_limit(void)
+{
+        uint64_t ptrs[4], ptr = 42;
+
+        start();
+        atomic_store(&device->hard_bytes, 32 * MIB);
+        for (int i = 0; i < 4; i++)
+                ptrs[i] = alloc(8 * MIB); /* exactly full */
+        GR_CHECK_EQ(sg_alloc(context, 1, &ptr), -EDQUOT);
+        GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), -EDQUOT);
+        GR_CHECK_EQ(ptr, 42);
+        GR_CHECK(sg_counter(&core, GR_STAT_limit_hits) >= 2);
+        GR_CHECK_EQ(sg_used_bytes(0), 32 * MIB);
+        sg_advance(1000 * SG_MS);
+        free_ok(ptrs[0]);
+        alloc(3 * MIB); /* what is cached makes room: 4 of 8 */
+        alloc(2 * MIB);
+        alloc(2 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, 1, &ptr), -EDQUOT);
+
+        /* A cache behind running work makes room as well. */
+        sg_advance(1000 * SG_MS);
+        sg_work(context->handle, 0, ptrs[1], 20 * SG_MS);
+        free_ok(ptrs[1]);
+        alloc(4096);
+        GR_CHECK(atomic_load(&device->peak_charged_bytes) <= 32 * MIB);
+        finish();
+}
+
+/* Another error of the driver on the way up is the answer. */
+static void test_other_error(void)
+{
+        uint64_t ptr;
+
+        start();
+        alloc(40 * MIB);
+        sg_fail(SG_MEM_ALLOC, 2, 1, gr_driver_error(700));
+        GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), gr_driver_error(700));
+        GR_CHECK_EQ(TRIES(FAIL), 0);
+        finish();
+}
+
+int main(void)
+{
+        test_ready();
+        test_fence();
+        test_purge_and_drop();
+        test_trim();
+        test_driver();
+        test_sync();
+        test_order();
+        test_registry();
+        test_failing_hooks();
+        test_reentrant_hook();
+        test_capture();
+        test_report();
+        test_hard_limit();
+        test_other_error();
+        return GR_CHECK_RESULT();
+}

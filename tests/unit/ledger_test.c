@@ -1,0 +1,253 @@
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "ledger.h"
+
+#define BASE    UINT64_C(0x7f0000000000)
+#define THREADS 8
+#define ROUNDS  20000
+#define SLOTS   64 /* addresses per thread */
+
+static struct gr_ledger ledger;
+
+/* The ledger takes contexts as names only. */
+static struct gr_context *name_of(int i)
+{
+        static char names[THREADS];
+
+        return (struct gr_context *)(void *)&names[i];
+}
+
+static struct gr_block *block_new(uint64_t ptr, size_t bytes, struct gr_context *context)
+{
+        struct gr_block *block = calloc(1, sizeof(*block));
+
+        block->ptr = ptr;
+        block->capacity_bytes = bytes;
+        block->requested_bytes = bytes - 1;
+        block->context = context;
+        block->state = GR_BLOCK_CACHED;
+        return block;
+}
+
+static void add(struct gr_block *block)
+{
+        struct gr_block *stale = block;
+
+        GR_CHECK_EQ(gr_ledger_add(&ledger, block, &stale), 0);
+        GR_CHECK(stale == NULL);
+}
+
+static bool hand_out(struct gr_block *block, size_t requested_bytes)
+{
+        return gr_ledger_hand_out(block, requested_bytes);
+}
+
+static void test_life(void)
+{
+        struct gr_block *block = block_new(BASE, 4096, name_of(0)), *got = NULL;
+        struct gr_block_info info;
+
+        gr_ledger_init(&ledger);
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -ENOENT);
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), -ENOENT);
+        add(block);
+
+        /* Cached: known, but nothing that the program may free or export. */
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -EALREADY);
+        GR_CHECK(got == NULL);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&ledger, BASE), -ENOENT);
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+        GR_CHECK(!info.live);
+
+        GR_CHECK(hand_out(block, 1000));
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+        GR_CHECK(info.live && !info.exported && info.context == name_of(0));
+        GR_CHECK_EQ(info.requested_bytes, 1000);
+        GR_CHECK_EQ(info.capacity_bytes, 4096);
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE + 512, &info), -ENOENT); /* not its first byte */
+
+        GR_CHECK_EQ(gr_ledger_mark_exported(&ledger, BASE), 0);
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+        GR_CHECK(info.exported);
+
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), 0);
+        GR_CHECK(got == block);
+        got = NULL;
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -EALREADY);
+        GR_CHECK(got == NULL);
+
+        gr_ledger_remove(&ledger, block);
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -ENOENT);
+        free(block);
+        gr_ledger_destroy(&ledger);
+}
+
+/* The driver gives an address out again that the ledger still knows: the old block is none any more. */
+static void test_stale(void)
+{
+        struct gr_block *old = block_new(BASE, 4096, name_of(0)), *fresh = block_new(BASE, 8192, name_of(1));
+        struct gr_block *stale = NULL;
+        struct gr_block_info info;
+
+        gr_ledger_init(&ledger);
+        add(old);
+        GR_CHECK(hand_out(old, 4000));
+        GR_CHECK_EQ(gr_ledger_add(&ledger, fresh, &stale), 0);
+        GR_CHECK(stale == old);
+        GR_CHECK_EQ(old->state, GR_BLOCK_GONE);
+        GR_CHECK(!hand_out(old, 1));
+        gr_ledger_remove(&ledger, old); /* must leave its successor alone */
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+        GR_CHECK_EQ(info.capacity_bytes, 8192);
+        free(old);
+
+        /* One that was cached stays its bin's, where it is found out later. */
+        old = fresh;
+        fresh = block_new(BASE, 1024, name_of(0));
+        add(fresh);
+        GR_CHECK_EQ(old->state, GR_BLOCK_GONE);
+        GR_CHECK(!gr_ledger_remove(&ledger, old));
+        GR_CHECK(!hand_out(old, 1));
+        GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+        GR_CHECK_EQ(info.capacity_bytes, 1024);
+        free(old);
+        gr_ledger_destroy(&ledger); /* frees fresh */
+}
+
+static unsigned dropped_blocks;
+
+static void count_dropped(struct gr_block *block)
+{
+        GR_CHECK_EQ(block->state, GR_BLOCK_GONE);
+        dropped_blocks++;
+        free(block);
+}
+
+static void test_drop_context(void)
+{
+        enum { COUNT = 1000 };
+        static struct gr_block *blocks[COUNT];
+        struct gr_block_info info;
+        struct gr_block *got;
+
+        gr_ledger_init(&ledger);
+        for (unsigned i = 0; i < COUNT; i++) {
+                blocks[i] = block_new(BASE + i * 512, 512, name_of(i % 2));
+                add(blocks[i]);
+                if (i % 4 < 2)
+                        GR_CHECK(hand_out(blocks[i], 100));
+        }
+        gr_ledger_drop_context(&ledger, name_of(0), count_dropped);
+        GR_CHECK_EQ(dropped_blocks, COUNT / 4); /* the live half of the context's half */
+        for (unsigned i = 0; i < COUNT; i++) {
+                int rc = gr_ledger_find(&ledger, BASE + i * 512, &info);
+
+                GR_CHECK_EQ(rc, i % 2 == 0 ? -ENOENT : 0);
+                if (i % 4 == 2) { /* cached ones stay their bin's, but are good for nothing */
+                        GR_CHECK_EQ(blocks[i]->state, GR_BLOCK_GONE);
+                        GR_CHECK(!hand_out(blocks[i], 100));
+                        gr_ledger_remove(&ledger, blocks[i]);
+                        free(blocks[i]);
+                }
+        }
+        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE + 512, &got), 0);
+        gr_ledger_destroy(&ledger);
+}
+
+static int thread_failures[THREADS];
+
+/* Each thread has addresses of its own, in the same shards as those of the others. */
+static void *hammer(void *arg)
+{
+        int me = *(int *)arg;
+        int *failures = &thread_failures[me];
+        uint64_t seed = 88172645463325252u + (uint64_t)me;
+        struct gr_block *blocks[SLOTS] = {NULL}, *block, *stale;
+
+        for (unsigned i = 0; i < ROUNDS; i++) {
+                unsigned slot;
+                uint64_t ptr;
+
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                slot = seed % SLOTS;
+                ptr = BASE + (slot * THREADS + (unsigned)me) * 512;
+                if (!blocks[slot]) {
+                        blocks[slot] = block_new(ptr, 512, name_of(me));
+                        *failures += gr_ledger_add(&ledger, blocks[slot], &stale) != 0 || stale;
+                        *failures += !hand_out(blocks[slot], 200);
+                } else if (gr_ledger_claim(&ledger, ptr, &block) == 0) {
+                        *failures += block != blocks[slot];
+                        gr_ledger_remove(&ledger, block);
+                        free(block);
+                        blocks[slot] = NULL;
+                } else {
+                        ++*failures;
+                }
+        }
+        for (unsigned slot = 0; slot < SLOTS; slot++) {
+                struct gr_block_info info;
+                int rc = gr_ledger_find(&ledger, BASE + (slot * THREADS + (unsigned)me) * 512, &info);
+
+                *failures += rc != (blocks[slot] ? 0 : -ENOENT);
+        }
+        return NULL;
+}
+
+static _Atomic unsigned claimed;
+
+static void *claim_all(void *arg)
+{
+        struct gr_block *block;
+
+        (void)arg;
+        for (unsigned i = 0; i < ROUNDS; i++)
+                if (gr_ledger_claim(&ledger, BASE + i * 512, &block) == 0)
+                        claimed++;
+        return NULL;
+}
+
+static void test_threads(void)
+{
+        pthread_t threads[THREADS];
+        int ids[THREADS];
+
+        gr_ledger_init(&ledger);
+        for (int i = 0; i < THREADS; i++) {
+                ids[i] = i;
+                pthread_create(&threads[i], NULL, hammer, &ids[i]);
+        }
+        for (int i = 0; i < THREADS; i++) {
+                pthread_join(threads[i], NULL);
+                GR_CHECK_EQ(thread_failures[i], 0);
+        }
+        gr_ledger_destroy(&ledger);
+
+        /* All free the same blocks: each block has one who may. */
+        gr_ledger_init(&ledger);
+        for (unsigned i = 0; i < ROUNDS; i++) {
+                struct gr_block *block = block_new(BASE + i * 512, 512, name_of(0));
+
+                add(block);
+                hand_out(block, 1);
+        }
+        for (int i = 0; i < THREADS; i++)
+                pthread_create(&threads[i], NULL, claim_all, NULL);
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        GR_CHECK_EQ(claimed, ROUNDS);
+        gr_ledger_destroy(&ledger);
+}
+
+int main(void)
+{
+        test_life();
+        test_stale();
+        test_drop_context();
+        test_threads();
+        return GR_CHECK_RESULT();
+}

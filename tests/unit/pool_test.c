@@ -1,0 +1,541 @@
+#include <errno.h>
+
+#include "check.h"
+#include "log.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB SG_MIB
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_device *device;
+
+static void start_with(const struct gr_driver *driver, enum gr_reuse reuse, enum gr_pool_kind pool)
+{
+        sg_reset(1024 * MIB);
+        gr_core_init(&core, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+}
+
+static void start(enum gr_reuse reuse)
+{
+        start_with(&sg_driver, reuse, GR_POOL_BINS);
+}
+
+/* What the core says it holds is what the card says. */
+static void check_accounts(void)
+{
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK(sg_cached_bytes(device) <= atomic_load(&device->charged_bytes));
+}
+
+static void finish(void)
+{
+        check_accounts();
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static uint64_t alloc(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
+        return ptr;
+}
+
+static void free_ok(uint64_t ptr)
+{
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+}
+
+static uint64_t cached(void)
+{
+        return sg_cached_bytes(device);
+}
+
+/* Everything freed so far becomes idle. */
+static void settle(void)
+{
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+}
+
+static void test_hit_and_miss(void)
+{
+        uint64_t a, b, ptr = 42;
+
+        start(GR_REUSE_AUTO);
+        a = alloc(5000);
+        b = alloc(5000);
+        GR_CHECK(a != b);
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 2);
+        free_ok(a);
+        GR_CHECK_EQ(cached(), gr_class_block_bytes(5000));
+        settle();
+        GR_CHECK_EQ(alloc(4500), a); /* same class */
+        GR_CHECK_EQ(cached(), 0);
+        GR_CHECK(alloc(4500) != a);
+        GR_CHECK(alloc(4096) != a); /* another one */
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 4);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+
+        GR_CHECK_EQ(gr_pool_alloc(context, GR_BLOCK_MAX_BYTES + 1, &ptr), -E2BIG);
+        GR_CHECK_EQ(ptr, 42);
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 4);
+        finish();
+}
+
+static void test_wrong_frees(void)
+{
+        uint64_t a;
+
+        start(GR_REUSE_AUTO);
+        a = alloc(8192);
+        GR_CHECK_EQ(sg_free(&core, a + 512), -ENOENT); /* inside */
+        GR_CHECK_EQ(sg_free(&core, 0x1234000), -ENOENT);
+        GR_CHECK_EQ(sg_free(&core, 0), -ENOENT);
+        free_ok(a);
+        GR_CHECK_EQ(sg_free(&core, a), -EALREADY);
+        settle();
+        GR_CHECK_EQ(sg_free(&core, a), -EALREADY);
+        gr_pool_trim(context, UINT64_MAX);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(sg_free(&core, a), -ENOENT);
+        finish();
+}
+
+/* The block freed first is the first that is ready, and the first to go out. */
+static void test_fifo(void)
+{
+        uint64_t blocks[4];
+
+        start(GR_REUSE_POLL);
+        for (int i = 0; i < 4; i++)
+                blocks[i] = alloc(3 * MIB);
+        for (int i = 0; i < 4; i++) {
+                sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
+                free_ok(blocks[i]);
+                gr_fence_close(context);
+        }
+        for (int i = 0; i < 4; i++) {
+                sg_advance(10 * SG_MS);
+                GR_CHECK_EQ(alloc(3 * MIB), blocks[i]);
+        }
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 4);
+        finish();
+}
+
+static void test_best_fit(void)
+{
+        uint64_t b36, b38, b40, b44, b48;
+
+        start(GR_REUSE_AUTO);
+        b48 = alloc(48 * MIB);
+        b44 = alloc(44 * MIB);
+        b40 = alloc(40 * MIB);
+        b36 = alloc(36 * MIB);
+        free_ok(b48);
+        free_ok(b40);
+        free_ok(b44);
+        free_ok(b36);
+        settle();
+        GR_CHECK_EQ(alloc(39 * MIB), b40);
+        GR_CHECK_EQ(alloc(40 * MIB), b44); /* 44 is still within an eighth of it... */
+        GR_CHECK(alloc(40 * MIB) != b48);  /* ...and 48 is not */
+        GR_CHECK_EQ(alloc(36 * MIB), b36);
+        GR_CHECK_EQ(alloc(48 * MIB), b48);
+
+        /* Blocks keep their exact number of pages. */
+        GR_CHECK_EQ(sg_size(alloc(33 * MIB)), 34 * MIB);
+        finish();
+
+        /* Within a class, too, whichever was freed first. */
+        start(GR_REUSE_AUTO);
+        b40 = alloc(40 * MIB);
+        b38 = alloc(38 * MIB);
+        GR_CHECK_EQ(gr_class_of(40 * MIB), gr_class_of(38 * MIB));
+        free_ok(b40);
+        free_ok(b38);
+        settle();
+        GR_CHECK_EQ(alloc(37 * MIB), b38);
+        GR_CHECK_EQ(alloc(37 * MIB), b40);
+        finish();
+}
+
+static void test_modes(void)
+{
+        uint64_t a, b;
+
+        /* Barrier: at once, behind the work on the GPU, which goes on. */
+        start(GR_REUSE_BARRIER);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        b = alloc(4 * MIB);
+        GR_CHECK_EQ(b, a);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS); /* the host did not wait */
+        sg_work(context->handle, 1, b, SG_MS);        /* where the barrier failed, this is a misuse */
+        finish();
+
+        /* Poll: never an order on the GPU. */
+        start(GR_REUSE_POLL);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        b = alloc(4 * MIB);
+        GR_CHECK(b != a);
+        sg_work(context->handle, 1, b, SG_MS);
+        sg_advance(100 * SG_MS);
+        GR_CHECK_EQ(alloc(4 * MIB), a);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
+        finish();
+
+        /* Sync: the free waits, as the driver's own does. */
+        start(GR_REUSE_SYNC);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 100 * SG_MS);
+        GR_CHECK_EQ(alloc(4 * MIB), a);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+        finish();
+
+        /* Auto: with one stream a block of the same class comes back at once, and the host never waits. */
+        start(GR_REUSE_AUTO);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        b = alloc(4 * MIB);
+        sg_work(context->handle, 0, b, SG_MS);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
+        finish();
+
+        /* An old driver has no fences: nothing comes out before the host has waited. */
+        start_with(&sg_old_driver, GR_REUSE_AUTO, GR_POOL_BINS);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        b = alloc(4 * MIB);
+        sg_work(context->handle, 1, b, SG_MS);
+        finish();
+}
+
+static void test_capture(void)
+{
+        static const enum gr_reuse modes[] = {GR_REUSE_AUTO, GR_REUSE_BARRIER, GR_REUSE_POLL, GR_REUSE_SYNC};
+
+        for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+                uint64_t a, b;
+
+                start(modes[i]);
+                a = alloc(4 * MIB);
+                sg_work(context->handle, 0, a, 100 * SG_MS);
+                sg_capture(1);
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+                free_ok(a);
+                b = alloc(4 * MIB);
+                GR_CHECK(b != a);
+                sg_work(context->handle, 1, b, SG_MS);
+                gr_core_maintain(&core);
+                GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT) + sg_calls(SG_CONTEXT_SYNC), 0);
+                sg_capture(-1);
+                gr_gate_end(&core.gate);
+                free_ok(b);
+                finish();
+        }
+}
+
+static void test_straight_to_driver(void)
+{
+        uint64_t a, b;
+
+        /* Exported: others may know the block. */
+        start(GR_REUSE_AUTO);
+        a = alloc(4 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        free_ok(a);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
+        GR_CHECK_EQ(cached(), 0);
+        GR_CHECK_EQ(sg_size(a), 0);
+
+        /* A free that the driver refuses: the program still has the block. */
+        b = alloc(4 * MIB);
+        gr_ledger_mark_exported(&core.ledger, b);
+        sg_fail(SG_MEM_FREE, 1, 1, gr_driver_error(719));
+        GR_CHECK_EQ(sg_free(&core, b), gr_driver_error(719));
+        check_accounts();
+        free_ok(b);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+
+        /* A broken fence: no reuse any more. */
+        a = alloc(4 * MIB);
+        b = alloc(4 * MIB);
+        free_ok(b);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(700));
+        GR_CHECK_EQ(gr_fence_close(context), gr_driver_error(700));
+        free_ok(a);
+        GR_CHECK_EQ(sg_size(a), 0);
+        GR_CHECK(alloc(4 * MIB) != b);
+        finish();
+
+        /* More contexts reach the blocks than a fence can cover. */
+        start(GR_REUSE_AUTO);
+        for (int i = 0; i < GR_REACH_MAX; i++)
+                gr_context_add(&core, sg_context_new(0), 0);
+        a = alloc(4 * MIB);
+        free_ok(a);
+        GR_CHECK_EQ(sg_size(a), 0);
+        finish();
+
+        /* Nor is what was in the cache by then put in front of work that no barrier orders. */
+        start(GR_REUSE_BARRIER);
+        a = alloc(4 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        {
+                struct gr_context *last = NULL;
+
+                for (int i = 0; i < GR_REACH_MAX; i++)
+                        last = gr_context_add(&core, sg_context_new(0), 0);
+                b = alloc(4 * MIB);
+                sg_work(last->handle, 0, b, SG_MS);
+        }
+        finish();
+
+        start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
+        for (int i = 0; i < 10; i++) {
+                a = alloc(4 * MIB);
+                free_ok(a);
+        }
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 10);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 10);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        finish();
+}
+
+static unsigned wakes;
+
+static void wake(struct gr_core *woken)
+{
+        GR_CHECK(woken == &core);
+        wakes++;
+}
+
+static void test_threshold(void)
+{
+        uint64_t blocks[25];
+
+        start(GR_REUSE_AUTO);
+        core.wake = wake;
+        wakes = 0;
+        atomic_store(&device->threshold_bytes, 64 * MIB);
+        for (int i = 0; i < 25; i++)
+                blocks[i] = alloc(4 * MIB);
+        sg_work(context->handle, 0, blocks[24], 50 * SG_MS);
+        for (int i = 0; i < 16; i++)
+                free_ok(blocks[i]);
+        GR_CHECK_EQ(wakes, 0);
+        for (int i = 16; i < 25; i++)
+                free_ok(blocks[i]);
+        GR_CHECK(wakes > 0);
+
+        /* The GPU works still: nothing goes, somebody should come again, and nobody waits. */
+        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK_EQ(cached(), 100 * MIB);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
+        sg_advance(50 * SG_MS);
+        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK_EQ(cached(), 64 * MIB);
+        GR_CHECK_EQ(sg_used_bytes(0), 64 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0); /* all by the way that does not stall */
+        finish();
+
+        /* Threshold 0 keeps nothing. */
+        start(GR_REUSE_AUTO);
+        atomic_store(&device->threshold_bytes, 0);
+        blocks[0] = alloc(512);
+        blocks[1] = alloc(100 * MIB);
+        free_ok(blocks[0]);
+        free_ok(blocks[1]);
+        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        finish();
+}
+
+static void test_soft_limit(void)
+{
+        uint64_t live, blocks[10];
+
+        start(GR_REUSE_AUTO);
+        core.wake = wake;
+        wakes = 0;
+        atomic_store(&device->soft_bytes, 100 * MIB);
+        live = alloc(80 * MIB);
+        for (int i = 0; i < 10; i++)
+                blocks[i] = alloc(4 * MIB);
+        for (int i = 0; i < 10; i++)
+                free_ok(blocks[i]);
+        GR_CHECK(wakes > 0);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(sg_used_bytes(0), 100 * MIB); /* 80 live, so 20 may be kept */
+        blocks[0] = alloc(90 * MIB);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(cached(), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 170 * MIB); /* live memory may pass it */
+        free_ok(blocks[0]);
+        free_ok(live);
+        finish();
+}
+
+/* The framework above runs its own release after a failure: what it frees then must really come free. */
+static void test_bypass(void)
+{
+        uint64_t a, b, ptr = 42;
+
+        start(GR_REUSE_AUTO);
+        a = alloc(600 * MIB);
+        b = alloc(100 * MIB);
+        GR_CHECK_EQ(sg_alloc(context, 900 * MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(ptr, 42);
+        GR_CHECK(atomic_load(&device->bypass_until_ns) > sg_driver.now_ns());
+        free_ok(a);
+        GR_CHECK_EQ(sg_size(a), 0);
+        a = alloc(900 * MIB);
+
+        sg_advance(atomic_load(&device->bypass_until_ns) - sg_driver.now_ns());
+        free_ok(b);
+        GR_CHECK_EQ(sg_size(b), 100 * MIB); /* in the cache again */
+        GR_CHECK_EQ(cached(), 100 * MIB);
+        free_ok(a);
+        finish();
+}
+
+static void test_driver_errors(void)
+{
+        uint64_t ptr = 42, a;
+
+        start(GR_REUSE_AUTO);
+        sg_fail(SG_MEM_ALLOC, 1, 1, gr_driver_error(999));
+        sg_log_clear();
+        GR_CHECK_EQ(sg_alloc(context, 4 * MIB, &ptr), gr_driver_error(999));
+        GR_CHECK_STR(sg_log(), "A"); /* no ladder: it is not about memory */
+        GR_CHECK_EQ(ptr, 42);
+        check_accounts();
+
+        /* A release that fails in the middle: the rest goes by the driver's own free. */
+        a = alloc(4 * MIB);
+        free_ok(a);
+        settle();
+        sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(801));
+        GR_CHECK_EQ(gr_pool_trim(context, 1), 4 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+
+        /* And where the driver takes nothing back, its memory stays counted. */
+        a = alloc(4 * MIB);
+        free_ok(a);
+        settle();
+        sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(801));
+        sg_fail(SG_MEM_FREE, 1, 1, gr_driver_error(801));
+        GR_CHECK_EQ(gr_pool_trim(context, 1), 0);
+        check_accounts();
+        finish();
+}
+
+static void test_trim(void)
+{
+        uint64_t b8, b16, b64, busy;
+
+        start(GR_REUSE_AUTO);
+        b8 = alloc(8 * MIB);
+        b16 = alloc(16 * MIB);
+        b64 = alloc(64 * MIB);
+        busy = alloc(32 * MIB);
+        free_ok(b64);
+        free_ok(b16);
+        free_ok(b8);
+        settle();
+        sg_work(context->handle, 0, busy, 10 * SG_MS);
+        free_ok(busy);
+        sg_log_clear();
+        GR_CHECK_EQ(gr_pool_trim(context, 0), 0);
+        GR_CHECK_EQ(gr_pool_trim(context, 9 * MIB), 16 * MIB); /* one that suffices, and not far too large */
+        GR_CHECK_EQ(sg_size(b64), 64 * MIB);
+        GR_CHECK_EQ(gr_pool_trim(context, 70 * MIB), 72 * MIB);
+        GR_CHECK_EQ(gr_pool_trim(context, 1), 0); /* the busy one is not idle */
+        GR_CHECK_EQ(sg_size(busy), 32 * MIB);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
+        GR_CHECK(strspn(sg_log(), "R") == strlen(sg_log()));
+        finish();
+}
+
+struct pitched {
+        uint64_t bytes;
+        int rc;
+        unsigned calls;
+};
+
+static int allocate_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
+{
+        struct pitched *pitched = arg;
+        int rc;
+
+        pitched->calls++;
+        rc = pitched->rc ? pitched->rc : sg_driver.mem_alloc(context->handle, pitched->bytes, ret_ptr);
+        if (!rc)
+                *ret_bytes = pitched->bytes;
+        return rc;
+}
+
+static void test_alloc_by(void)
+{
+        struct pitched pitched = {.bytes = 5 * MIB};
+        uint64_t a, ptr = 42;
+
+        start(GR_REUSE_AUTO);
+        GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &a), 0);
+        GR_CHECK_EQ(pitched.calls, 1);
+        check_accounts();
+        sg_own(a, 5 * MIB);
+        free_ok(a);
+        settle();
+        GR_CHECK_EQ(alloc(4 * MIB), a); /* it is a block as others are, */
+        GR_CHECK(alloc(6 * MIB) != a);
+        pitched.rc = gr_driver_error(1);
+        GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &ptr), gr_driver_error(1));
+        GR_CHECK_EQ(ptr, 42);
+        check_accounts();
+
+        /* More than the hard limit has: as if the card were full. */
+        atomic_store(&device->hard_bytes, atomic_load(&device->charged_bytes) + 4 * MIB);
+        pitched = (struct pitched){.bytes = 32 * MIB};
+        GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &ptr), -EDQUOT);
+        GR_CHECK(atomic_load(&device->charged_bytes) <= atomic_load(&device->hard_bytes));
+        finish();
+}
+
+int main(void)
+{
+        gr_log_set_level(GR_LOG_SILENT);
+        test_hit_and_miss();
+        test_wrong_frees();
+        test_fifo();
+        test_best_fit();
+        test_modes();
+        test_capture();
+        test_straight_to_driver();
+        test_threshold();
+        test_soft_limit();
+        test_bypass();
+        test_driver_errors();
+        test_trim();
+        test_alloc_by();
+        return GR_CHECK_RESULT();
+}

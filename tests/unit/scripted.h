@@ -1,0 +1,110 @@
+/*
+ * A scripted GPU for tests of core/: a struct gr_driver in plain C with a clock of its own, in which work takes as long
+ * as the test says and nothing happens that the test did not ask for.
+ *
+ * Work goes to one of the streams of a context and occupies [start, end) of the fake time: it starts when it is
+ * submitted, or where its stream ends, or where the last context_wait of its context lets it. An event has passed when
+ * all work submitted to its context before the record has ended; a wait by itself delays no event, which is the least a
+ * fence may rely on.
+ *
+ * It watches for what corrupts memory on a GPU: a block given back while work uses it or the program has it, a block
+ * handed out twice, work of a new owner that overlaps work of an earlier one, a record, wait or sync during a capture,
+ * events and contexts used after their end. Each such misuse is printed and counted; it ends nothing.
+ *
+ * There is one such GPU per process, with SG_DEVICES cards of the same size. All functions may be called from any
+ * thread after sg_reset; times are nanoseconds, sizes bytes.
+ */
+#ifndef SG_SCRIPTED_H
+#define SG_SCRIPTED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "pool.h"
+
+#define SG_DEVICES  4
+#define SG_STREAMS  8
+#define SG_MIB      ((uint64_t)1 << 20)
+#define SG_MS       UINT64_C(1000000)
+#define SG_FIRST_NS UINT64_C(1000000000) /* the clock after sg_reset */
+
+/* The operations, each with the letter that stands for it in the log. */
+#define SG_OPS(X)                                                                                                      \
+        X(MEM_ALLOC, 'A')                                                                                              \
+        X(MEM_FREE, 'F')                                                                                               \
+        X(MEM_RELEASE, 'R')                                                                                            \
+        X(MEM_INFO, 'i')                                                                                               \
+        X(EVENT_CREATE, 'c')                                                                                           \
+        X(EVENT_DESTROY, 'd')                                                                                          \
+        X(EVENT_QUERY, 'q')                                                                                            \
+        X(CONTEXT_RECORD, 'r')                                                                                         \
+        X(CONTEXT_WAIT, 'w')                                                                                           \
+        X(CONTEXT_SYNC, 's')                                                                                           \
+        X(TRIM_POOLS, 't')
+
+enum sg_op {
+#define SG_OP_ENUMERATOR(id, letter) SG_##id,
+        SG_OPS(SG_OP_ENUMERATOR)
+#undef SG_OP_ENUMERATOR
+                SG_OP_COUNT
+};
+
+extern const struct gr_driver sg_driver;
+extern const struct gr_driver sg_old_driver; /* without context_record and context_wait, as before CUDA 12.5 */
+
+/* Forgets everything, and all cards have capacity_bytes. No other thread may use the GPU. */
+void sg_reset(uint64_t capacity_bytes);
+
+/* The handle of a new context; valid, as a handle of a context that is gone, also after sg_context_destroy. */
+void *sg_context_new(int device);
+
+/* Ends the context, its work and its events, and frees its memory. */
+void sg_context_destroy(void *context);
+
+void sg_advance(uint64_t ns);
+
+/* Every operation of the driver advances the clock by so much; 0 after sg_reset. */
+void sg_set_tick(uint64_t ns);
+
+/* Submits work of this length, which uses the block that begins at ptr (0: none). */
+void sg_work(void *context, unsigned stream, uint64_t ptr, uint64_t ns);
+
+/* Adds n, which may be negative, to the captures going on in the process. */
+void sg_capture(int n);
+
+/* The nth call of op from now on (1: the next), and the count - 1 after it, do nothing and answer rc. */
+void sg_fail(enum sg_op op, unsigned nth, unsigned count, int rc);
+
+/* What others and the driver's own caches hold on a card; the latter is given up by trim_pools. */
+void sg_hold(int device, uint64_t others_bytes, uint64_t driver_cache_bytes);
+
+unsigned sg_calls(enum sg_op op);
+
+/* The letters of the operations since sg_log_clear, oldest first, at most some thousands. For one thread only. */
+const char *sg_log(void);
+void sg_log_clear(void);
+
+/* Pages of the card that this process holds, in bytes. */
+uint64_t sg_used_bytes(int device);
+
+/* Bytes of the allocation at ptr, 0 where there is none. */
+size_t sg_size(uint64_t ptr);
+
+uint64_t sg_misuses(void);
+
+/* What the core believes of its cache, and its counters. */
+uint64_t sg_cached_bytes(struct gr_device *device);
+uint64_t sg_counter(struct gr_core *core, enum gr_stat stat);
+
+/* The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned.
+ */
+int sg_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+int sg_free(struct gr_core *core, uint64_t ptr);
+
+/* The ownership by itself, for blocks from elsewhere; sg_disown returns whether the program had it. */
+void sg_own(uint64_t ptr, size_t bytes);
+bool sg_disown(uint64_t ptr);
+
+#endif

@@ -1,0 +1,210 @@
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "pool.h"
+#include "scripted.h"
+#include "stats.h"
+
+#define MIB SG_MIB
+
+static struct gr_core core;
+static char text[65536];
+static size_t length;
+
+static void keep(const char *piece, size_t piece_bytes, void *arg)
+{
+        GR_CHECK(arg == &core);
+        GR_CHECK(length + piece_bytes < sizeof(text));
+        memcpy(text + length, piece, piece_bytes);
+        length += piece_bytes;
+        text[length] = '\0';
+}
+
+static const char *text_now(void)
+{
+        length = 0;
+        gr_stats_text(&core, keep, &core);
+        return text;
+}
+
+static const char *json_now(void)
+{
+        length = 0;
+        gr_stats_json(&core, "1.2.3", keep, &core);
+        return text;
+}
+
+/* Where a JSON value that begins at p ends; NULL where it is none. Strings without escapes, integers, null. */
+static const char *json_end(const char *p, unsigned depth)
+{
+        char close = *p == '{' ? '}' : ']';
+
+        if (!p || depth > 8)
+                return NULL;
+        if (*p == '"') {
+                for (p++; *p != '"'; p++)
+                        if ((unsigned char)*p < ' ' || *p == '\\')
+                                return NULL;
+                return p + 1;
+        }
+        if (strncmp(p, "null", 4) == 0)
+                return p + 4;
+        if (isdigit((unsigned char)*p)) {
+                while (isdigit((unsigned char)*p))
+                        p++;
+                return p;
+        }
+        if (*p != '{' && *p != '[')
+                return NULL;
+        if (p[1] == close)
+                return p + 2;
+        do {
+                p++;
+                if (close == '}') {
+                        if (*p != '"')
+                                return NULL;
+                        p = json_end(p, depth + 1);
+                        if (!p || *p++ != ':')
+                                return NULL;
+                }
+                p = json_end(p, depth + 1);
+                if (!p)
+                        return NULL;
+        } while (*p == ',');
+        return *p == close ? p + 1 : NULL;
+}
+
+static void check_json(void)
+{
+        const char *json = json_now(), *end = json_end(json, 0);
+
+        GR_CHECK(end != NULL);
+        GR_CHECK_STR(end ? end : "", "\n");
+        if (!end)
+                fprintf(stderr, "%s\n", json);
+}
+
+/* The checker itself must know what is none. */
+static void test_checker(void)
+{
+        static const char *const bad[] = {"{\"a\":1,}", "{\"a\":}", "[1 2]", "{a:1}", "[1,]", "{\"a\":1", "{\"a\" 1}"};
+
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+                const char *end = json_end(bad[i], 0);
+
+                GR_CHECK(!end || *end);
+        }
+}
+
+static uint64_t value_of(const char *name)
+{
+        char key[128];
+        const char *found;
+
+        snprintf(key, sizeof(key), "\"%s\":", name);
+        found = strstr(json_now(), key);
+        GR_CHECK(found != NULL);
+        if (!found)
+                fprintf(stderr, "  %s\n", name);
+        return found ? strtoull(found + strlen(key), NULL, 10) : UINT64_MAX;
+}
+
+static void test_empty(void)
+{
+        sg_reset(64 * MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        check_json();
+        text_now();
+        GR_CHECK_EQ(value_of("schema"), GR_STATS_SCHEMA);
+        GR_CHECK(strstr(json_now(), "\"version\":\"1.2.3\"") != NULL);
+        gr_core_destroy(&core);
+}
+
+static void test_names(void)
+{
+        char wanted[256];
+        uint64_t n = 0;
+
+        sg_reset(64 * MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+
+        /* Each counter a figure of its own, and the largest there is. */
+        for (unsigned i = 0; i < GR_STAT_COUNT; i++)
+                gr_count(&core, (enum gr_stat)i, 7000 + i);
+        gr_count(&core, (enum gr_stat)(GR_STAT_COUNT - 1), UINT64_MAX - 7000 - (GR_STAT_COUNT - 1));
+        for (unsigned i = 0; i < GR_LEVEL_COUNT; i++)
+                atomic_store(&core.stats.levels[i].tries, 9000 + i);
+        check_json();
+#define GR_STAT(name, words)                                                                                           \
+        GR_CHECK_EQ(value_of(#name), GR_STAT_##name == GR_STAT_COUNT - 1 ? UINT64_MAX : 7000 + n);                     \
+        snprintf(wanted, sizeof(wanted), "%s: %" PRIu64, words, value_of(#name));                                      \
+        GR_CHECK(strstr(text_now(), wanted) != NULL);                                                                  \
+        n++;
+#include "stats.def"
+#undef GR_STAT
+        GR_CHECK_EQ(n, GR_STAT_COUNT);
+        for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
+                snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,", gr_level_words[i], 9000 + i);
+                GR_CHECK(strstr(json_now(), wanted) != NULL);
+                snprintf(wanted, sizeof(wanted), "ladder, %s: %u times", gr_level_words[i], 9000 + i);
+                GR_CHECK(strstr(text_now(), wanted) != NULL);
+        }
+        gr_core_destroy(&core);
+}
+
+/* A small program, of which every figure is known. */
+static void test_figures(void)
+{
+        struct gr_context *context;
+        uint64_t a, b, c;
+
+        sg_reset(256 * MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        atomic_store(&core.devices[0].total_bytes, 256 * MIB);
+        atomic_store(&core.devices[0].card_free_bytes, 192 * MIB);
+        GR_CHECK(strstr(json_now(), "\"hard_limit_bytes\":null") != NULL);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &a), 0);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &b), 0);
+        GR_CHECK_EQ(sg_free(&core, a), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &c), 0); /* a again */
+        GR_CHECK_EQ(sg_free(&core, b), 0);
+        atomic_store(&core.devices[0].hard_bytes, 128 * MIB);
+
+        check_json();
+        GR_CHECK_EQ(value_of("driver_allocs"), 2);
+        GR_CHECK_EQ(value_of("hits"), 1);
+        GR_CHECK_EQ(value_of("frees"), 2);
+        GR_CHECK_EQ(value_of("cached_blocks"), 1);
+        GR_CHECK_EQ(value_of("live_bytes"), 8 * MIB);
+        GR_CHECK_EQ(value_of("cached_bytes"), 8 * MIB);
+        GR_CHECK_EQ(value_of("footprint_bytes"), 16 * MIB);
+        GR_CHECK_EQ(value_of("peak_live_bytes"), 16 * MIB);
+        GR_CHECK_EQ(value_of("peak_footprint_bytes"), 16 * MIB);
+        GR_CHECK_EQ(value_of("hard_limit_bytes"), 128 * MIB);
+        GR_CHECK_EQ(value_of("card_total_bytes"), 256 * MIB);
+        GR_CHECK_EQ(value_of("syncs"), 1);
+        text_now();
+        GR_CHECK(strstr(text, "25.00%") != NULL); /* 64 of 256 MiB of the card are taken */
+        GR_CHECK(strstr(text, "8.000 MiB live, 8.000 MiB cached") != NULL);
+        GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
+
+        /* A second device is a second entry. */
+        atomic_store(&core.devices[5].total_bytes, MIB);
+        check_json();
+        GR_CHECK(strstr(json_now(), ",{\"device\":5,") != NULL);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+int main(void)
+{
+        test_checker();
+        test_empty();
+        test_names();
+        test_figures();
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Holds the symbols that the library exports against the list of hooks, and its needs against "libc only".
+# Usage: symbols_test.sh LIBRARY HOOKS_DEF
+set -eu
+export LC_ALL=C
+library=$1
+hooks=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+for tool in nm readelf; do
+        command -v "$tool" >/dev/null || { echo "skipped: no $tool"; exit 77; }
+done
+
+# Names only: versions and the linker's own absolute symbols do not count.
+nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort -u >"$dir/exported"
+{
+        echo dlsym
+        sed -n 's/^GR_HOOK(\([A-Za-z0-9_]*\)).*/\1/p' "$hooks"
+} | sort -u >"$dir/wanted"
+grep -v '^gpureclaim_' "$dir/exported" >"$dir/foreign" || true
+
+count=$(wc -l <"$dir/wanted")
+if [ "$count" -lt 10 ]; then
+        echo "only $count hooks found in $hooks: is its form another one now?"
+        failed=1
+fi
+comm -23 "$dir/wanted" "$dir/foreign" >"$dir/missing"
+comm -13 "$dir/wanted" "$dir/foreign" >"$dir/extra"
+if [ -s "$dir/missing" ]; then
+        echo "in the list, but not exported:"
+        cat "$dir/missing"
+        failed=1
+fi
+if [ -s "$dir/extra" ]; then
+        echo "exported, but not in the list:"
+        cat "$dir/extra"
+        failed=1
+fi
+
+readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' >"$dir/needed"
+if grep -Ev '^(libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*)$' "$dir/needed"; then
+        echo "needed, but not of the C library (above)"
+        failed=1
+fi
+[ "$failed" = 0 ] && echo "$count symbols, as in the list"
+exit "$failed"

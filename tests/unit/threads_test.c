@@ -1,0 +1,241 @@
+/*
+ * Threads that allocate and free at random for about a second while others begin and end captures, run the maintenance,
+ * and create and destroy contexts: no misuse, and in the end all figures agree. GR_TEST_SEED changes the program,
+ * GR_TEST_MS its length.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "check.h"
+#include "log.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB      SG_MIB
+#define THREADS  8
+#define HELD_MAX 8
+
+struct plan {
+        const char *name;
+        enum gr_reuse reuse;
+        unsigned streams;
+        uint64_t hard_bytes;
+        uint64_t threshold_bytes;
+        bool many; /* in the middle more contexts turn up than fences cover */
+};
+
+static const struct plan plans[] = {
+        {"auto", GR_REUSE_AUTO, 4, GR_UNLIMITED, GR_UNLIMITED, false},
+        {"barrier, limit, threshold", GR_REUSE_BARRIER, 0, 400 * MIB, 64 * MIB, false},
+        {"poll, limit", GR_REUSE_POLL, 4, 300 * MIB, GR_UNLIMITED, false},
+        {"sync", GR_REUSE_SYNC, 4, GR_UNLIMITED, 32 * MIB, false},
+        {"auto, many contexts", GR_REUSE_AUTO, 0, GR_UNLIMITED, GR_UNLIMITED, true},
+};
+
+static struct gr_core core;
+static struct gr_context *contexts[2];
+static _Atomic bool stop, over;
+static _Atomic uint64_t allocs, frees, wrong;
+
+struct worker {
+        pthread_t thread;
+        uint64_t seed;
+        unsigned id;
+        const struct plan *plan;
+};
+
+static unsigned draw(struct worker *worker, unsigned below)
+{
+        worker->seed = worker->seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (unsigned)(worker->seed >> 33) % below;
+}
+
+static size_t draw_size(struct worker *worker)
+{
+        static const size_t sizes[] = {512, 4096, 100000, 1 << 20, 3 << 20, 8 << 20, 34 << 20};
+
+        return sizes[draw(worker, sizeof(sizes) / sizeof(sizes[0]))];
+}
+
+static void capture(struct worker *worker)
+{
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+        sg_advance(draw(worker, 100000));
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+}
+
+static void *work(void *arg)
+{
+        struct worker *worker = arg;
+        uint64_t ptrs[HELD_MAX];
+        uint64_t hard_bytes = atomic_load(&core.devices[0].hard_bytes);
+        unsigned count = 0;
+
+        while (!stop || count > 0) {
+                unsigned kind = draw(worker, 100);
+                struct gr_context *context = contexts[draw(worker, 2)];
+
+                if (!stop && kind < 50 && count < HELD_MAX) {
+                        int rc = sg_alloc(context, draw_size(worker), &ptrs[count]);
+
+                        if (rc == 0) {
+                                allocs++;
+                                sg_work(context->handle, draw(worker, SG_STREAMS), ptrs[count++],
+                                        draw(worker, 200) * 1000);
+                        } else if (rc != -ENOMEM && rc != -EDQUOT) {
+                                wrong++;
+                        }
+                } else if (kind < 96 && count > 0) {
+                        unsigned i = draw(worker, count);
+
+                        if (sg_free(&core, ptrs[i]))
+                                wrong++;
+                        else
+                                frees++;
+                        ptrs[i] = ptrs[--count];
+                } else if (kind < 98 && worker->id < 2) {
+                        capture(worker);
+                } else if (kind < 99) {
+                        gr_core_maintain(&core);
+                } else {
+                        sg_advance(draw(worker, 50000));
+                }
+                /* A slab that the driver opens unasked is held for a moment, by each thread at most one. */
+                if (sg_used_bytes(0) > hard_bytes && sg_used_bytes(0) - hard_bytes > THREADS * GR_PAGE_BYTES)
+                        over = true;
+                if (atomic_load(&core.devices[0].charged_bytes) > hard_bytes)
+                        over = true;
+        }
+        return NULL;
+}
+
+/* Contexts that come, work and go, on a device of their own. */
+static void *come_and_go(void *arg)
+{
+        struct worker *worker = arg;
+
+        for (int round = 0; round < 200 && !stop; round++) {
+                struct gr_context *context;
+                uint64_t ptrs[16];
+
+                if (worker->plan->many && round > 1 && round < 2 + GR_REACH_MAX)
+                        gr_context_add(&core, sg_context_new(0), 0);
+                context = gr_context_add(&core, sg_context_new(1), 1);
+                for (int i = 0; i < 16; i++)
+                        if (sg_alloc(context, draw_size(worker), &ptrs[i]))
+                                wrong++;
+                        else
+                                allocs++;
+                for (int i = 0; i < 16; i += 2)
+                        if (sg_free(&core, ptrs[i]))
+                                wrong++;
+                        else
+                                frees++;
+                gr_fence_close(context);
+                sg_context_destroy(context->handle);
+                gr_context_drop(context);
+        }
+        return NULL;
+}
+
+static char json[65536];
+static size_t json_bytes;
+
+static void keep(const char *text, size_t length, void *arg)
+{
+        (void)arg;
+        if (json_bytes + length < sizeof(json)) {
+                memcpy(json + json_bytes, text, length);
+                json_bytes += length;
+        }
+}
+
+static uint64_t figure(const char *name)
+{
+        char key[64];
+        const char *found;
+
+        memset(json, 0, sizeof(json));
+        json_bytes = 0;
+        gr_stats_json(&core, "", keep, NULL);
+        snprintf(key, sizeof(key), "\"%s\":", name);
+        found = strstr(json, key);
+        GR_CHECK(found != NULL);
+        return found ? strtoull(found + strlen(key), NULL, 10) : 0;
+}
+
+static void run(const struct plan *plan, uint64_t seed, long ms)
+{
+        struct worker workers[THREADS + 1];
+        struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+        sg_reset(2048 * MIB);
+        sg_set_tick(500);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS});
+        atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
+        atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
+        for (int i = 0; i < 2; i++) {
+                contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
+                atomic_store(&contexts[i]->streams, plan->streams);
+        }
+        stop = over = false;
+        allocs = frees = 0;
+        for (unsigned i = 0; i <= THREADS; i++) {
+                workers[i] = (struct worker){.id = i, .seed = seed * 1000 + i, .plan = plan};
+                pthread_create(&workers[i].thread, NULL, i < THREADS ? work : come_and_go, &workers[i]);
+        }
+        nanosleep(&pause, NULL);
+        stop = true;
+        for (unsigned i = 0; i <= THREADS; i++)
+                pthread_join(workers[i].thread, NULL);
+
+        printf("%s: %" PRIu64 " allocations, %" PRIu64 " from the cache\n", plan->name, allocs, figure("hits"));
+        GR_CHECK(allocs > 100);
+        GR_CHECK(figure("hits") > 0);
+        GR_CHECK(!over);
+        GR_CHECK_EQ(wrong, 0);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        GR_CHECK_EQ(atomic_load(&contexts[0]->fence.broken), 0);
+
+        /* Each allocation came from the cache or the driver; each free went to one of them. */
+        if (plan->hard_bytes == GR_UNLIMITED) /* else some blocks are given back at once: a slab too many */
+                GR_CHECK_EQ(allocs, figure("hits") + figure("driver_allocs"));
+        GR_CHECK_EQ(frees, figure("frees") + figure("driver_frees"));
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK_EQ(atomic_load(&core.devices[i].charged_bytes), sg_used_bytes(i));
+                GR_CHECK(sg_cached_bytes(&core.devices[i]) <= atomic_load(&core.devices[i].charged_bytes));
+                GR_CHECK(atomic_load(&core.devices[i].peak_charged_bytes) <= core.devices[i].hard_bytes);
+        }
+
+        /* And all of it can be had back. */
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK_EQ(gr_fence_sync(contexts[i]), 0);
+                gr_pool_trim(contexts[i], UINT64_MAX);
+        }
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(atomic_load(&core.devices[0].charged_bytes), 0);
+        GR_CHECK_EQ(sg_cached_bytes(&core.devices[0]), 0);
+        GR_CHECK_EQ(core.devices[0].slab_count, 0);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+int main(void)
+{
+        const char *seed_text = getenv("GR_TEST_SEED"), *ms_text = getenv("GR_TEST_MS");
+        uint64_t seed = seed_text ? strtoull(seed_text, NULL, 10) : 1;
+        long ms = ms_text ? atol(ms_text) : 1000;
+        unsigned count = sizeof(plans) / sizeof(plans[0]);
+
+        printf("seed %" PRIu64 ", %ld ms\n", seed, ms);
+        gr_log_set_level(GR_LOG_SILENT);
+        for (unsigned i = 0; i < count; i++)
+                run(&plans[i], seed, ms / (long)count);
+        return GR_CHECK_RESULT();
+}
