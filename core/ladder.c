@@ -151,11 +151,14 @@ static bool sync_one(struct gr_context *context, void *arg)
                 driver->sleep_ns(GATE_PAUSE_NS);
                 rc = gr_fence_close(context);
         }
-        if (rc == -ENOTSUP)
+        if (rc && rc != -EBUSY)
                 gr_fence_sync(context);
         do {
                 reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
-        } while (reclaim->back_bytes < reclaim->want_bytes && gr_fence_wait_oldest(context, deadline_ns) == 0);
+                rc = reclaim->back_bytes < reclaim->want_bytes ? gr_fence_wait_oldest(context, deadline_ns) : -ENOENT;
+        } while (rc == 0);
+        if (rc != -ENOENT && rc != -ETIMEDOUT && gr_fence_sync(context) == 0)
+                reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 

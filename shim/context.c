@@ -171,27 +171,23 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        gr_shim_ready();
         return made(GR_REAL(cuCtxCreate, context, flags, dev), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
 {
-        gr_shim_ready();
         return made(GR_REAL(cuCtxCreate_v2, context, flags, dev), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
                                           unsigned int flags, CUdevice dev)
 {
-        gr_shim_ready();
         return made(GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev), context, dev);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
                                           CUdevice dev)
 {
-        gr_shim_ready();
         return made(GR_REAL(cuCtxCreate_v4, context, params, flags, dev), context, dev);
 }
 
@@ -199,7 +195,6 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 {
         CUresult result;
 
-        gr_shim_ready();
         result = made(GR_REAL(cuDevicePrimaryCtxRetain, context, dev), context, dev);
         if (result == CUDA_SUCCESS && dev >= 0 && dev < GR_DEVICES_MAX) {
                 pthread_mutex_lock(&lock);
@@ -340,7 +335,6 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx ctx)
 {
         CUresult result;
 
-        gr_shim_ready();
         result = GR_REAL(cuGreenCtxDestroy, ctx);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 atomic_fetch_add(&generation, 1);
@@ -357,7 +351,6 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
         struct gr_context *current, *owner;
         CUresult result;
 
-        gr_shim_ready();
         result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;

@@ -75,6 +75,7 @@ static enum gr_shim_state resolve_locked(void *driver)
 {
         dlsym_function *real_dlsym = gr_find_real_dlsym();
 
+        gr_process_options();
         for (size_t i = 0; i < SYMBOLS; i++) {
                 void *found = real_dlsym(driver, symbols[i].name);
 
@@ -122,11 +123,12 @@ static void *swap(void *function)
         return function;
 }
 
-static bool is_hook(const void *function)
+/* Whether this is a hook of ours for something that the driver does not have, or that has no driver behind it. */
+static bool is_hollow(const void *function, bool ready)
 {
         for (size_t i = 0; i < SYMBOLS; i++)
                 if (symbols[i].hook == function)
-                        return true;
+                        return !ready || !*real_slot(&symbols[i]);
         return false;
 }
 
@@ -141,8 +143,8 @@ void *gr_dlsym_hook(void *handle, const char *name)
         if (!found)
                 return AS_IF_ABSENT;
         ready = gr_shim_ready();
-        /* RTLD_DEFAULT finds our own exports, which must not pretend that there is a driver. */
-        if (handle == RTLD_DEFAULT && !ready && is_hook(found)) {
+        /* Our own exports, which RTLD_DEFAULT and the program's handle find, must not pretend to be a driver's. */
+        if (is_hollow(found, ready)) {
                 found = gr_find_real_dlsym()(RTLD_NEXT, name);
                 return found ? found : ANSWER_NULL;
         }

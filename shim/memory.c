@@ -166,10 +166,12 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFr
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
 {
+        gr_shim_ready();
         return free_async(dptr, stream, gr_real.cuMemFreeAsync);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream)
 {
+        gr_shim_ready();
         return free_async(dptr, stream, gr_real.cuMemFreeAsync_ptsz);
 }

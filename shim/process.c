@@ -190,12 +190,16 @@ static void at_exit(void)
                 write_stats();
 }
 
+void gr_process_options(void)
+{
+        gr_options_load(&gr_options, read_environment, environ, warn, NULL);
+        gr_log_set_level(gr_options.log);
+}
+
 void gr_process_init(void)
 {
         struct gr_config config;
 
-        gr_options_load(&gr_options, read_environment, environ, warn, NULL);
-        gr_log_set_level(gr_options.log);
         config = (struct gr_config){.reuse = gr_options.reuse, .pool = gr_options.pool};
         gr_core_init(&gr_core, &gr_driver, &config);
         gr_core.wake = wake;

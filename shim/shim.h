@@ -57,14 +57,19 @@ static inline bool gr_shim_ready(void)
                (state == GR_SHIM_UNRESOLVED && gr_shim_resolve() == GR_SHIM_READY);
 }
 
-/* What a hook says where its function does not exist: called without a driver, or on one too old for it. */
-#define GR_REAL(symbol, ...) (gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+/*
+ * The driver's own function, looked for if this is the process's first call; CUDA_ERROR_NOT_FOUND where it does not
+ * exist: called without a driver, or on one too old for it.
+ */
+#define GR_REAL(symbol, ...) (gr_shim_ready(), gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 /* process.c */
 extern struct gr_core gr_core;
 extern struct gr_options gr_options;
 
-/* Reads the options and sets up the core; once, from gr_shim_resolve. */
+/* Both once, from gr_shim_resolve: reads the options, so that warnings obey them; then, with the driver, sets up the
+ * core. */
+void gr_process_options(void);
 void gr_process_init(void);
 
 /* A context is in use: from now on there is something to tell and to stop when the process ends. */

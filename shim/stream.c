@@ -173,7 +173,6 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
 {
         CUresult result;
 
-        gr_shim_ready();
         result = GR_REAL(cuStreamCreate, stream, flags);
         created(result);
         return result;
@@ -183,7 +182,6 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
 {
         CUresult result;
 
-        gr_shim_ready();
         result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
         created(result);
         return result;
@@ -193,7 +191,6 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx g
 {
         CUresult result;
 
-        gr_shim_ready();
         result = GR_REAL(cuGreenCtxStreamCreate, stream, green, flags, priority);
         created(result);
         return result;

@@ -64,8 +64,8 @@ static size_t some_size(struct worker *w)
 
 /*
  * A graph that fills the block, captured while the other workers allocate and free. It is launched on the worker's own
- * stream, and the slot's waits for it: several threads that launch graphs into the same streams lose the streams' order on
- * driver 580 (seen on an H200 without any allocation or free going on; one thread, or kernels alone, keep it).
+ * stream, and the slot's waits for it: several threads that launch graphs into the same streams lose the streams' order
+ * on driver 580 (seen on an H200 without any allocation or free going on; one thread, or kernels alone, keep it).
  */
 static void fill_by_graph(struct worker *w, const struct slot *slot)
 {

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The aarch64 half of shim/dlsym.S in an emulator; skipped (77) without a cross compiler or the emulator.
+#
+#   aarch64_test.sh TOP FOLDER        the source tree, and where to put the program
+set -eu
+
+for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+        command -v $tool >/dev/null || { echo "skipped: no $tool" && exit 77; }
+done
+[ -e /usr/aarch64-linux-gnu/include/string.h ] || { echo "skipped: no C library for aarch64" && exit 77; }
+# With and without pointer authentication and branch targets, as distributions build.
+for protection in none standard; do
+        aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static -mbranch-protection=$protection \
+                -o "$2/tail-aarch64" "$1/tests/preload/tail.c" "$1/shim/dlsym.S"
+        qemu-aarch64 "$2/tail-aarch64"
+done

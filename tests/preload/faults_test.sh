@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
+# corrupted memory.
+#
+#   faults_test.sh PROCESS SAFETY OLD_DRIVER.PY
+#
+# The programs `process` and `safety`; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
+set -u
+
+process=$1 safety=$2 old_driver=$3
+folder=$(mktemp -d) || exit 2
+trap 'rm -rf "$folder"' EXIT
+failed=0
+small=("--sizes=4KiB,3MiB" --spin-us=5000)
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        tail -qn 5 "$folder/out" "$folder/err" | cut -c1-200
+        failed=1
+}
+
+# under STATUS TITLE [NAME=VALUE...] PROGRAM...: under the library; output in $folder/out and err, statistics in stats
+under() {
+        local want=$1 title=$2 status
+        shift 2
+        rm -f "$folder/stats"
+        timeout 60 env LD_LIBRARY_PATH="$GR_TEST_SIM" "LD_PRELOAD=$GR_TEST_SHIM" "GPURECLAIM_STATS_FILE=$folder/stats" "$@" \
+                >"$folder/out" 2>"$folder/err"
+        status=$?
+        [ $status -eq "$want" ] || fail "$title: exit status $status, expected $want"
+        printf '%s: exit status %d%s\n' "$title" $status "$(sed -n 's/^\([0-9]* rows\): \([0-9]* ok\), \([0-9]* corrupted\).*/, \1, \3/p' "$folder/out")"
+}
+
+# stat NAME: a figure of the last run
+stat() {
+        python3 -c 'import json, sys
+stats = json.load(open(sys.argv[1]))
+for part in sys.argv[2].split("."):
+    stats = stats[part]
+print(stats)' "$folder/stats" "$1"
+}
+
+# old NAME...: a folder with a driver that lacks the names
+old() {
+        mkdir -p "$folder/old-$1"
+        [ -e "$folder/old-$1/libcuda.so.1" ] ||
+                python3 "$old_driver" "$GR_TEST_SIM/libcuda.so.1" "$folder/old-$1/libcuda.so.1" "$@" || fail "no older driver without $*"
+        echo "LD_LIBRARY_PATH=$folder/old-$1"
+}
+
+quiet() {
+        [ ! -s "$folder/err" ] || fail "$1: said something"
+}
+
+# Drivers before CUDA 12.5 have no fences for a whole context; memory must be safe all the same, and still be reused.
+fences=$(old cuCtxRecordEvent cuCtxWaitEvent)
+missing=GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent
+under 0 "no fences in the driver" "$fences" $missing GPURECLAIM_REUSE=barrier "$safety" "${small[@]}" --expect-reuse
+quiet "no fences in the driver"
+[ "$(stat syncs)" -gt 0 ] || fail "no fences in the driver: and nobody waited for the device"
+for reuse in auto poll sync; do
+        under 0 "no fences in the driver, $reuse" "$fences" $missing GPURECLAIM_REUSE=$reuse "$safety" "${small[@]}"
+done
+under 0 "no fences in the driver, soak" "$fences" $missing "$safety" --seconds=2 --threads=4 --streams=4
+
+# Fences that are there but fail, once, always, or from some call on.
+for symbol in cuCtxRecordEvent cuCtxWaitEvent; do
+        for fault in '1=999' '*=700' '*=2' '*=900' '5+=1'; do
+                under 0 "$symbol:$fault" "GRSIM_FAULT=$symbol:$fault" GPURECLAIM_REUSE=barrier "$safety" "${small[@]}" --only=HtoD
+                grep -q ' 0 rows\|^0 rows' "$folder/out" && fail "$symbol:$fault: nothing was tried"
+                quiet "$symbol:$fault"
+        done
+done
+# What the library calls for itself, with the cache kept, given back by the helper thread, and given back by the ladder.
+for fault in cuEventQuery:\*=999 cuEventCreate:\*=2 cuStreamCreate:\*=2 cuMemFreeAsync:\*=1 cuCtxSynchronize:\*=700 \
+        cuMemGetInfo_v2:\*=999 cuPointerGetAttribute:\*=1 cuDevicePrimaryCtxGetState:\*=999 cuCtxGetDevice:\*=201 \
+        cuThreadExchangeStreamCaptureMode:\*=1 cuDeviceTotalMem_v2:\*=999; do
+        for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB; do
+                under 0 "$fault, $settings" "GRSIM_FAULT=$fault" $settings "$process" plain
+                quiet "$fault, $settings"
+        done
+done
+under 0 "no cuMemFreeAsync" "$(old cuMemFreeAsync cuMemFreeAsync_ptsz)" GRSIM_MISSING=cuMemFreeAsync \
+        GPURECLAIM_RELEASE_THRESHOLD=0 "$process" plain
+quiet "no cuMemFreeAsync"
+
+# The card is full for one call: the ladder is climbed and the program does not notice.
+under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:3=2 "$process" plain
+quiet "cuMemAlloc fails once"
+[ "$(stat ladder.ready.tries)" -gt 0 ] || fail "cuMemAlloc fails once: the ladder was not used"
+[ "$(stat failures)" -eq 0 ] || fail "cuMemAlloc fails once: the program was told"
+under 99 "cuMemAlloc always fails" 'GRSIM_FAULT=cuMemAlloc_v2:*=2' "$process" plain
+grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "cuMemAlloc always fails: not the driver's code"
+under 99 "cuMemAlloc dies" 'GRSIM_FAULT=cuMemAlloc_v2:*=700' "$process" plain
+grep -q '^process: cuMemAlloc: 700$' "$folder/err" || fail "cuMemAlloc dies: not the driver's code"
+
+# Without a function that nothing can do without, every call goes to the driver, and that is said once.
+for symbol in cuEventCreate cuCtxGetCurrent cuStreamSynchronize cuCtxPushCurrent_v2; do
+        # Whoever links the function does not even start without it.
+        under 0 "no $symbol" "$(old $symbol)" GRSIM_TRACE="$folder/trace" "$process" plain
+        [ "$(grep -c "the driver lacks $symbol" "$folder/err")" -eq 1 ] && [ "$(wc -l <"$folder/err")" -eq 1 ] ||
+                fail "no $symbol: expected one warning"
+        [ "$(grep -c '^cuMemFree_v2$' "$folder/trace")" -eq 40 ] || fail "no $symbol: frees did not go to the driver"
+        [ ! -e "$folder/stats" ] || fail "no $symbol: statistics of nothing"
+        under 0 "no $symbol, silent" "$(old $symbol)" GPURECLAIM_LOG=silent "$process" plain
+        quiet "no $symbol, silent"
+        rm -f "$folder/trace"
+done
+
+# No device, and no driver.
+under 99 "no device" GRSIM_DEVICES=0 "$process" plain
+[ "$(cat "$folder/err")" = "process: cuInit: 100" ] || fail "no device: said something else"
+exit $failed

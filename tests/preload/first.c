@@ -1,0 +1,88 @@
+/*
+ * Any function of the driver may be the first that a program calls. Each is that in a process of its own, with and
+ * without cuInit before, and must answer as it does natively.
+ */
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static CUdeviceptr ptr;
+static CUcontext context;
+static CUstream stream;
+static CUgraph graph;
+static CUipcMemHandle handle;
+static CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+static size_t bytes, more_bytes;
+static unsigned int value;
+static void *values[] = {&value};
+static void *found;
+
+/* Functions that the stand-in for the driver has: a program that links one that the driver lacks does not start. */
+#define CALLS(CALL)                                                                                                    \
+        CALL(cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, NULL))                                                \
+        CALL(cuGetProcAddress_v2("cuMemAlloc", NULL, 12000, 0, NULL))                                                  \
+        CALL(cuMemAlloc_v2(&ptr, 4096))                                                                                \
+        CALL(cuMemAlloc_v2(NULL, 4096))                                                                                \
+        CALL(cuMemAllocPitch_v2(&ptr, &bytes, 100, 100, 4))                                                            \
+        CALL(cuMemFree_v2(0))                                                                                          \
+        CALL(cuMemFreeAsync(0, NULL))                                                                                  \
+        CALL(cuMemFreeAsync_ptsz(0, NULL))                                                                             \
+        CALL(cuMemFreeAsync(4096, NULL))                                                                               \
+        CALL(cuMemGetInfo_v2(&bytes, &more_bytes))                                                                     \
+        CALL(cuDeviceTotalMem_v2(&bytes, 0))                                                                           \
+        CALL(cuDeviceTotalMem_v2(&bytes, 99))                                                                          \
+        CALL(cuMemGetAddressRange_v2(&ptr, &bytes, 4096))                                                              \
+        CALL(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 4096))                                    \
+        CALL(cuPointerGetAttributes(1, &attribute, values, 4096))                                                      \
+        CALL(cuPointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 4096))                                    \
+        CALL(cuIpcGetMemHandle(&handle, 4096))                                                                         \
+        CALL(cuMemGetHandleForAddressRange(&value, 4096, 4096, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0))                \
+        CALL(cuCtxCreate_v2(&context, 0, 0))                                                                           \
+        CALL(cuCtxCreate_v3(&context, NULL, 0, 0, 0))                                                                  \
+        CALL(cuCtxCreate_v4(&context, NULL, 0, 0))                                                                     \
+        CALL(cuCtxCreate_v2(&context, 0, 99))                                                                          \
+        CALL(cuCtxDestroy_v2(NULL))                                                                                    \
+        CALL(cuDevicePrimaryCtxRetain(&context, 0))                                                                    \
+        CALL(cuDevicePrimaryCtxRetain(&context, -1))                                                                   \
+        CALL(cuDevicePrimaryCtxRelease_v2(0))                                                                          \
+        CALL(cuDevicePrimaryCtxReset_v2(0))                                                                            \
+        CALL(cuDevicePrimaryCtxReset_v2(99))                                                                           \
+        CALL(cuCtxEnablePeerAccess(NULL, 0))                                                                           \
+        CALL(cuStreamCreate(&stream, 0))                                                                               \
+        CALL(cuStreamCreateWithPriority(&stream, 0, 0))                                                                \
+        CALL(cuStreamDestroy_v2(NULL))                                                                                 \
+        CALL(cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL))                                             \
+        CALL(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED))                                       \
+        CALL(cuStreamBeginCaptureToGraph(NULL, NULL, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL))                    \
+        CALL(cuStreamEndCapture(NULL, &graph))                                                                         \
+        CALL(cuStreamEndCapture_ptsz(NULL, &graph))
+
+static int number;
+
+int main(void)
+{
+        setvbuf(stdout, NULL, _IONBF, 0);
+        for (int with_init = 0; with_init <= 1; with_init++) {
+#define CALL(call)                                                                                                     \
+        if (fork() == 0) {                                                                                             \
+                if (with_init && cuInit(0) != CUDA_SUCCESS)                                                            \
+                        _exit(EXIT_FAILURE);                                                                           \
+                printf("%s%s: %d\n", with_init ? "after cuInit, " : "", #call, (int)(call));                           \
+                exit(EXIT_SUCCESS);                                                                                    \
+        } else {                                                                                                       \
+                int status = 1;                                                                                        \
+                                                                                                                       \
+                wait(&status);                                                                                         \
+                if (status)                                                                                            \
+                        return EXIT_FAILURE;                                                                           \
+                number++;                                                                                              \
+        }
+                CALLS(CALL)
+        }
+        printf("%d calls\n", number);
+        return EXIT_SUCCESS;
+}

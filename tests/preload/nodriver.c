@@ -1,0 +1,43 @@
+/*
+ * A program that asks for CUDA where there is none: it must find nothing, natively and under the library. With "later"
+ * it then loads the driver by itself, and from that moment finds what a program finds.
+ */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../unit/check.h"
+
+int main(int argc, char **argv)
+{
+        static const char *const names[] = {"cuMemAlloc_v2", "cuMemFree_v2", "cuGetProcAddress_v2", "cuInit",
+                                            "cuNoSuchFunction"};
+        void *self = dlopen(NULL, RTLD_NOW), *driver, *found, *(*real_malloc)(size_t);
+        const char *error;
+        bool named;
+
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+                dlerror();
+                found = dlsym(RTLD_DEFAULT, names[i]);
+                error = dlerror();
+                named = error && strstr(error, names[i]);
+                printf("%s everywhere: %d, named in the error %d, again %d\n", names[i], found != NULL, named,
+                       dlerror() != NULL);
+                found = dlsym(self, names[i]);
+                printf("%s through the program: %d, error %d\n", names[i], found != NULL, dlerror() != NULL);
+                /* What comes after the caller is us, whatever there is behind us. */
+                printf("~%s next: %d\n", names[i], dlsym(RTLD_NEXT, names[i]) != NULL);
+        }
+        *(void **)&real_malloc = dlsym(RTLD_NEXT, "malloc");
+        printf("malloc: %d %d\n", real_malloc != NULL, dlsym(self, "malloc") == *(void **)&real_malloc);
+        printf("the driver: %d, error %d\n", dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL, dlerror() != NULL);
+        if (argc > 1 && strcmp(argv[1], "later") == 0) {
+                driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+                GR_CHECK(driver != NULL);
+                for (size_t i = 0; driver && i < sizeof(names) / sizeof(names[0]); i++)
+                        printf("%s later: %d %d\n", names[i], dlsym(driver, names[i]) != NULL,
+                               dlsym(RTLD_DEFAULT, names[i]) != NULL);
+        }
+        return GR_CHECK_RESULT();
+}

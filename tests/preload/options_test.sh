@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Settings that cannot be used: each is named once on stderr, with what is used instead, and the program runs as if it
+# had not been set.
+#
+#   options_test.sh PROCESS        the program `process`; GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device
+set -u
+
+program=$1
+folder=$(mktemp -d) || exit 2
+trap 'rm -rf "$folder"' EXIT
+failed=0
+export LD_LIBRARY_PATH=$GR_TEST_SIM
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        sed 's/^/    /' "$folder/err" | cut -c1-200
+        failed=1
+}
+
+# run [NAME=VALUE...]: the program must work; its stderr is in $folder/err.
+run() {
+        timeout 20 env "$@" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err" ||
+                fail "$*: exit status $?"
+        [ "$(cat "$folder/out")" = worked ] || fail "$*: printed $(head -c 100 "$folder/out")"
+}
+
+# warns NAME=VALUE TEXT...: exactly one line, with the name, the value, and each text; none under GPURECLAIM_LOG=silent.
+warns() {
+        local setting=$1 text
+        shift
+        run "GPURECLAIM_$setting"
+        [ "$(wc -l <"$folder/err")" -eq 1 ] || fail "$setting: $(wc -l <"$folder/err") lines, expected one"
+        for text in "GPURECLAIM_${setting%%=*}" "$@"; do
+                grep -qF -e "$text" "$folder/err" || fail "$setting: no \"$text\" in"
+        done
+        [[ $setting == LOG=* ]] && return
+        run "GPURECLAIM_$setting" GPURECLAIM_LOG=silent
+        [ ! -s "$folder/err" ] || fail "$setting: not silent"
+        run "GPURECLAIM_$setting" GPURECLAIM_LOG=error
+        [ ! -s "$folder/err" ] || fail "$setting: a warning at level error"
+}
+
+# quiet NAME=VALUE...: nothing to say
+quiet() {
+        run "$@"
+        [ ! -s "$folder/err" ] || fail "$*: there is nothing to say"
+}
+
+long=$(printf '%05000d' 7)
+for value in abc -1GiB -1 99999999999999GiB 99999999999999999999999 0 '120%' 4XB '0=1GiB,0=x' '0=,' '=' ',' '1 2' 1.5.2GiB 0x10 '50%%' 999=1GiB; do
+        for name in HARD_LIMIT SOFT_LIMIT RELEASE_THRESHOLD; do
+                # Nothing is a limit for what may be kept, but not for what may be used.
+                [ "$name=$value" = SOFT_LIMIT=0 ] || [ "$name=$value" = RELEASE_THRESHOLD=0 ] ||
+                        warns "$name=$value" "$value" "using the default"
+        done
+done
+warns REUSE=maybe maybe "using the default, auto" "auto|barrier|poll|sync"
+warns "REUSE=$long" "0000..." "using the default, auto"
+warns POOL=binz binz "using the default, bins"
+warns STATS=2 2 "using the default, 0"
+warns LOG=loud loud "using the default, warn"
+warns "STATS_FILE=$long" "too long"
+warns STATS_FILE=/nonexistent/file "/nonexistent/file"
+for name in HARD_LIMIT SOFT_LIMIT RELEASE_THRESHOLD; do
+        warns "$name=64GiB" "device 0" "4.000 GiB"
+        warns "$name=0=64GiB" "device 0" "4.000 GiB"
+done
+warns HARD_LIMTI=4GiB "did you mean GPURECLAIM_HARD_LIMIT?"
+warns NOTHING_LIKE_IT=1 ignored
+
+# Two of them are two lines.
+run GPURECLAIM_POOL=x GPURECLAIM_STATS=y
+[ "$(wc -l <"$folder/err")" -eq 2 ] || fail "two bad values: $(wc -l <"$folder/err") lines"
+
+for value in 1GiB 1024MiB 1e0GiB 1gib '1 GiB' '50%' '0=1GiB,1=25%' none NONE ' 1GiB'; do
+        run "GPURECLAIM_HARD_LIMIT=$value"
+        [ ! -s "$folder/err" ] || printf 'not a size here: "%s"\n' "$value"
+done
+quiet GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_SOFT_LIMIT='50%' GPURECLAIM_RELEASE_THRESHOLD=0=64MiB,1=1GiB
+quiet GPURECLAIM_HARD_LIMIT= GPURECLAIM_SOFT_LIMIT= GPURECLAIM_RELEASE_THRESHOLD= GPURECLAIM_REUSE= GPURECLAIM_POOL= \
+        GPURECLAIM_STATS= GPURECLAIM_STATS_FILE= GPURECLAIM_LOG=
+for mode in auto barrier poll sync BARRIER; do
+        quiet GPURECLAIM_REUSE=$mode
+done
+quiet GPURECLAIM_POOL=none
+
+# A limit below the program's need: the driver's own code for a full card, and a report that names the limit.
+timeout 20 env GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
+status=$?
+[ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the limit: exit status $status"
+grep -q 'hard limit 4.000 MiB' "$folder/err" || fail "over the limit: no report"
+timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
+        >"$folder/out" 2>"$folder/err"
+[ "$(cat "$folder/err")" = "process: cuMemAlloc: 2" ] || fail "over the limit: not silent"
+
+# Without a stderr, and with one that nobody reads, the program goes on as well.
+for redirect in '2>&-' '2>/dev/full' '2> >(exec true)'; do
+        for stats in 0 1; do
+                out=$(GPURECLAIM_STATS=$stats GPURECLAIM_LOG=debug GPURECLAIM_POOL=x LD_PRELOAD=$GR_TEST_SHIM \
+                        bash -c "trap '' PIPE; exec \"\$0\" plain $redirect" "$program")
+                status=$?
+                [ $status -eq 0 ] && [ "$out" = worked ] || fail "stderr $redirect: exit status $status, \"$out\""
+        done
+done
+exit $failed

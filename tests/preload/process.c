@@ -1,0 +1,479 @@
+/*
+ * The life of a process with CUDA in it: fork, exec, threads, signals and the ways to end. `process MODE` does one of
+ * them; what it prints and its exit status must be the same natively and under the library (process_test.sh).
+ */
+#include <cuda.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BLOCK ((size_t)3 << 20)
+#define MARK  1234 /* an errno that nobody sets */
+
+extern char **environ;
+
+static char *self, plain_mode[] = "plain";
+
+static void must(int result, const char *what)
+{
+        if (result == 0)
+                return;
+        fprintf(stderr, "process: %s: %d\n", what, result);
+        _exit(99);
+}
+
+static void open_device(void)
+{
+        CUcontext context;
+
+        must((int)cuInit(0), "cuInit");
+        must((int)cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+        must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+}
+
+static CUdeviceptr block(void)
+{
+        CUdeviceptr ptr;
+
+        must((int)cuMemAlloc(&ptr, BLOCK), "cuMemAlloc");
+        return ptr;
+}
+
+/* Some traffic, so that there is a pool with blocks in it. */
+static void work(void)
+{
+        for (int i = 0; i < 20; i++) {
+                CUdeviceptr a = block(), b = block();
+
+                must((int)cuMemFree(a), "cuMemFree");
+                must((int)cuMemFree(b), "cuMemFree");
+        }
+}
+
+/* How the child ended, in one line. */
+static void wait_for(pid_t child)
+{
+        int status = 0;
+
+        must(waitpid(child, &status, 0) == child ? 0 : errno, "waitpid");
+        printf("child: exit %d, signal %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+               WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+        fflush(stdout);
+}
+
+static int fork_with_cuda(void)
+{
+        CUdeviceptr kept, ptr = 0;
+        size_t free_bytes, total_bytes;
+        pid_t child;
+
+        open_device();
+        kept = block();
+        work();
+        child = fork();
+        if (child == 0) {
+                printf("in the child: free %d", (int)cuMemFree(kept));
+                printf(", alloc %d", (int)cuMemAlloc(&ptr, BLOCK));
+                printf(", info %d\n", (int)cuMemGetInfo(&free_bytes, &total_bytes));
+                exit(3); /* with all handlers, the parent's as well */
+        }
+        wait_for(child);
+        work();
+        printf("then in the parent: %d\n", (int)cuMemFree(kept));
+        return 0;
+}
+
+/* Many children while other threads allocate: a lock held over fork would stop one of them. */
+static _Atomic int busy_stop;
+
+static void *busy(void *arg)
+{
+        CUcontext context = *(CUcontext *)arg;
+
+        must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        while (!busy_stop) {
+                CUdeviceptr ptr;
+
+                /* The driver may be going away under us. */
+                if (cuMemAlloc(&ptr, BLOCK) == CUDA_SUCCESS)
+                        cuMemFree(ptr);
+        }
+        return NULL;
+}
+
+static CUcontext current_context;
+
+static void start_busy(pthread_t *threads, int count)
+{
+        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
+        for (int i = 0; i < count; i++)
+                must(pthread_create(&threads[i], NULL, busy, &current_context), "pthread_create");
+}
+
+static int fork_busy(void)
+{
+        pthread_t threads[3];
+        CUdeviceptr kept;
+
+        open_device();
+        kept = block();
+        start_busy(threads, 3);
+        for (int i = 0; i < 20; i++) {
+                pid_t child = fork();
+
+                if (child == 0) {
+                        CUdeviceptr ptr;
+
+                        alarm(5); /* the sign of a hang */
+                        cuMemFree(kept);
+                        exit(cuMemAlloc(&ptr, BLOCK) == CUDA_SUCCESS);
+                }
+                wait_for(child);
+        }
+        busy_stop = 1;
+        for (int i = 0; i < 3; i++)
+                pthread_join(threads[i], NULL);
+        return (int)cuMemFree(kept);
+}
+
+static int only_child(void)
+{
+        pid_t child = fork();
+
+        if (child == 0) {
+                open_device();
+                work();
+                exit(4);
+        }
+        wait_for(child);
+        return 0;
+}
+
+static int spawn(void)
+{
+        char *arguments[] = {self, plain_mode, NULL};
+        pid_t child;
+
+        open_device();
+        work();
+        must(posix_spawn(&child, self, NULL, NULL, arguments, environ), "posix_spawn");
+        wait_for(child);
+        child = vfork();
+        if (child == 0) {
+                execv(self, arguments);
+                _exit(98);
+        }
+        wait_for(child);
+        work();
+        return 0;
+}
+
+static int exec(void)
+{
+        char *arguments[] = {self, plain_mode, NULL};
+
+        open_device();
+        work();
+        execv(self, arguments);
+        return 98;
+}
+
+static int exit_busy(void)
+{
+        pthread_t threads[4];
+        struct timespec pause = {.tv_nsec = 20000000};
+
+        open_device();
+        start_busy(threads, 4);
+        nanosleep(&pause, NULL);
+        exit(5);
+}
+
+static void *outlive(void *arg)
+{
+        struct timespec pause = {.tv_nsec = 50000000};
+
+        (void)arg;
+        nanosleep(&pause, NULL);
+        must((int)cuCtxSetCurrent(current_context), "cuCtxSetCurrent");
+        work();
+        printf("the last thread is done\n");
+        return NULL;
+}
+
+static int main_thread_ends(void)
+{
+        pthread_t thread;
+
+        open_device();
+        work();
+        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
+        must(pthread_create(&thread, NULL, outlive, NULL), "pthread_create");
+        pthread_exit(NULL);
+}
+
+/* Threads that allocate and end, many times: what they leave behind must not add up to anything. */
+static void *short_life(void *arg)
+{
+        must((int)cuCtxSetCurrent(*(CUcontext *)arg), "cuCtxSetCurrent");
+        work();
+        return NULL;
+}
+
+static int count_in(const char *folder)
+{
+        DIR *entries = opendir(folder);
+        int count = 0;
+
+        while (entries && readdir(entries))
+                count++;
+        if (entries)
+                closedir(entries);
+        return count;
+}
+
+static int leaks(void)
+{
+        CUcontext context;
+        int fds, tasks;
+
+        open_device();
+        work();
+        must((int)cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+        fds = count_in("/proc/self/fd");
+        tasks = count_in("/proc/self/task");
+        for (int i = 0; i < 50; i++) {
+                pthread_t thread;
+
+                must(pthread_create(&thread, NULL, short_life, &context), "pthread_create");
+                pthread_join(thread, NULL);
+        }
+        printf("files %d, then %d more; threads %d, then %d more\n", fds, count_in("/proc/self/fd") - fds, tasks,
+               count_in("/proc/self/task") - tasks);
+        return 0;
+}
+
+/* A signal that every thread of the program blocks, as those do that use sigwait, must not end up with one of ours. */
+static int signals(void)
+{
+        struct timespec limit = {.tv_sec = 5};
+        sigset_t set;
+        int got;
+
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        sigaddset(&set, SIGTERM);
+        /* The device's own threads have the mask of the thread that started them. */
+        pthread_sigmask(SIG_BLOCK, &set, NULL);
+        open_device();
+        pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+        work(); /* our helper starts here, with limits in the environment */
+        pthread_sigmask(SIG_BLOCK, &set, NULL);
+        for (int i = 0; i < 20; i++) {
+                must(kill(getpid(), SIGUSR1), "kill");
+                got = sigtimedwait(&set, NULL, &limit);
+                if (got != SIGUSR1)
+                        return 7;
+        }
+        printf("every signal came to the one who waited\n");
+        return 0;
+}
+
+/* What /proc says of a thread: the blocked signals, 0 where it is gone. */
+static unsigned long long blocked_in(const char *tid)
+{
+        unsigned long long blocked = 0;
+        char path[300], line[256];
+        FILE *status;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%s/status", tid);
+        status = fopen(path, "r");
+        while (status && fgets(line, sizeof(line), status))
+                if (sscanf(line, "SigBlk: %llx", &blocked) == 1)
+                        break;
+        if (status)
+                fclose(status);
+        return blocked;
+}
+
+/* The library's thread blocks all but those that nobody can and the two that the C library keeps. */
+static int helper_mask(void)
+{
+        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31);
+        struct timespec pause = {.tv_nsec = 20000000};
+        int before_work, others = 0, open_ones = 0;
+        sigset_t before, after;
+        struct dirent *entry;
+        DIR *tasks;
+
+        open_device();
+        before_work = count_in("/proc/self/task");
+        pthread_sigmask(SIG_SETMASK, NULL, &before);
+        work();
+        nanosleep(&pause, NULL);
+        pthread_sigmask(SIG_SETMASK, NULL, &after);
+        printf("the caller's mask is kept: %d\n", memcmp(&before, &after, sizeof(before)) == 0);
+
+        tasks = opendir("/proc/self/task");
+        while (tasks && (entry = readdir(tasks))) {
+                if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+                        continue;
+                others++;
+                if ((blocked_in(entry->d_name) & all) != all)
+                        open_ones++;
+        }
+        if (tasks)
+                closedir(tasks);
+        if (dlsym(RTLD_DEFAULT, "gpureclaim_version") && count_in("/proc/self/task") == before_work) {
+                printf("no thread of the library's, among %d\n", others);
+                return 8;
+        }
+        printf("threads that take signals: %d\n", open_ones);
+        return 0;
+}
+
+#define KEEPS(call)                                                                                                    \
+        do {                                                                                                           \
+                int keeps_result;                                                                                      \
+                                                                                                                       \
+                errno = MARK;                                                                                          \
+                keeps_result = (int)(call);                                                                            \
+                printf("%s: %d, errno %s\n", #call, keeps_result, errno == MARK ? "kept" : "changed");                 \
+        } while (0)
+
+static int keeps_errno(void)
+{
+        CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+        size_t range = 0, size, total;
+        int ordinal;
+        void *values[] = {&range, &ordinal};
+        CUcontext context, second;
+        CUdeviceptr ptr, other;
+        CUstream stream;
+        CUgraph graph;
+        void *found;
+
+        KEEPS(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") != NULL);
+        KEEPS(cuInit(0));
+        KEEPS(cuGetProcAddress("cuMemAlloc", &found, 12000, 0, NULL));
+        KEEPS(cuDeviceTotalMem(&total, 0));
+        KEEPS(cuDevicePrimaryCtxRetain(&context, 0));
+        KEEPS(cuCtxSetCurrent(context));
+        KEEPS(cuMemGetInfo(&size, &total));
+        KEEPS(cuMemAlloc(&ptr, BLOCK));
+        KEEPS(cuMemFree(ptr));
+        KEEPS(cuMemAlloc(&ptr, BLOCK));
+        KEEPS(cuMemFree(ptr + 512));
+        KEEPS(cuMemFree(12345));
+        KEEPS(cuMemFree(0));
+        KEEPS(cuMemAlloc(&other, 0));
+        KEEPS(cuMemAlloc(&other, (size_t)1 << 50));
+        KEEPS(cuMemAllocPitch(&other, &size, 1000, 100, 4));
+        KEEPS(cuMemFree(other));
+        KEEPS(cuMemAllocPitch(&other, &size, 1000, 100, 4));
+        KEEPS(cuMemGetAddressRange(&other, &size, ptr + 1));
+        KEEPS(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
+        KEEPS(cuPointerGetAttributes(2, attributes, values, ptr));
+        KEEPS(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        KEEPS(cuMemFreeAsync(ptr, stream));
+        KEEPS(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        KEEPS(cuMemAlloc(&ptr, BLOCK));
+        KEEPS(cuMemFree(ptr));
+        KEEPS(cuStreamEndCapture(stream, &graph));
+        KEEPS(cuStreamDestroy(stream));
+        KEEPS(cuCtxCreate(&second, NULL, 0, 0));
+        KEEPS(cuMemAlloc(&ptr, BLOCK));
+        KEEPS(cuCtxDestroy(second));
+        KEEPS(cuDevicePrimaryCtxReset(0));
+        KEEPS(cuDevicePrimaryCtxRelease(0));
+        return 0;
+}
+
+static int plain(void)
+{
+        open_device();
+        work();
+        printf("worked\n");
+        return 0;
+}
+
+static int end_at_once(void)
+{
+        plain();
+        fflush(stdout);
+        _exit(6);
+}
+
+static int by_abort(void)
+{
+        plain();
+        fflush(stdout);
+        abort();
+}
+
+static int by_signal(void)
+{
+        plain();
+        fflush(stdout);
+        raise(SIGTERM);
+        return 0;
+}
+
+static CUdeviceptr kept_until_exit;
+
+static void free_at_exit(void)
+{
+        printf("free in a handler of exit: %d\n", (int)cuMemFree(kept_until_exit));
+}
+
+/* As destructors of global objects do it: registered before CUDA was touched, so run after the library's own. */
+static int free_late(void)
+{
+        atexit(free_at_exit);
+        open_device();
+        kept_until_exit = block();
+        work();
+        return 0;
+}
+
+int main(int argc, char **argv)
+{
+        static const struct {
+                const char *name;
+                int (*run)(void);
+        } modes[] = {
+                {"plain", plain},
+                {"fork", fork_with_cuda},
+                {"fork-busy", fork_busy},
+                {"only-child", only_child},
+                {"spawn", spawn},
+                {"exec", exec},
+                {"exit-busy", exit_busy},
+                {"main-thread-ends", main_thread_ends},
+                {"leaks", leaks},
+                {"signals", signals},
+                {"helper-mask", helper_mask},
+                {"errno", keeps_errno},
+                {"_exit", end_at_once},
+                {"abort", by_abort},
+                {"sigterm", by_signal},
+                {"free-late", free_late},
+        };
+
+        self = argv[0];
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        for (size_t i = 0; argc == 2 && i < sizeof(modes) / sizeof(modes[0]); i++)
+                if (strcmp(argv[1], modes[i].name) == 0)
+                        return modes[i].run();
+        fprintf(stderr, "usage: process MODE\n");
+        return 2;
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs one mode of the program `process` natively and under the library with statistics on, and holds the second against
+# the first: output, exit status, and on stderr as many summaries as there should be and nothing else of ours.
+#
+#   process_test.sh PROGRAM MODE SUMMARIES [NAME=VALUE...]     the settings apply to the run under the library
+#
+# GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device; without it a real one is needed (else 77).
+set -u
+
+program=$1 mode=$2 summaries=$3
+shift 3
+[ -x "$program" ] || { echo "no such program: $program" && exit 2; }
+folder=$(mktemp -d) || exit 2
+trap 'rm -rf "$folder"' EXIT
+failed=0
+if [ -n "${GR_TEST_SIM:-}" ]; then
+        export LD_LIBRARY_PATH=$GR_TEST_SIM
+elif LC_ALL=C ldd "$program" | grep -q 'libcuda\.so\.1 => not found'; then
+        echo "skipped: no CUDA driver" && exit 77
+fi
+ulimit -c 0
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        failed=1
+}
+
+timeout 20 "$program" "$mode" >"$folder/native" 2>"$folder/native.err"
+native=$?
+timeout 20 env "$@" GPURECLAIM_STATS=1 "GPURECLAIM_STATS_FILE=$folder/stats.%p" "LD_PRELOAD=$GR_TEST_SHIM" \
+        "$program" "$mode" >"$folder/shim" 2>"$folder/shim.err"
+status=$?
+
+[ $native -ne 124 ] || fail "the native run took too long"
+[ $status -eq $native ] || fail "exit status $status, natively $native"
+diff -u --label native --label shim "$folder/native" "$folder/shim" || fail "the output differs"
+found=$(grep -c '^gpureclaim: summary of process' "$folder/shim.err")
+[ "$found" -eq "$summaries" ] || fail "$found summaries on stderr, expected $summaries"
+# A summary's lines are indented. No other line of ours, and those of others unchanged.
+diff -u --label native --label shim "$folder/native.err" \
+        <(grep -v '^gpureclaim: summary of process\|^  ' "$folder/shim.err") || fail "other lines on stderr"
+
+files=("$folder"/stats.*)
+[ -e "${files[0]}" ] || files=()
+[ ${#files[@]} -eq "$summaries" ] || fail "${#files[@]} statistics files, expected $summaries"
+for file in "${files[@]}"; do
+        [[ ${file##*.} =~ ^[0-9]+$ ]] || fail "%p became ${file##*.}"
+        grep -q "process ${file##*.}\$" "$folder/shim.err" || fail "$file and the summary on stderr are not of one process"
+        python3 - "$file" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
+import json, sys
+
+stats = json.load(open(sys.argv[1]))
+assert stats["schema"] == 1, "schema"
+assert stats["hits"] > 0 and stats["driver_allocs"] > 0, "counts"
+for device in stats["devices"]:
+    assert 0 <= device["card_free_bytes"] <= device["card_total_bytes"], "card"
+    assert device["peak_footprint_bytes"] >= device["footprint_bytes"] >= device["live_bytes"] >= 0, "footprint"
+    assert device["footprint_bytes"] >= device["cached_bytes"] >= 0, "cached"
+assert len(stats["devices"]) == 1, "devices"
+PY
+done
+exit $failed
