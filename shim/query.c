@@ -46,6 +46,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 return result;
         context = gr_current_context();
         if (context) {
+                gr_async_refresh(context->device);
                 gr_budget_share(context->device, *free_bytes, *total_bytes, &share_free, &share_total);
                 *free_bytes = share_free;
                 *total_bytes = share_total;
@@ -104,6 +105,9 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
 {
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
+        /* The driver numbers its allocations one by one; ours are told apart by which use of the block they are. */
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->handouts > 1)
+                *(unsigned long long *)data |= (unsigned long long)(info->handouts - 1) << 40;
         /* From here on somebody outside can know the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
                 gr_ledger_mark_exported(&gr_core.ledger, block);
