@@ -63,8 +63,8 @@ struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, st
         return wanted;
 }
 
-int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                      enum gr_family family, uint64_t bytes, gr_foreign_allocate *allocate, void *arg)
+int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context, enum gr_family family,
+                      uint64_t bytes, gr_foreign_allocate *allocate, void *arg)
 {
         struct request request = {core, device, family, bytes, allocate, arg};
         int rc = attempt(&request);

@@ -40,7 +40,8 @@ void gr_foreign_init(struct gr_foreign_ledger *ledger);
 /* Frees the entries. No other thread may use it. */
 void gr_foreign_destroy(struct gr_foreign_ledger *ledger);
 
-/* Asks the driver; 0, -ENOMEM, -EDQUOT (it took more than was charged: taken back) or its error. May be called again. */
+/* Asks the driver; 0, -ENOMEM, -EDQUOT (it took more than was charged: taken back) or its error. May be called again.
+ */
 typedef int gr_foreign_allocate(void *arg);
 
 /*
@@ -48,8 +49,8 @@ typedef int gr_foreign_allocate(void *arg);
  * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none.
  * On failure nothing is charged.
  */
-int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                      enum gr_family family, uint64_t bytes, gr_foreign_allocate *allocate, void *arg);
+int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context, enum gr_family family,
+                      uint64_t bytes, gr_foreign_allocate *allocate, void *arg);
 
 /* The context whose ladder serves device: wanted where it is of that device, else any; NULL: it has none. */
 struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);

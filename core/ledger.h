@@ -35,7 +35,7 @@ struct gr_block {
         struct gr_context *context;     /* the owner */
         uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
         struct gr_block *prev, *next;   /* guarded by the arena's lock */
-        _Atomic uint32_t handouts; /* to the program */
+        _Atomic uint32_t handouts;      /* to the program */
         uint16_t class;
         uint16_t flags;        /* guarded by the shard's lock */
         _Atomic uint8_t state; /* enum gr_block_state; whoever changes it from LIVE or to GONE holds the shard's lock */

@@ -1,7 +1,7 @@
 /*
- * Arrays and mipmapped arrays. The driver does not say what one takes (cuArrayGetMemoryRequirements answers for deferred
- * ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, in steps of 64 KiB, and above 1 MiB of 2 MiB.
- * Sparse and deferred ones take nothing by themselves: what is mapped into them was charged when it was created.
+ * Arrays and mipmapped arrays. The driver does not say what one takes (cuArrayGetMemoryRequirements answers for
+ * deferred ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, in steps of 64 KiB, and above 1 MiB of
+ * 2 MiB. Sparse and deferred ones take nothing by themselves: what is mapped into them was charged when it was created.
  */
 #include <errno.h>
 
@@ -55,8 +55,8 @@ static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int lev
             height > UINT32_MAX || depth > UINT32_MAX || shape->NumChannels > 4)
                 return 0;
         for (unsigned int level = 0; level < at_least_one(levels) && level < 32; level++) {
-                uint64_t row = round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels,
-                                        TILE_BYTES);
+                uint64_t row =
+                        round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels, TILE_BYTES);
                 uint64_t rows = height > 1 ? round_up(height, TILE_ROWS) : 1, size;
 
                 if (__builtin_mul_overflow(row * rows, depth, &size) || size > GR_BLOCK_MAX_BYTES)
@@ -91,17 +91,16 @@ static int create_mipmapped(void *arg)
         return gr_errno(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
 }
 
-static CUresult charge(struct gr_context *context, uint64_t bytes, gr_foreign_allocate *create,
-                       struct request *request)
+static CUresult charge(struct gr_context *context, uint64_t bytes, gr_foreign_allocate *create, struct request *request)
 {
         int saved_errno = errno;
         int rc = gr_foreign_charge(&gr_core, context->device, context, GR_FAMILY_ARRAY, bytes, create, request);
 
         if (rc == 0)
-                gr_foreign_add(&gr_core, context->device, GR_FAMILY_ARRAY,
-                               (uint64_t)(uintptr_t)(request->array ? (void *)request->array
-                                                                    : (void *)request->mipmapped),
-                               context->handle, bytes);
+                gr_foreign_add(
+                        &gr_core, context->device, GR_FAMILY_ARRAY,
+                        (uint64_t)(uintptr_t)(request->array ? (void *)request->array : (void *)request->mipmapped),
+                        context->handle, bytes);
         errno = saved_errno;
         return gr_result(rc);
 }

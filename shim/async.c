@@ -1,7 +1,7 @@
 /*
  * Stream-ordered memory: the driver's own pools. They are charged with what they reserve, read from them without any
- * synchronisation: it shrinks behind our back (at any synchronisation of the program), so each look corrects the charge.
- * It grows only inside allocations, which a limit therefore lets through one at a time.
+ * synchronisation: it shrinks behind our back (at any synchronisation of the program), so each look corrects the
+ * charge. It grows only inside allocations, which a limit therefore lets through one at a time.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -144,8 +144,7 @@ static void remember_default(struct gr_device *device)
             gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
             remember(handle, device, GR_FAMILY_ASYNC)) {
                 if (threshold != GR_UNLIMITED && gr_real.cuMemPoolSetAttribute &&
-                    gr_real.cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &before) ==
-                            CUDA_SUCCESS &&
+                    gr_real.cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &before) == CUDA_SUCCESS &&
                     before == 0)
                         gr_real.cuMemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
                 atomic_fetch_or(&defaults_known, bit);
@@ -183,9 +182,8 @@ static bool captured(CUstream stream)
 
 static CUresult call(struct request *request)
 {
-        return request->from_pool
-                       ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
-                       : request->from_current(&request->ptr, request->bytes, request->stream);
+        return request->from_pool ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
+                                  : request->from_current(&request->ptr, request->bytes, request->stream);
 }
 
 /* Lock held. Charged for the worst case, then for what it was. */
@@ -446,8 +444,7 @@ static void settle_graphs(struct gr_device *device)
         cuuint64_t reserved, used;
 
         if (!gr_real.cuDeviceGetGraphMemAttribute ||
-            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
-                    CUDA_SUCCESS)
+            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
                 return;
         if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
             used > reserved)

@@ -34,8 +34,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
         context = gr_current_context();
         if (!context)
                 return GR_REAL(cuMemAllocManaged, dptr, bytesize, flags);
-        footprint = gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1)
-                                          : gr_footprint_bytes(bytesize);
+        footprint =
+                gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         rc = gr_foreign_charge(&gr_core, context->device, context, GR_FAMILY_MANAGED, footprint, allocate, &request);
         if (rc == 0) {
                 gr_foreign_add(&gr_core, context->device, GR_FAMILY_MANAGED, request.ptr, context->handle, footprint);
