@@ -28,6 +28,7 @@ struct request {
         size_t bytes;
         CUmemoryPool pool;
         CUstream stream;
+        bool limited; /* pool must be known, and is held against its device's limit */
         CUresult (*from_pool)(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream);
         CUresult (*from_current)(CUdeviceptr *ptr, size_t bytes, CUstream stream);
         CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
@@ -218,18 +219,16 @@ static int attempt(void *arg)
         struct pool *pool;
         int rc;
 
+        if (!request->limited)
+                return gr_errno(call(request));
         pthread_mutex_lock(&lock);
         pool = known(request->pool);
-        if (pool && limited(pool->device)) {
-                rc = attempt_limited(request, pool);
-                pthread_mutex_unlock(&lock);
-                return rc;
-        }
+        rc = pool ? attempt_limited(request, pool) : gr_errno(call(request));
         pthread_mutex_unlock(&lock);
-        return gr_errno(call(request));
+        return rc;
 }
 
-/* request->pool is set. Bytes and the place for the answer have been looked at. */
+/* Bytes and the place for the answer have been looked at. device: whose ladder; NULL: none. */
 static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
         struct gr_context *context;
@@ -259,9 +258,12 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __
             !gr_real.cuDeviceGetMemPool || captured(stream))
                 return real(dptr, bytes, stream);
         device = device_of(stream);
-        if (!device || gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
+        if (!device)
                 return real(dptr, bytes, stream);
         remember_default(device);
+        request.limited = limited(device);
+        if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
+                return real(dptr, bytes, stream);
         return allocate(&request, device, dptr);
 }
 
@@ -282,6 +284,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
                 remember_default(device); /* its handle may come this way, too */
         pthread_mutex_lock(&lock);
         found = known(pool);
+        request.limited = found && limited(found->device);
         device = found && found->family == GR_FAMILY_ASYNC ? found->device : NULL;
         pthread_mutex_unlock(&lock);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);

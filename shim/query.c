@@ -36,6 +36,16 @@ static void mark_exported(CUdeviceptr ptr)
                 gr_ledger_mark_exported(&gr_core.ledger, base);
 }
 
+/* What to ask the driver about in place of ptr, which it would take where the program does not have the memory. */
+static CUdeviceptr unless_cached(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        return gr_shim_ready() && gr_block_at(ptr, &base, &info) == 0 && !is_live(ptr, base, &info) ? GR_NO_POINTER
+                                                                                                    : ptr;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
         CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -150,7 +160,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
 /* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, ptr);
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, unless_cached(ptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
@@ -159,7 +169,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
-        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, dptr);
+        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, unless_cached(dptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
@@ -169,7 +179,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
-        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, dptr, size, type, flags);
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, unless_cached(dptr), size, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
