@@ -9,6 +9,7 @@
  */
 #include "gputest.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -399,6 +400,60 @@ static void destroyed_pool(void)
         check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", mib(available()));
 }
 
+enum { THREADS = 4, STEPS = 400, EACH = 16 };
+
+/* Takes and frees through all families at once, some of it more than fits. */
+static void *crowd_main(void *arg)
+{
+        uint64_t seed = 17 + (uint64_t)(uintptr_t)arg, handles[EACH] = {0};
+        const struct family *from[EACH] = {0};
+        size_t sizes[EACH];
+
+        gt_attach(&gt);
+        for (int step = 0; step < STEPS + EACH; step++) {
+                size_t i = step < STEPS ? gt_random(&seed) % EACH : (size_t)(step - STEPS);
+                const struct family *family = &families[gt_random(&seed) % FAMILIES];
+                CUresult result;
+
+                if (from[i]) {
+                        gt_must(from[i]->put(sizes[i], handles[i]), from[i]->name, __FILE__, __LINE__);
+                        from[i] = NULL;
+                        continue;
+                }
+                if (step >= STEPS || family->host || (card && family->on_demand))
+                        continue;
+                sizes[i] = (1 + gt_random(&seed) % 16) * (limit / 256 / GT_PAGE * GT_PAGE);
+                result = family->get(sizes[i], &handles[i]);
+                if (result == CUDA_SUCCESS)
+                        from[i] = family;
+                else if (result != CUDA_ERROR_OUT_OF_MEMORY)
+                        gt_must(result, family->name, __FILE__, __LINE__);
+        }
+        return NULL;
+}
+
+static void crowd(void)
+{
+        size_t before = available();
+        pthread_t threads[THREADS];
+
+        for (int i = 0; i < THREADS; i++)
+                if (pthread_create(&threads[i], NULL, crowd_main, (void *)(uintptr_t)i))
+                        gt_die("families: no thread");
+        for (int i = 0; i < 50; i++) {
+                size_t bytes;
+
+                if (gt_footprint(&gt, &bytes) && bytes > limit + gt.context_bytes + slack_bytes)
+                        check(false, "several threads", "%.1f MiB held", mib(bytes));
+                gt_sleep_us(2000);
+        }
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        GT_MUST(cuCtxSynchronize());
+        check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
+              mib(available()), mib(before));
+}
+
 int main(int argc, char **argv)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -435,6 +490,7 @@ int main(int argc, char **argv)
         make_room_while_busy();
         references();
         destroyed_pool();
+        crowd();
         GT_MUST(cuMemPoolDestroy(explicit_pool));
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
