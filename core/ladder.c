@@ -364,6 +364,13 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = context->core;
         int rc = climb->error;
 
+        /* The limit may have been met by an old figure. */
+        if (rc == -EDQUOT && core->driver->refresh_pools &&
+            atomic_load(&context->device->family_bytes[GR_FAMILY_ASYNC]) > 0) {
+                core->driver->refresh_pools(context->device->ordinal);
+                rc = try_again(climb, false, ret_block);
+        }
+
         for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_FAIL && out_of_memory(rc); level++) {
                 switch (level) {
                 case GR_LEVEL_READY:

@@ -187,7 +187,20 @@ static CUresult call(struct request *request)
                                   : request->from_current(&request->ptr, request->bytes, request->stream);
 }
 
-/* Lock held. Charged for the worst case, then for what it was. */
+/* Lock held. Charges for the worst case, that the pool has to grow. */
+static bool reserve(struct pool *pool, uint64_t bytes)
+{
+        if (gr_budget_charge(pool->device, pool->family, bytes) == 0)
+                return true;
+        if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
+                return false;
+        /* The pool's own unused memory makes room; from then on there is some, until the pool grows again. */
+        gr_real.cuMemPoolTrimTo(pool->handle, pool->charged_bytes > bytes ? pool->charged_bytes - bytes : 0);
+        settle(pool, 0);
+        return gr_budget_charge(pool->device, pool->family, bytes) == 0;
+}
+
+/* Lock held. */
 static int attempt_limited(struct request *request, struct pool *pool)
 {
         uint64_t reserved = whole_pages(request->bytes);
@@ -195,8 +208,8 @@ static int attempt_limited(struct request *request, struct pool *pool)
         bool within;
 
         settle(pool, 0);
-        if (gr_budget_charge(pool->device, pool->family, reserved)) {
-                /* It may still fit into what the pool has; where the pool grows instead it is taken back. */
+        if (!reserve(pool, reserved)) {
+                /* What is freed behind work still running may serve its own stream, without a wait. */
                 if (pool->idle_bytes < request->bytes) {
                         gr_count(&gr_core, GR_STAT_limit_hits, 1);
                         return -EDQUOT;
@@ -207,6 +220,7 @@ static int attempt_limited(struct request *request, struct pool *pool)
         within = settle(pool, reserved);
         if (result != CUDA_SUCCESS || within)
                 return gr_errno(result);
+        /* It did not, and the pool grew beyond the limit. */
         request->give_back(request->ptr, request->stream);
         settle(pool, 0);
         gr_count(&gr_core, GR_STAT_limit_hits, 1);

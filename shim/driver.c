@@ -245,6 +245,11 @@ static int driver_context_sync(void *context)
         return to_errno_or_busy(result);
 }
 
+static void driver_refresh_pools(int device)
+{
+        gr_async_refresh(&gr_core.devices[device]);
+}
+
 static int driver_trim_pools(void *context, int device)
 {
         if (!enter(context))
@@ -284,6 +289,7 @@ void gr_driver_init(void)
                 .context_record = fences ? driver_context_record : NULL,
                 .context_wait = fences ? driver_context_wait : NULL,
                 .context_sync = driver_context_sync,
+                .refresh_pools = driver_refresh_pools,
                 .trim_pools = driver_trim_pools,
                 .now_ns = driver_now_ns,
                 .sleep_ns = driver_sleep_ns,

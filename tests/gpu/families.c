@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 4096 };
+enum { MOST = 4096, BYPASS_US = 300000 }; /* after a failure the shim caches nothing for so long */
 
 /* What the driver takes beyond the memory itself, besides the context that was there before. */
 static const size_t slack_bytes = 64 * GT_MIB;
@@ -483,6 +483,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < FAMILIES; i++)
                 if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
+        gt_sleep_us(BYPASS_US);
         for (int i = 0; i < FAMILIES; i++)
                 for (int k = 0; k < FAMILIES; k++)
                         if (i != k && !families[i].host && !families[k].host)
