@@ -88,6 +88,26 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
         atomic_fetch_sub(&device->charged_bytes, reserved_bytes);
 }
 
+int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t bytes)
+{
+        if (!charge(device, bytes))
+                return -EDQUOT;
+        atomic_fetch_add(&device->family_bytes[family], bytes);
+        return 0;
+}
+
+void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_t bytes)
+{
+        atomic_fetch_sub(&device->family_bytes[family], bytes);
+        atomic_fetch_sub(&device->charged_bytes, bytes);
+}
+
+void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes)
+{
+        raise_to(&device->peak_charged_bytes, atomic_fetch_add(&device->charged_bytes, bytes) + bytes);
+        atomic_fetch_add(&device->family_bytes[family], bytes);
+}
+
 static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
 {
         struct gr_slab *slab;
@@ -196,11 +216,12 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
 {
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
+        uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
         uint64_t total = min_u64(card_total_bytes, hard);
-        uint64_t free_bytes = card_free_bytes + gr_budget_cached(device);
+        uint64_t free_bytes = card_free_bytes + gr_budget_cached(device) + idle;
 
         if (hard != GR_UNLIMITED)
-                free_bytes = min_u64(free_bytes, hard > live ? hard - live : 0);
+                free_bytes = min_u64(free_bytes, hard > live - idle ? hard - (live - idle) : 0);
         atomic_store(&device->card_free_bytes, card_free_bytes);
         *ret_free_bytes = min_u64(free_bytes, total);
         *ret_total_bytes = total;

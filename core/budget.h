@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "families.h"
 #include "lock.h"
 #include "shard.h"
 
@@ -32,6 +33,8 @@ struct gr_device {
 
         _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
         struct gr_counter cached_bytes; /* footprint of the cached blocks; <= charged_bytes */
+        _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
+        _Atomic uint64_t idle_bytes; /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
         _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
@@ -64,6 +67,13 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
 
 /* The block is no longer the process's. Returns the bytes that the device got back. */
 uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
+
+/* The same for what is not a block of the pool, in bytes as the driver takes them. -EDQUOT: the hard limit. */
+int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t bytes);
+void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_t bytes);
+
+/* As charge, for what the driver has taken already: also beyond the limit. */
+void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes);
 
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t footprint_bytes)
@@ -100,8 +110,8 @@ void gr_budget_note_live(struct gr_device *device);
 uint64_t gr_budget_excess(struct gr_device *device);
 
 /*
- * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache,
- * which the ladder gives up when it is needed.
+ * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache
+ * and what the driver's own pools hold for nobody, which the ladder gives up when it is needed.
  */
 void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
                      uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);

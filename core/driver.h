@@ -55,6 +55,12 @@ struct gr_driver {
         /* Blocks until all work submitted to context is done. */
         int (*context_sync)(void *context);
 
+        /*
+         * Corrects the charge for the driver's own pools, which give memory back unseen. NULL: there are none. Waits
+         * for nothing.
+         */
+        void (*refresh_pools)(int device);
+
         /* Trims the driver's own caches of the device: memory pools and graph memory. */
         int (*trim_pools)(void *context, int device);
 

@@ -29,6 +29,7 @@ struct climb {
         struct gr_context *context;
         size_t bytes;
         int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+        int (*attempt)(void *arg); /* instead of blocks */
         void *arg;
         int error; /* -ENOMEM or -EDQUOT, the last one */
         uint64_t given_bytes[GR_LEVEL_COUNT];
@@ -201,6 +202,10 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                 /* The own context first: with others its memory is only shared by the device. */
                 if (visit(context, &reclaim))
                         gr_core_each_context(core, device->ordinal, visit, &reclaim);
+                /* What is freed in stream order comes back once the host has seen the stream get there. */
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && atomic_load(&device->idle_bytes) > 0 &&
+                    gr_fence_sync(context) == 0)
+                        reclaim.back_bytes += trim_driver(context);
                 break;
         }
         case GR_LEVEL_DRIVER:
@@ -238,6 +243,12 @@ static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **
         struct gr_block *block = NULL;
         int rc;
 
+        if (climb->attempt) {
+                rc = climb->attempt(climb->arg);
+                if (rc == -ENOMEM || rc == -EDQUOT)
+                        climb->error = rc;
+                return rc;
+        }
         if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
                 block = gr_pool_take(climb->context, climb->bytes, may_be_larger);
         if (block) {
@@ -263,7 +274,7 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
-        if (climb->allocate || core->config.pool == GR_POOL_NONE)
+        if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (level == GR_LEVEL_FENCE) {
                 /* Work of other devices may wait for work yet to come: nothing is put behind it. */
@@ -350,27 +361,31 @@ static void report(struct climb *climb)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
 }
 
-int gr_ladder_climb(struct gr_context *context, size_t bytes,
-                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
-                    struct gr_block **ret_block)
+static int climb_all(struct climb *climb, struct gr_block **ret_block)
 {
-        struct climb climb = {
-                .context = context, .bytes = bytes, .allocate = allocate, .arg = arg, .error = first_error};
+        struct gr_context *context = climb->context;
         struct gr_core *core = context->core;
-        int rc = first_error;
+        int rc = climb->error;
+
+        /* The limit may have been met by an old figure. */
+        if (rc == -EDQUOT && core->driver->refresh_pools &&
+            atomic_load(&context->device->family_bytes[GR_FAMILY_ASYNC]) > 0) {
+                core->driver->refresh_pools(context->device->ordinal);
+                rc = try_again(climb, false, ret_block);
+        }
 
         for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_FAIL && out_of_memory(rc); level++) {
                 switch (level) {
                 case GR_LEVEL_READY:
                 case GR_LEVEL_FENCE:
-                        rc = from_cache(&climb, level, ret_block);
+                        rc = from_cache(climb, level, ret_block);
                         break;
                 case GR_LEVEL_PURGE:
                 case GR_LEVEL_TRIM:
                 case GR_LEVEL_DRIVER:
                 case GR_LEVEL_SYNC:
                 case GR_LEVEL_DROP:
-                        rc = from_rung(&climb, level, ret_block);
+                        rc = from_rung(climb, level, ret_block);
                         break;
                 default:
                         break;
@@ -380,7 +395,24 @@ int gr_ladder_climb(struct gr_context *context, size_t bytes,
                 return rc;
         gr_count(core, GR_STAT_failures, 1);
         atomic_fetch_add(&core->stats.levels[GR_LEVEL_FAIL].tries, 1);
-        report(&climb);
+        report(climb);
         atomic_store(&context->device->bypass_until_ns, core->driver->now_ns() + BYPASS_NS);
         return rc;
+}
+
+int gr_ladder_climb(struct gr_context *context, size_t bytes,
+                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
+                    struct gr_block **ret_block)
+{
+        struct climb climb = {
+                .context = context, .bytes = bytes, .allocate = allocate, .arg = arg, .error = first_error};
+
+        return climb_all(&climb, ret_block);
+}
+
+int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg, int first_error)
+{
+        struct climb climb = {.context = context, .bytes = bytes, .attempt = attempt, .arg = arg, .error = first_error};
+
+        return climb_all(&climb, NULL);
 }

@@ -70,4 +70,11 @@ int gr_ladder_climb(struct gr_context *context, size_t bytes,
                     int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
                     struct gr_block **ret_block);
 
+/*
+ * The same for memory that is no block: attempt charges and allocates it, and is called after each rung. Cached blocks
+ * do not serve. 0 as soon as attempt says 0; else as above.
+ */
+int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg,
+                        int first_error);
+
 #endif

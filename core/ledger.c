@@ -118,6 +118,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .context = block->context,
                         .requested_bytes = block->requested_bytes,
                         .capacity_bytes = block->capacity_bytes,
+                        .handouts = atomic_load_explicit(&block->handouts, memory_order_relaxed),
                         .live = block->state == GR_BLOCK_LIVE,
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                 };

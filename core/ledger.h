@@ -4,6 +4,7 @@
 #ifndef GR_LEDGER_H
 #define GR_LEDGER_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,6 +35,7 @@ struct gr_block {
         struct gr_context *context;     /* the owner */
         uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
         struct gr_block *prev, *next;   /* guarded by the arena's lock */
+        _Atomic uint32_t handouts;      /* to the program */
         uint16_t class;
         uint16_t flags;        /* guarded by the shard's lock */
         _Atomic uint8_t state; /* enum gr_block_state; whoever changes it from LIVE or to GONE holds the shard's lock */
@@ -53,6 +55,7 @@ struct gr_block_info {
         struct gr_context *context;
         size_t requested_bytes;
         size_t capacity_bytes;
+        uint32_t handouts;
         bool live;
         bool exported;
 };

@@ -19,6 +19,7 @@ enum gr_rank {
         GR_RANK_ARENA,    /* one shard's bins of a context */
         GR_RANK_SLABS,    /* one device's slabs of small blocks */
         GR_RANK_LEDGER,   /* one shard of the ledger */
+        GR_RANK_FOREIGN,  /* the ledger of what the pool does not serve */
 };
 
 struct gr_lock {

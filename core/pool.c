@@ -24,11 +24,13 @@ void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const st
         core->driver = driver;
         core->config = *config;
         gr_ledger_init(&core->ledger);
+        gr_foreign_init(&core->foreign);
         gr_gate_init(&core->gate);
         gr_registry_init(&core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_init(&core->devices[i], i);
+        gr_budget_init(&core->host, -1);
 }
 
 static void context_init(struct gr_context *context, struct gr_core *core, int device)
@@ -57,7 +59,9 @@ void gr_core_destroy(struct gr_core *core)
         }
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_destroy(&core->devices[i]);
+        gr_budget_destroy(&core->host);
         gr_ledger_destroy(&core->ledger);
+        gr_foreign_destroy(&core->foreign);
         gr_gate_destroy(&core->gate);
         gr_registry_destroy(&core->registry);
         gr_lock_destroy(&core->contexts_lock);
@@ -486,6 +490,9 @@ static bool hand_out(struct gr_context *context, struct gr_block *block, size_t 
 {
         uint64_t ptr = block->ptr;
 
+        /* Nobody else has the block now. */
+        atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
+                              memory_order_relaxed);
         if (!gr_ledger_hand_out(block, bytes)) {
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
                 free(block);

@@ -19,6 +19,7 @@
 #include "class.h"
 #include "driver.h"
 #include "fence.h"
+#include "foreign.h"
 #include "ladder.h"
 #include "ledger.h"
 #include "lock.h"
@@ -70,8 +71,10 @@ struct gr_core {
         const struct gr_driver *driver;
         struct gr_config config;
         struct gr_ledger ledger;
+        struct gr_foreign_ledger foreign;
         struct gr_gate gate;
         struct gr_device devices[GR_DEVICES_MAX];
+        struct gr_device host; /* no device: what is pinned of the host's memory, and its limit */
         struct gr_stats stats;
         struct gr_registry registry;
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences */

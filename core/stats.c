@@ -17,6 +17,18 @@ struct bin_totals {
         uint64_t hits, frees, cached_blocks;
 };
 
+static const char *const family_words[] = {
+#define GR_FAMILY_WORDS(id, name, words) words,
+        GR_FAMILIES(GR_FAMILY_WORDS)
+#undef GR_FAMILY_WORDS
+};
+
+static const char *const family_names[] = {
+#define GR_FAMILY_NAME(id, name, words) name,
+        GR_FAMILIES(GR_FAMILY_NAME)
+#undef GR_FAMILY_NAME
+};
+
 __attribute__((format(printf, 2, 3))) static void put(struct out *out, const char *format, ...)
 {
         char line[512];
@@ -90,13 +102,22 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                             gr_size_format(total - card_free, a, sizeof(a)), gr_size_format(total, b, sizeof(b)));
                 else
                         put(&out, "  device %d: use of the card unknown\n", i);
-                put(&out, "    pool: %s live, %s cached, hard limit %s\n",
+                put(&out, "    memory: %s live, %s cached, hard limit %s\n",
                     gr_size_format(gr_budget_live(device), a, sizeof(a)),
                     gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
+                for (int f = 0; f < GR_FAMILY_COUNT; f++)
+                        if (atomic_load(&device->family_bytes[f]) > 0)
+                                put(&out, "    of it %s: %s\n", family_words[f],
+                                    gr_size_format(atomic_load(&device->family_bytes[f]), a, sizeof(a)));
                 put(&out, "    peak: %s live, %s footprint\n",
                     gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
                     gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
         }
+        if (atomic_load(&core->host.peak_charged_bytes) > 0)
+                put(&out, "  %s: %s, peak %s, limit %s\n", family_words[GR_FAMILY_HOST],
+                    gr_size_format(atomic_load(&core->host.charged_bytes), a, sizeof(a)),
+                    gr_size_format(atomic_load(&core->host.peak_charged_bytes), b, sizeof(b)),
+                    gr_size_format(atomic_load(&core->host.hard_bytes), c, sizeof(c)));
         requests = bins.hits + counter(core, GR_STAT_driver_allocs);
         put(&out,
             "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
@@ -138,12 +159,21 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                         put(&out, ",\"hard_limit_bytes\":%" PRIu64, hard);
                 put(&out,
                     ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
-                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 "}",
+                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64
+                    ",\"driver_idle_bytes\":%" PRIu64 ",\"families\":{",
                     gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->charged_bytes),
-                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes));
+                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes),
+                    atomic_load(&device->idle_bytes));
+                for (int f = 0; f < GR_FAMILY_HOST; f++)
+                        put(&out, "%s\"%s\":%" PRIu64, f ? "," : "", family_names[f],
+                            atomic_load(&device->family_bytes[f]));
+                put(&out, "}}");
                 comma = ",";
         }
-        put(&out, "],\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
+        put(&out, "],\"%s_bytes\":%" PRIu64 ",\"peak_%s_bytes\":%" PRIu64, family_names[GR_FAMILY_HOST],
+            atomic_load(&core->host.charged_bytes), family_names[GR_FAMILY_HOST],
+            atomic_load(&core->host.peak_charged_bytes));
+        put(&out, ",\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
             bins.cached_blocks);
 #define GR_STAT(name, text) put(&out, ",\"" #name "\":%" PRIu64, counter(core, GR_STAT_##name));
 #include "stats.def"

@@ -211,6 +211,7 @@ static void ended(CUcontext handle)
 
         atomic_fetch_add(&generation, 1);
         gr_driver_forget(handle);
+        gr_foreign_drop_owner(&gr_core, handle);
         pthread_mutex_lock(&lock);
         for (unsigned i = 0; i < alias_count;)
                 if (aliases[i].handle == handle || aliases[i].owner == handle)

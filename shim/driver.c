@@ -29,7 +29,7 @@ static bool because_of_capture(CUresult result)
         return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
-static int to_errno(CUresult result)
+int gr_errno(CUresult result)
 {
         switch (result) {
         case CUDA_SUCCESS:
@@ -43,10 +43,10 @@ static int to_errno(CUresult result)
         }
 }
 
-/* As to_errno, for calls that can wait until a capture is over. */
+/* As gr_errno, for calls that can wait until a capture is over. */
 static int to_errno_or_busy(CUresult result)
 {
-        return because_of_capture(result) ? -EBUSY : to_errno(result);
+        return because_of_capture(result) ? -EBUSY : gr_errno(result);
 }
 
 CUresult gr_result(int rc)
@@ -100,12 +100,12 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS)
                 *ret_ptr = ptr;
-        return to_errno(result);
+        return gr_errno(result);
 }
 
 static int driver_mem_free(uint64_t ptr)
 {
-        return to_errno(gr_real.cuMemFree_v2(ptr));
+        return gr_errno(gr_real.cuMemFree_v2(ptr));
 }
 
 /* The stream for returning memory of context, made at its first use. NULL: none to be had. */
@@ -176,7 +176,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
                 gr_real.cuStreamSynchronize(stream);
         gr_capture_restore(mode);
         *ret_done = done;
-        return to_errno(result);
+        return gr_errno(result);
 }
 
 static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
@@ -192,7 +192,7 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
                 *ret_free_bytes = free_bytes;
                 *ret_total_bytes = total_bytes;
         }
-        return to_errno(result);
+        return gr_errno(result);
 }
 
 static int driver_event_create(void *context, void **ret_event)
@@ -206,7 +206,7 @@ static int driver_event_create(void *context, void **ret_event)
         leave();
         if (result == CUDA_SUCCESS)
                 *ret_event = event;
-        return to_errno(result);
+        return gr_errno(result);
 }
 
 static void driver_event_destroy(void *context, void *event)
@@ -221,7 +221,7 @@ static int driver_event_query(void *event)
         CUresult result = gr_real.cuEventQuery(event);
 
         gr_capture_restore(mode);
-        return to_errno(result);
+        return gr_errno(result);
 }
 
 static int driver_context_record(void *context, void *event)
@@ -245,24 +245,17 @@ static int driver_context_sync(void *context)
         return to_errno_or_busy(result);
 }
 
+static void driver_refresh_pools(int device)
+{
+        gr_async_refresh(&gr_core.devices[device]);
+}
+
 static int driver_trim_pools(void *context, int device)
 {
-        CUstreamCaptureMode mode = gr_capture_relax();
-        CUmemoryPool pool, current;
-
-        if (enter(context)) {
-                if (gr_real.cuMemPoolTrimTo && gr_real.cuDeviceGetDefaultMemPool &&
-                    gr_real.cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS) {
-                        gr_real.cuMemPoolTrimTo(pool, 0);
-                        if (gr_real.cuDeviceGetMemPool &&
-                            gr_real.cuDeviceGetMemPool(&current, device) == CUDA_SUCCESS && current != pool)
-                                gr_real.cuMemPoolTrimTo(current, 0);
-                }
-                if (gr_real.cuDeviceGraphMemTrim)
-                        gr_real.cuDeviceGraphMemTrim(device);
-                leave();
-        }
-        gr_capture_restore(mode);
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        gr_async_trim(&gr_core.devices[device]);
+        leave();
         return 0;
 }
 
@@ -296,6 +289,7 @@ void gr_driver_init(void)
                 .context_record = fences ? driver_context_record : NULL,
                 .context_wait = fences ? driver_context_wait : NULL,
                 .context_sync = driver_context_sync,
+                .refresh_pools = driver_refresh_pools,
                 .trim_pools = driver_trim_pools,
                 .now_ns = driver_now_ns,
                 .sleep_ns = driver_sleep_ns,

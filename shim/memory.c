@@ -140,7 +140,7 @@ GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
         saved_errno = errno;
         rc = gr_pool_free(&gr_core, dptr);
         errno = saved_errno;
-        return rc == -ENOENT ? GR_REAL(cuMemFree_v2, dptr) : gr_result(rc);
+        return rc == -ENOENT ? gr_free_foreign(dptr) : gr_result(rc);
 }
 
 /*
@@ -150,7 +150,9 @@ GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFreeAsync) *real)
 {
         CUstreamCaptureStatus status;
-        int saved_errno = errno, rc;
+        uint64_t orphan_bytes;
+        int saved_errno = errno, rc, device = 0;
+        CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -161,7 +163,13 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFr
                 return real(dptr, stream);
         rc = gr_pool_free(&gr_core, dptr);
         errno = saved_errno;
-        return rc == -ENOENT ? real(dptr, stream) : gr_result(rc);
+        if (rc != -ENOENT)
+                return gr_result(rc);
+        orphan_bytes = gr_async_orphan(dptr, &device);
+        result = real(dptr, stream);
+        if (result == CUDA_SUCCESS)
+                gr_async_orphan_freed(device, orphan_bytes);
+        return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)

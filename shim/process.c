@@ -151,6 +151,7 @@ static bool refresh_card(struct gr_context *context, void *arg)
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0) {
                 atomic_store(&context->device->card_free_bytes, free_bytes);
                 atomic_store(&context->device->total_bytes, total_bytes);
+                gr_async_refresh(context->device);
         }
         return true;
 }
@@ -199,10 +200,14 @@ void gr_process_options(void)
 void gr_process_init(void)
 {
         struct gr_config config;
+        uint64_t host_bytes;
 
         config = (struct gr_config){.reuse = gr_options.reuse, .pool = gr_options.pool};
         gr_core_init(&gr_core, &gr_driver, &config);
         gr_core.wake = wake;
+        host_bytes = gr_size_resolve(&gr_options.host_limit, -1,
+                                     (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
+        atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }

@@ -36,6 +36,16 @@ static void mark_exported(CUdeviceptr ptr)
                 gr_ledger_mark_exported(&gr_core.ledger, base);
 }
 
+/* What to ask the driver about in place of ptr, which it would take where the program does not have the memory. */
+static CUdeviceptr unless_cached(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        return gr_shim_ready() && gr_block_at(ptr, &base, &info) == 0 && !is_live(ptr, base, &info) ? GR_NO_POINTER
+                                                                                                    : ptr;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
         CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -46,6 +56,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 return result;
         context = gr_current_context();
         if (context) {
+                gr_async_refresh(context->device);
                 gr_budget_share(context->device, *free_bytes, *total_bytes, &share_free, &share_total);
                 *free_bytes = share_free;
                 *total_bytes = share_total;
@@ -104,6 +115,9 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
 {
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
+        /* The driver numbers its allocations one by one; ours are told apart by which use of the block they are. */
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->handouts > 1)
+                *(unsigned long long *)data |= (unsigned long long)(info->handouts - 1) << 40;
         /* From here on somebody outside can know the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
                 gr_ledger_mark_exported(&gr_core.ledger, block);
@@ -146,7 +160,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
 /* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, ptr);
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, unless_cached(ptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
@@ -155,7 +169,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
-        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, dptr);
+        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, unless_cached(dptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
@@ -165,7 +179,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
-        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, dptr, size, type, flags);
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, unless_cached(dptr), size, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);

@@ -1,6 +1,7 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c), gives core/ the
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c; async.c, mapped.c,
+ * managed.c, array.c and host.c for what the pool does not serve), gives core/ the
  * real driver (driver.c), and looks after the process: options, fork, exit, helper thread (process.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
@@ -84,7 +85,8 @@ void gr_driver_init(void);
 /* The context is gone, and our stream in it. */
 void gr_driver_forget(CUcontext context);
 
-/* Makes the driver's answers to core/ what the program gets; rc is 0 or -errno. */
+/* The driver's answer as core/ wants it, and back: rc is 0 or -errno. */
+int gr_errno(CUresult result);
 CUresult gr_result(int rc);
 
 /* The calling thread neither disturbs captures nor is refused because of them until the mode is given back. */
@@ -98,6 +100,23 @@ struct gr_context *gr_current_context(void);
 
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
+
+/* async.c */
+
+/* Corrects the charge for the driver's own pools and graph memory of the device, waiting for nothing. */
+void gr_async_refresh(struct gr_device *device);
+
+/* The same after trimming them all: the default one and those that the program made. A context of device is current. */
+void gr_async_trim(struct gr_device *device);
+
+/* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. Then: it was freed. */
+uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
+void gr_async_orphan_freed(int device, uint64_t bytes);
+
+/* managed.c */
+
+/* cuMemFree of what is no block of the pool. */
+CUresult gr_free_foreign(CUdeviceptr ptr);
 
 /* query.c */
 

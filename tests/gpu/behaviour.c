@@ -160,6 +160,24 @@ static void attributes(const char *when, CUdeviceptr p, CUdeviceptr base)
                           : "none");
 }
 
+/* Each allocation has an identity of its own, also where it comes to lie on a freed one. */
+static void buffer_ids(void)
+{
+        enum { TIMES = 8 };
+        unsigned long long ids[TIMES] = {0};
+        int same = 0;
+        CUdeviceptr p;
+
+        for (int i = 0; i < TIMES; i++) {
+                p = block(3 * GT_MIB);
+                GT_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
+                GT_MUST(cuMemFree(p));
+                for (int k = 0; k < i; k++)
+                        same += ids[k] == ids[i];
+        }
+        say("BUFFER_ID", CUDA_SUCCESS, "%d of %d times one seen before", same, TIMES);
+}
+
 static void pointer_attributes(void)
 {
         static const size_t sizes[] = {1000, 3 * GT_MIB + 5};
@@ -367,6 +385,7 @@ int main(void)
         odd_frees();
         ranges();
         pointer_attributes();
+        buffer_ids();
         shapes();
         amounts();
         threads_and_contexts();

@@ -72,6 +72,7 @@ static void tear_down(CUcontext ctx)
         sim_node_replace(&ctx->orphans[1], NULL);
         sim_event_forget_context(ctx);
         sim_heap_free_context(ctx);
+        sim_arrays_forget_context(ctx);
 }
 
 struct sim_node *sim_context_join(CUcontext ctx)

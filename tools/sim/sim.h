@@ -334,6 +334,10 @@ struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t
                                 unsigned flags);
 void sim_range_remove(struct sim_alloc *alloc);
 
+/* ---- array.c ---- */
+
+void sim_arrays_forget_context(CUcontext ctx); /* at the context's end; lock held */
+
 /* ---- vmm.c ---- */
 
 bool sim_is_reserved_locked(uintptr_t address); /* memory lock or sim_lock() held */

@@ -1,0 +1,501 @@
+/*
+ * Stream-ordered memory: the driver's own pools. They are charged with what they reserve, read from them without any
+ * synchronisation: it shrinks behind our back (at any synchronisation of the program), so each look corrects the
+ * charge. It grows only inside allocations, which a limit therefore lets through one at a time.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "hash.h"
+#include "shim.h"
+
+struct pool {
+        UT_hash_handle hh;
+        CUmemoryPool handle; /* key */
+        struct gr_device *device;
+        enum gr_family family;
+        uint64_t charged_bytes, idle_bytes;
+};
+
+/* What destroyed pools left behind: memory that the program still has. */
+struct orphans {
+        uint64_t charged_bytes, used_bytes;
+};
+
+struct request {
+        CUdeviceptr ptr;
+        size_t bytes;
+        CUmemoryPool pool;
+        CUstream stream;
+        bool limited; /* pool must be known, and is held against its device's limit */
+        CUresult (*from_pool)(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream);
+        CUresult (*from_current)(CUdeviceptr *ptr, size_t bytes, CUstream stream);
+        CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
+};
+
+/* Guards what follows; held across reading pools and, under a limit, across allocations. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool *pools;
+static struct orphans orphans[GR_DEVICES_MAX];
+static uint64_t graph_charged_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
+
+static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
+static _Atomic unsigned orphan_devices; /* that have any */
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+        return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
+}
+
+static bool limited(struct gr_device *device)
+{
+        return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED;
+}
+
+static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t now_bytes)
+{
+        atomic_fetch_add(&device->idle_bytes, now_bytes - *idle_bytes);
+        *idle_bytes = now_bytes;
+}
+
+/*
+ * Makes a charge what the driver says it is, with reserved_bytes charged for it in advance. False where that passes the
+ * limit; it is charged all the same.
+ */
+static bool settle_charge(struct gr_device *device, enum gr_family family, uint64_t *charged_bytes,
+                          uint64_t reserved_bytes, uint64_t now_bytes)
+{
+        uint64_t held = *charged_bytes + reserved_bytes;
+        bool within = true;
+
+        if (now_bytes > held) {
+                within = gr_budget_charge(device, family, now_bytes - held) == 0;
+                if (!within)
+                        gr_budget_force(device, family, now_bytes - held);
+        } else {
+                gr_budget_uncharge(device, family, held - now_bytes);
+        }
+        *charged_bytes = now_bytes;
+        return within;
+}
+
+/* Lock held. As settle_charge for one pool, and what of it nobody uses. */
+static bool settle(struct pool *pool, uint64_t reserved_bytes)
+{
+        cuuint64_t now_bytes, used_bytes;
+        bool within;
+
+        if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now_bytes) !=
+            CUDA_SUCCESS)
+                now_bytes = pool->charged_bytes + reserved_bytes;
+        if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used_bytes) !=
+                    CUDA_SUCCESS ||
+            used_bytes > now_bytes)
+                used_bytes = now_bytes;
+        within = settle_charge(pool->device, pool->family, &pool->charged_bytes, reserved_bytes, now_bytes);
+        if (pool->family == GR_FAMILY_ASYNC)
+                set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
+        return within;
+}
+
+/* Lock held. */
+static struct pool *known(CUmemoryPool handle)
+{
+        struct pool *pool;
+
+        HASH_FIND_PTR(pools, &handle, pool);
+        return pool;
+}
+
+/* Lock held. NULL: out of memory. */
+static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_family family)
+{
+        struct pool *pool = known(handle);
+
+        if (pool || !gr_real.cuMemPoolGetAttribute)
+                return pool;
+        pool = calloc(1, sizeof(*pool));
+        if (!pool)
+                return NULL;
+        pool->handle = handle;
+        pool->device = device;
+        pool->family = family;
+        HASH_ADD_PTR(pools, handle, pool);
+        if (!pool->hh.tbl) {
+                free(pool);
+                return NULL;
+        }
+        return pool;
+}
+
+/* At its first use a default pool takes over our threshold; what the program sets later stays. */
+static void remember_default(struct gr_device *device)
+{
+        uint64_t bit = UINT64_C(1) << device->ordinal;
+        uint64_t threshold = atomic_load(&device->threshold_bytes);
+        cuuint64_t before;
+        CUmemoryPool handle;
+
+        if (atomic_load_explicit(&defaults_known, memory_order_acquire) & bit || !gr_real.cuDeviceGetDefaultMemPool ||
+            !gr_real.cuMemPoolGetAttribute)
+                return;
+        pthread_mutex_lock(&lock);
+        if (!(atomic_load(&defaults_known) & bit) &&
+            gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
+            remember(handle, device, GR_FAMILY_ASYNC)) {
+                if (threshold != GR_UNLIMITED && gr_real.cuMemPoolSetAttribute &&
+                    gr_real.cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &before) == CUDA_SUCCESS &&
+                    before == 0)
+                        gr_real.cuMemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+                atomic_fetch_or(&defaults_known, bit);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+/* The device on which a stream's allocations are made; NULL: ask the driver, it will say what is wrong. */
+static struct gr_device *device_of(CUstream stream)
+{
+        struct gr_context *context = gr_current_context();
+        CUcontext handle;
+
+        if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx)
+                return context ? context->device : NULL;
+        if (gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
+                return NULL;
+        if (context && context->handle == handle)
+                return context->device;
+        if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
+                return NULL;
+        context = gr_current_context();
+        gr_real.cuCtxPopCurrent_v2(&handle);
+        return context ? context->device : NULL;
+}
+
+static bool captured(CUstream stream)
+{
+        CUstreamCaptureStatus status;
+
+        return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
+               (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+                status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+static CUresult call(struct request *request)
+{
+        return request->from_pool ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
+                                  : request->from_current(&request->ptr, request->bytes, request->stream);
+}
+
+/* Lock held. Charges for the worst case, that the pool has to grow. */
+static bool reserve(struct pool *pool, uint64_t bytes)
+{
+        if (gr_budget_charge(pool->device, pool->family, bytes) == 0)
+                return true;
+        if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
+                return false;
+        /* The pool's own unused memory makes room; from then on there is some, until the pool grows again. */
+        gr_real.cuMemPoolTrimTo(pool->handle, pool->charged_bytes > bytes ? pool->charged_bytes - bytes : 0);
+        settle(pool, 0);
+        return gr_budget_charge(pool->device, pool->family, bytes) == 0;
+}
+
+/* Lock held. */
+static int attempt_limited(struct request *request, struct pool *pool)
+{
+        uint64_t reserved = whole_pages(request->bytes);
+        CUresult result;
+        bool within;
+
+        settle(pool, 0);
+        if (!reserve(pool, reserved)) {
+                /* What is freed behind work still running may serve its own stream, without a wait. */
+                if (pool->idle_bytes < request->bytes) {
+                        gr_count(&gr_core, GR_STAT_limit_hits, 1);
+                        return -EDQUOT;
+                }
+                reserved = 0;
+        }
+        result = call(request);
+        within = settle(pool, reserved);
+        if (result != CUDA_SUCCESS || within)
+                return gr_errno(result);
+        /* It did not, and the pool grew beyond the limit. */
+        request->give_back(request->ptr, request->stream);
+        settle(pool, 0);
+        gr_count(&gr_core, GR_STAT_limit_hits, 1);
+        return -EDQUOT;
+}
+
+static int attempt(void *arg)
+{
+        struct request *request = arg;
+        struct pool *pool;
+        int rc;
+
+        if (!request->limited)
+                return gr_errno(call(request));
+        pthread_mutex_lock(&lock);
+        pool = known(request->pool);
+        rc = pool ? attempt_limited(request, pool) : gr_errno(call(request));
+        pthread_mutex_unlock(&lock);
+        return rc;
+}
+
+/* Bytes and the place for the answer have been looked at. device: whose ladder; NULL: none. */
+static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
+{
+        struct gr_context *context;
+        int saved_errno = errno, rc;
+
+        rc = attempt(request);
+        if ((rc == -ENOMEM || rc == -EDQUOT) && device) {
+                context = gr_climber(&gr_core, device, gr_current_context());
+                if (context)
+                        rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
+        }
+        if (rc == 0)
+                *dptr = request->ptr;
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __typeof__(cuMemAllocAsync) *real,
+                            __typeof__(cuMemFreeAsync) *give_back)
+{
+        struct request request = {.bytes = bytes, .stream = stream, .from_current = real, .give_back = give_back};
+        struct gr_device *device;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
+            !gr_real.cuDeviceGetMemPool || captured(stream))
+                return real(dptr, bytes, stream);
+        device = device_of(stream);
+        if (!device)
+                return real(dptr, bytes, stream);
+        remember_default(device);
+        request.limited = limited(device);
+        if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
+                return real(dptr, bytes, stream);
+        return allocate(&request, device, dptr);
+}
+
+static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream,
+                                __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
+{
+        struct request request = {
+                .bytes = bytes, .pool = pool, .stream = stream, .from_pool = real, .give_back = give_back};
+        struct gr_device *device;
+        struct pool *found;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back || captured(stream))
+                return real(dptr, bytes, pool, stream);
+        device = device_of(stream);
+        if (device)
+                remember_default(device); /* its handle may come this way, too */
+        pthread_mutex_lock(&lock);
+        found = known(pool);
+        request.limited = found && limited(found->device);
+        device = found && found->family == GR_FAMILY_ASYNC ? found->device : NULL;
+        pthread_mutex_unlock(&lock);
+        return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
+{
+        gr_shim_ready();
+        return alloc_async(dptr, bytes, stream, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
+{
+        gr_shim_ready();
+        return alloc_async(dptr, bytes, stream, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+        gr_shim_ready();
+        return alloc_from_pool(dptr, bytes, pool, stream, gr_real.cuMemAllocFromPoolAsync, gr_real.cuMemFreeAsync);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
+                                                        CUstream stream)
+{
+        gr_shim_ready();
+        return alloc_from_pool(dptr, bytes, pool, stream, gr_real.cuMemAllocFromPoolAsync_ptsz,
+                               gr_real.cuMemFreeAsync_ptsz);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+        struct gr_device *device = &gr_core.host;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemPoolCreate, pool, props);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+                device = gr_device_get(props->location.id);
+        if (device) {
+                pthread_mutex_lock(&lock);
+                remember(*pool, device, device == &gr_core.host ? GR_FAMILY_HOST : GR_FAMILY_ASYNC);
+                pthread_mutex_unlock(&lock);
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
+{
+        struct pool *pool;
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuMemPoolDestroy, handle);
+        /* Locked meanwhile: a new pool may get the old one's handle. */
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        if (pool)
+                settle(pool, 0);
+        result = GR_REAL(cuMemPoolDestroy, handle);
+        if (pool && result == CUDA_SUCCESS) {
+                uint64_t used = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used);
+
+                if (left > pool->charged_bytes || pool->family != GR_FAMILY_ASYNC)
+                        left = pool->family == GR_FAMILY_ASYNC ? pool->charged_bytes : 0;
+                set_idle(pool->device, &pool->idle_bytes, 0);
+                gr_budget_uncharge(pool->device, pool->family, pool->charged_bytes - left);
+                if (left > 0) {
+                        struct orphans *orphan = &orphans[pool->device->ordinal];
+
+                        if (orphan->used_bytes == 0)
+                                atomic_fetch_add(&orphan_devices, 1);
+                        orphan->charged_bytes += left;
+                        orphan->used_bytes += used;
+                }
+                HASH_DEL(pools, pool);
+                free(pool);
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device)
+{
+        CUmemoryPool handle = NULL;
+        size_t bytes = 0;
+
+        if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
+            gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
+            !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
+            gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
+            *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
+                return 0;
+        pthread_mutex_lock(&lock);
+        if (known(handle))
+                bytes = 0;
+        pthread_mutex_unlock(&lock);
+        return bytes;
+}
+
+void gr_async_orphan_freed(int device, uint64_t bytes)
+{
+        struct orphans *orphan = &orphans[device];
+        uint64_t keep;
+
+        if (bytes == 0)
+                return;
+        bytes = (bytes + 511) & ~UINT64_C(511);
+        pthread_mutex_lock(&lock);
+        if (orphan->used_bytes > 0) {
+                orphan->used_bytes -= bytes < orphan->used_bytes ? bytes : orphan->used_bytes;
+                keep = whole_pages(orphan->used_bytes);
+                if (keep < orphan->charged_bytes) {
+                        gr_budget_uncharge(&gr_core.devices[device], GR_FAMILY_ASYNC, orphan->charged_bytes - keep);
+                        orphan->charged_bytes = keep;
+                }
+                if (orphan->used_bytes == 0)
+                        atomic_fetch_sub(&orphan_devices, 1);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+/* So that ours is in place before the program's, which stays. */
+GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+        struct gr_context *context;
+
+        if (gr_shim_ready() && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+                context = gr_current_context();
+                if (context)
+                        remember_default(context->device);
+        }
+        return GR_REAL(cuMemPoolSetAttribute, pool, attribute, value);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
+{
+        struct pool *pool;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                pthread_mutex_lock(&lock);
+                pool = known(handle);
+                if (pool)
+                        settle(pool, 0);
+                pthread_mutex_unlock(&lock);
+        }
+        return result;
+}
+
+/* Lock held. What captured allocations and alloc nodes hold; it grows when a graph is launched. */
+static void settle_graphs(struct gr_device *device)
+{
+        int i = device->ordinal;
+        cuuint64_t reserved, used;
+
+        if (!gr_real.cuDeviceGetGraphMemAttribute ||
+            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
+                return;
+        if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
+            used > reserved)
+                used = reserved;
+        settle_charge(device, GR_FAMILY_GRAPH, &graph_charged_bytes[i], 0, reserved);
+        set_idle(device, &graph_idle_bytes[i], reserved - used);
+}
+
+static void refresh(struct gr_device *device, bool trim)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+
+        pthread_mutex_lock(&lock);
+        for (struct pool *pool = pools; pool; pool = pool->hh.next) {
+                if (pool->device != device)
+                        continue;
+                if (trim && gr_real.cuMemPoolTrimTo)
+                        gr_real.cuMemPoolTrimTo(pool->handle, 0);
+                settle(pool, 0);
+        }
+        if (trim && gr_real.cuDeviceGraphMemTrim)
+                gr_real.cuDeviceGraphMemTrim(device->ordinal);
+        settle_graphs(device);
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
+}
+
+void gr_async_refresh(struct gr_device *device)
+{
+        refresh(device, false);
+}
+
+void gr_async_trim(struct gr_device *device)
+{
+        remember_default(device);
+        refresh(device, true);
+}

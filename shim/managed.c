@@ -1,0 +1,59 @@
+/*
+ * Managed memory: counted in full against the device that was current, wherever its pages are at the moment; the
+ * program may have them all on the device at any time.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+#define STEP_BYTES ((uint64_t)64 << 10) /* small ones take less than a page of the device */
+
+struct request {
+        CUdeviceptr ptr;
+        size_t bytes;
+        unsigned int flags;
+};
+
+static int allocate(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuMemAllocManaged(&request->ptr, request->bytes, request->flags));
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+        struct request request = {.bytes = bytesize, .flags = flags};
+        struct gr_context *context;
+        uint64_t footprint;
+        int saved_errno = errno, rc;
+
+        if (!gr_shim_ready() || !gr_real.cuMemAllocManaged || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES ||
+            (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+                return GR_REAL(cuMemAllocManaged, dptr, bytesize, flags);
+        context = gr_current_context();
+        if (!context)
+                return GR_REAL(cuMemAllocManaged, dptr, bytesize, flags);
+        footprint =
+                gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
+        rc = gr_foreign_charge(&gr_core, context->device, context, GR_FAMILY_MANAGED, footprint, allocate, &request);
+        if (rc == 0) {
+                gr_foreign_add(&gr_core, context->device, GR_FAMILY_MANAGED, request.ptr, context->handle, footprint);
+                *dptr = request.ptr;
+        }
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+CUresult gr_free_foreign(CUdeviceptr ptr)
+{
+        struct gr_foreign *managed = gr_foreign_take(&gr_core, GR_FAMILY_MANAGED, ptr);
+        int device = 0;
+        uint64_t orphan_bytes = managed ? 0 : gr_async_orphan(ptr, &device);
+        CUresult result = GR_REAL(cuMemFree_v2, ptr);
+
+        gr_foreign_settle(&gr_core, managed, result == CUDA_SUCCESS);
+        if (result == CUDA_SUCCESS)
+                gr_async_orphan_freed(device, orphan_bytes);
+        return result;
+}

@@ -1,0 +1,290 @@
+/*
+ * Mapped memory (VMM): charged when created, by the location in its properties, never by the current context. It lives
+ * as long as anything holds it: each handle that the program has to release, and each mapping.
+ *
+ * Imported handles are not charged: their memory belongs to the exporter's account. Not covered: memory kept alive only
+ * by an own export imported again, or by a sparse array.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "hash.h"
+#include "shim.h"
+
+struct memory {
+        UT_hash_handle hh;
+        CUmemGenericAllocationHandle handle; /* key; in the table while refs > 0 */
+        struct gr_device *device;
+        enum gr_family family;
+        uint64_t bytes;
+        unsigned refs; /* releases that the program owes */
+        unsigned maps;
+};
+
+struct mapping {
+        UT_hash_handle hh;
+        CUdeviceptr base; /* key */
+        size_t bytes;
+        struct memory *memory;
+};
+
+struct request {
+        CUmemGenericAllocationHandle handle;
+        size_t bytes;
+        const CUmemAllocationProp *prop;
+        unsigned long long flags;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
+static struct memory *memories;
+static struct mapping *mappings;
+
+static int create(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuMemCreate(&request->handle, request->bytes, request->prop, request->flags));
+}
+
+/* Lock held. */
+static struct memory *find(CUmemGenericAllocationHandle handle)
+{
+        struct memory *memory;
+
+        HASH_FIND(hh, memories, &handle, sizeof(handle), memory);
+        return memory;
+}
+
+/* Lock held. False: out of memory; then it stays charged, and is forgotten. */
+static bool enter_table(struct memory *memory)
+{
+        HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
+        return memory->hh.tbl != NULL;
+}
+
+/* Lock held. */
+static void drop_if_unused(struct memory *memory)
+{
+        if (memory->refs > 0 || memory->maps > 0)
+                return;
+        gr_foreign_uncharge(memory->device, memory->family, memory->bytes);
+        free(memory);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                                       const CUmemAllocationProp *prop, unsigned long long flags)
+{
+        struct request request = {.bytes = bytes, .prop = prop, .flags = flags};
+        enum gr_family family = GR_FAMILY_MAPPED;
+        struct gr_device *device = NULL;
+        struct gr_context *context;
+        struct memory *memory, *stale;
+        int saved_errno = errno, rc;
+
+        if (!gr_shim_ready() || !handle || !prop || bytes == 0)
+                return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
+        switch (prop->location.type) {
+        case CU_MEM_LOCATION_TYPE_DEVICE:
+                device = gr_device_get(prop->location.id);
+                break;
+        case CU_MEM_LOCATION_TYPE_HOST:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+                device = &gr_core.host;
+                family = GR_FAMILY_HOST;
+                break;
+        default:
+                break;
+        }
+        /* What the driver refuses for its arguments it refuses with its own code, also at the limit. */
+        if (!device || !gr_real.cuMemCreate || flags || bytes % GR_PAGE_BYTES ||
+            prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+                return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
+        context = gr_current_context();
+        if (context && context->device != device)
+                context = NULL;
+        rc = gr_foreign_charge(&gr_core, device, context, family, bytes, create, &request);
+        if (rc)
+                goto out;
+        *handle = request.handle;
+        memory = calloc(1, sizeof(*memory));
+        if (!memory)
+                goto out; /* charged for good */
+        *memory = (struct memory){
+                .handle = request.handle, .device = device, .family = family, .bytes = bytes, .refs = 1};
+        pthread_mutex_lock(&lock);
+        stale = find(memory->handle); /* released behind our back */
+        if (stale) {
+                HASH_DEL(memories, stale);
+                stale->refs = 0;
+                drop_if_unused(stale);
+        }
+        if (!enter_table(memory))
+                free(memory);
+        pthread_mutex_unlock(&lock);
+out:
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+        struct memory *memory;
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuMemRelease, handle);
+        /* Off the table first: afterwards another thread may get the same handle. */
+        pthread_mutex_lock(&lock);
+        memory = find(handle);
+        if (memory && --memory->refs == 0)
+                HASH_DEL(memories, memory);
+        pthread_mutex_unlock(&lock);
+        result = GR_REAL(cuMemRelease, handle);
+        if (!memory)
+                return result;
+        pthread_mutex_lock(&lock);
+        if (result == CUDA_SUCCESS)
+                drop_if_unused(memory);
+        else if (++memory->refs == 1)
+                enter_table(memory);
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                                    unsigned long long flags)
+{
+        struct mapping *mapping, *stale;
+        struct memory *memory;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        memory = find(handle);
+        mapping = memory ? calloc(1, sizeof(*mapping)) : NULL;
+        if (mapping) {
+                HASH_FIND(hh, mappings, &base, sizeof(base), stale);
+                if (stale) {
+                        HASH_DEL(mappings, stale);
+                        stale->memory->maps--;
+                        drop_if_unused(stale->memory);
+                        free(stale);
+                }
+                *mapping = (struct mapping){.base = base, .bytes = bytes, .memory = memory};
+                HASH_ADD(hh, mappings, base, sizeof(mapping->base), mapping);
+        }
+        if (memory && (!mapping || !mapping->hh.tbl))
+                free(mapping); /* uncharged when released, a little early */
+        else if (mapping)
+                memory->maps++;
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/* Lock held. Takes the mappings in the range off the table, as a list; with put_back, into it again. */
+static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
+{
+        struct mapping *taken = NULL, *mapping, *tmp;
+        CUdeviceptr at = base;
+
+        /* The driver wants whole mappings, so one follows the other. */
+        while (at - base < bytes) {
+                HASH_FIND(hh, mappings, &at, sizeof(at), mapping);
+                if (!mapping)
+                        break;
+                at += mapping->bytes;
+                HASH_DEL(mappings, mapping);
+                mapping->hh.next = taken;
+                taken = mapping;
+        }
+        if (at - base >= bytes)
+                return taken;
+        /* A mapping of imported memory, or a hole: look at all of them. */
+        HASH_ITER (hh, mappings, mapping, tmp) {
+                if (mapping->base - base >= bytes)
+                        continue;
+                HASH_DEL(mappings, mapping);
+                mapping->hh.next = taken;
+                taken = mapping;
+        }
+        return taken;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
+{
+        struct mapping *taken, *next;
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuMemUnmap, base, bytes);
+        pthread_mutex_lock(&lock);
+        taken = take_mappings(base, bytes);
+        pthread_mutex_unlock(&lock);
+        result = GR_REAL(cuMemUnmap, base, bytes);
+        pthread_mutex_lock(&lock);
+        for (; taken; taken = next) {
+                next = taken->hh.next;
+                if (result == CUDA_SUCCESS) {
+                        taken->memory->maps--;
+                        drop_if_unused(taken->memory);
+                        free(taken);
+                } else {
+                        HASH_ADD(hh, mappings, base, sizeof(taken->base), taken);
+                }
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+        CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
+        struct memory *memory;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemRetainAllocationHandle, handle, address);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        memory = find(*handle);
+        if (memory) {
+                memory->refs++;
+        } else {
+                /* Released already and alive by its mappings only: it has a handle again. */
+                for (struct mapping *mapping = mappings; mapping && !memory; mapping = mapping->hh.next)
+                        if (at - mapping->base < mapping->bytes)
+                                memory = mapping->memory;
+                if (memory && memory->refs == 0) {
+                        memory->handle = *handle;
+                        memory->refs = 1;
+                        enter_table(memory);
+                }
+        }
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/* Another process's memory is in that process's account. Our own may come back as the handle it has. */
+GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                                          CUmemAllocationHandleType type)
+{
+        struct memory *memory;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        memory = find(*handle);
+        if (memory)
+                memory->refs++;
+        pthread_mutex_unlock(&lock);
+        return result;
+}

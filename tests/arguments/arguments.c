@@ -1,0 +1,165 @@
+/*
+ * Calls every hooked function with NULL, zero, huge, freed, foreign and misaligned arguments, all combinations up to a
+ * number, and prints the codes: run natively and under the shim, the lines must be equal. Each function has a process
+ * of its own, so that what one leaves behind does not change the next; a crash is an answer, too.
+ */
+#include "arguments.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define HUGE_BYTES (1ull << 60)
+#define LIVE_BYTES ((size_t)3 << 20)
+
+enum { COMBINATIONS = 200, BUFFER_BYTES = 16384, SKIPPED = 77 };
+
+static void *library;
+static _Alignas(64) char buffer[BUFFER_BYTES];
+static CUdeviceptr live, freed;
+static int simulated;
+
+static void *find(const char *name)
+{
+        return dlsym(library, name);
+}
+
+static CUresult call0(const char *name, uint64_t a, uint64_t b)
+{
+        CUresult (*function)(uint64_t, uint64_t) = (CUresult(*)(uint64_t, uint64_t))find(name);
+
+        return function ? function(a, b) : CUDA_ERROR_NOT_FOUND;
+}
+
+/* How many values the parameter is tried with; the value numbered i. */
+static unsigned choices(const struct function *function, unsigned parameter)
+{
+        switch (function->kinds[parameter]) {
+        case KIND_POINTER:
+                return 2;
+        case KIND_TEXT:
+                return 3;
+        case KIND_ADDRESS:
+                return 6;
+        case KIND_SIZE:
+                /* Managed memory beyond the card is never asked of a real one. */
+                return strcmp(function->name, "cuMemAllocManaged") || simulated ? 4 : 3;
+        case KIND_NUMBER:
+                return 3;
+        case KIND_ENUM:
+                return 7;
+        default:
+                return 1;
+        }
+}
+
+static union value choose(enum kind kind, unsigned i)
+{
+        union value value = {0};
+
+        switch (kind) {
+        case KIND_POINTER:
+                value.pointer = i ? buffer : NULL;
+                break;
+        case KIND_TEXT:
+                value.text = i == 0 ? NULL : i == 1 ? "" : "cuNothing";
+                break;
+        case KIND_ADDRESS:
+                value.address =
+                        (CUdeviceptr[]){0, freed, (uintptr_t)buffer, live + 1, live + LIVE_BYTES, ~(CUdeviceptr)0}[i];
+                break;
+        case KIND_SIZE:
+                value.size = (unsigned long long[]){0, 1, 4097, HUGE_BYTES}[i];
+                break;
+        case KIND_NUMBER:
+                value.number = (int[]){0, -1, 1 << 20}[i];
+                break;
+        case KIND_ENUM:
+                value.enumeration = (int[]){0, 1, 2, 7, 11, 12, 99}[i];
+                break;
+        default:
+                break;
+        }
+        return value;
+}
+
+static int open_device(void)
+{
+        CUcontext context;
+        int count = 0;
+
+        library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (!library)
+                return 0;
+        simulated = find("grSimVersion") != NULL;
+        if (call0("cuInit", 0, 0) != CUDA_SUCCESS || call0("cuDeviceGetCount", (uintptr_t)&count, 0) != CUDA_SUCCESS ||
+            !count)
+                return 0;
+        if (call0("cuDevicePrimaryCtxRetain", (uintptr_t)&context, 0) != CUDA_SUCCESS ||
+            call0("cuCtxSetCurrent", (uintptr_t)context, 0) != CUDA_SUCCESS ||
+            call0("cuMemAlloc_v2", (uintptr_t)&live, LIVE_BYTES) != CUDA_SUCCESS ||
+            call0("cuMemAlloc_v2", (uintptr_t)&freed, LIVE_BYTES) != CUDA_SUCCESS ||
+            call0("cuMemFree_v2", freed, 0) != CUDA_SUCCESS)
+                exit(1);
+        return 1;
+}
+
+static void try_one(const struct function *function)
+{
+        union value values[PARAMETERS_MAX] = {{0}};
+        unsigned at[PARAMETERS_MAX] = {0};
+        void *real;
+
+        if (!open_device())
+                exit(SKIPPED);
+        real = find(function->name);
+        printf("%s:", function->name);
+        if (!real) {
+                printf(" absent\n");
+                exit(0);
+        }
+        for (unsigned n = 0; n < COMBINATIONS; n++) {
+                unsigned i = 0;
+
+                for (unsigned k = 0; k < function->parameters; k++)
+                        values[k] = choose(function->kinds[k], at[k]);
+                memset(buffer, 0, sizeof buffer);
+                printf(" %d", (int)function->call(real, values));
+                fflush(stdout);
+                while (i < function->parameters && ++at[i] == choices(function, i))
+                        at[i++] = 0;
+                if (i == function->parameters)
+                        break;
+        }
+        putchar('\n');
+        fflush(stdout);
+        _exit(0);
+}
+
+int main(void)
+{
+        unsigned skipped = 0;
+
+        for (unsigned i = 0; i < function_count; i++) {
+                pid_t child;
+                int status;
+
+                fflush(stdout);
+                child = fork();
+                if (child == 0)
+                        try_one(&functions[i]);
+                if (child < 0 || waitpid(child, &status, 0) != child)
+                        return 1;
+                if (WIFSIGNALED(status))
+                        printf(" signal %d\n", WTERMSIG(status));
+                else if (WEXITSTATUS(status) == SKIPPED)
+                        skipped++;
+                else if (WEXITSTATUS(status) != 0)
+                        return 1;
+        }
+        return skipped == function_count ? SKIPPED : 0;
+}

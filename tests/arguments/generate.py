@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Writes a C program that calls every hooked function with bad arguments.
+
+    generate.py HOOKS_DEF CC [CC_ARGUMENT...]
+
+The list is shim/hooks.def; the signatures are cuda.h's, after the preprocessor. What each kind of parameter is tried
+with stands in arguments.h.
+"""
+import re
+import subprocess
+import sys
+
+hooks = re.findall(r"^GR_HOOK\((\w+)\)$", open(sys.argv[1]).read(), re.M)
+header = subprocess.run(sys.argv[2:] + ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "cuda.h", "-xc", "/dev/null"],
+                        check=True, capture_output=True, text=True).stdout
+prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))
+
+
+enumerations = set(re.findall(r"typedef\s+enum\s+\w*\s*\{[^}]*\}\s*(\w+)\s*;", header))
+
+
+def kind(parameter):
+    words = parameter.replace("const", " ").split()
+    if "*" in parameter:
+        return "TEXT" if "char" in words else "POINTER"
+    first = " ".join(words[:-1]) if len(words) > 1 else words[0]
+    if first.startswith("CUdeviceptr"):
+        return "ADDRESS"
+    if first in ("size_t", "unsigned int", "unsigned long long", "cuuint64_t"):
+        return "SIZE"
+    if first in ("int", "CUdevice", "CUdevice_v1"):
+        return "NUMBER"
+    if first.startswith("CUmemGenericAllocationHandle"):
+        return "GENERIC"
+    return "ENUM" if first in enumerations else "HANDLE"  # for handles only NULL is safe natively
+
+
+FIELDS = {"ENUM": "enumeration"}
+
+print('#include "arguments.h"\n')
+rows = []
+for name in hooks:
+    if name not in prototypes:
+        sys.exit(f"generate.py: no prototype of {name} in cuda.h")
+    parameters = [p.strip() for p in prototypes[name].split(",")] if prototypes[name].strip() not in ("", "void") else []
+    kinds = [kind(p) for p in parameters]
+    print(f"static CUresult call_{name}(void *function, const union value *v)\n{{")
+    arguments = ", ".join(f"({re.sub(r'[A-Za-z_0-9]+$', '', p) if '*' not in p else 'void *'})v[{i}].{FIELDS.get(k, k.lower())}"
+                          for i, (p, k) in enumerate(zip(parameters, kinds)))
+    if not kinds:
+        print("        (void)v;")
+    print(f"        return ((__typeof__(&{name}))function)({arguments});\n}}\n")
+    rows.append(f'        {{"{name}", call_{name}, {len(kinds)}, {{{", ".join("KIND_" + k for k in kinds) or "0"}}}}},')
+print("const struct function functions[] = {")
+print("\n".join(rows))
+print("};\n\nconst unsigned function_count = sizeof functions / sizeof functions[0];")

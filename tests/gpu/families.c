@@ -1,0 +1,500 @@
+/*
+ * The hard limit against every way to get memory: each is tried until it is refused, and what the card really gave is
+ * held against the limit.
+ *
+ *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_HOST_LIMIT=256MiB LD_PRELOAD=... families --limit=1GiB --host-limit=256MiB
+ *
+ * Without --host-limit the host's memory is left alone. --card says that the limit is the card itself: no shim limit is
+ * set, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 4096, BYPASS_US = 300000 }; /* after a failure the shim caches nothing for so long */
+
+/* What the driver takes beyond the memory itself, besides the context that was there before. */
+static const size_t slack_bytes = 64 * GT_MIB;
+
+static struct gt gt;
+static size_t limit, host_limit;
+static bool card;
+static CUstream stream;
+static CUmemoryPool explicit_pool;
+static int failed;
+
+/* One way to get memory. Handles are whatever its free wants. */
+struct family {
+        const char *name;
+        CUresult (*get)(size_t bytes, uint64_t *ret_handle);
+        CUresult (*put)(size_t bytes, uint64_t handle);
+        bool on_demand; /* the card gives it only where it is touched */
+        bool host;
+};
+
+__attribute__((format(printf, 3, 4))) static void check(bool good, const char *name, const char *format, ...)
+{
+        va_list args;
+
+        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
+        va_start(args, format);
+        vprintf(format, args);
+        va_end(args);
+        putchar('\n');
+        failed += !good;
+}
+
+static double mib(size_t bytes)
+{
+        return (double)bytes / (double)GT_MIB;
+}
+
+static CUresult get_device(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAlloc(&p, bytes);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult put_device(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFree(handle);
+}
+
+static CUresult get_pitched(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        size_t pitch;
+        CUresult result = cuMemAllocPitch(&p, &pitch, 4096, bytes / 4096, 4);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_async(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocAsync(&p, bytes, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult put_async(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFreeAsync(handle, stream);
+}
+
+static CUresult get_from_pool(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, explicit_pool, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_created(size_t bytes, uint64_t *ret)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        CUmemGenericAllocationHandle handle = 0;
+        CUresult result = cuMemCreate(&handle, bytes, &prop, 0);
+
+        *ret = handle;
+        return result;
+}
+
+static CUresult put_created(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemRelease(handle);
+}
+
+/* Mapped, and the handle released at once, as caching allocators do: the mapping alone keeps it alive. */
+static CUresult get_mapped(size_t bytes, uint64_t *ret)
+{
+        CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        uint64_t handle;
+        CUdeviceptr p = 0;
+        CUresult result = get_created(bytes, &handle);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        GT_MUST(cuMemAddressReserve(&p, bytes, 0, 0, 0));
+        GT_MUST(cuMemMap(p, bytes, 0, handle, 0));
+        GT_MUST(cuMemRelease(handle));
+        GT_MUST(cuMemSetAccess(p, bytes, &access, 1));
+        *ret = p;
+        return CUDA_SUCCESS;
+}
+
+static CUresult put_mapped(size_t bytes, uint64_t handle)
+{
+        CUresult result = cuMemUnmap(handle, bytes);
+
+        return result == CUDA_SUCCESS ? cuMemAddressFree(handle, bytes) : result;
+}
+
+static CUresult get_managed(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_array(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY_DESCRIPTOR shape = {
+                .Width = 1024, .Height = bytes / 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUarray array = NULL;
+        CUresult result = cuArrayCreate(&array, &shape);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+static CUresult put_array(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuArrayDestroy((CUarray)(uintptr_t)handle);
+}
+
+static CUresult get_array3d(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 256, .Height = 256, .Depth = bytes / 262144, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUarray array = NULL;
+        CUresult result = cuArray3DCreate(&array, &shape);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+/* Three quarters of it in the first level, the rest below. */
+static CUresult get_mipmapped(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 1024, .Height = bytes / 4096 / 4 * 3, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmipmappedArray array = NULL;
+        CUresult result = cuMipmappedArrayCreate(&array, &shape, 8);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+static CUresult put_mipmapped(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)handle);
+}
+
+static CUresult get_host(size_t bytes, uint64_t *ret)
+{
+        void *p = NULL;
+        CUresult result = cuMemAllocHost(&p, bytes);
+
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult get_host_flags(size_t bytes, uint64_t *ret)
+{
+        void *p = NULL;
+        CUresult result = cuMemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_PORTABLE);
+
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult put_host(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFreeHost((void *)(uintptr_t)handle);
+}
+
+static CUresult get_registered(size_t bytes, uint64_t *ret)
+{
+        void *p = aligned_alloc(4096, bytes);
+        CUresult result = p ? cuMemHostRegister(p, bytes, 0) : CUDA_ERROR_UNKNOWN;
+
+        if (result != CUDA_SUCCESS)
+                free(p);
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult put_registered(size_t bytes, uint64_t handle)
+{
+        CUresult result = cuMemHostUnregister((void *)(uintptr_t)handle);
+
+        (void)bytes;
+        free((void *)(uintptr_t)handle);
+        return result;
+}
+
+static const struct family families[] = {
+        {"cuMemAlloc", get_device, put_device, false, false},
+        {"cuMemAllocPitch", get_pitched, put_device, false, false},
+        {"cuMemAllocAsync, freed in order", get_async, put_async, false, false},
+        {"cuMemAllocAsync, freed by cuMemFree", get_async, put_device, false, false},
+        {"cuMemAllocFromPoolAsync", get_from_pool, put_async, false, false},
+        {"cuMemCreate", get_created, put_created, false, false},
+        {"cuMemCreate, mapped and released", get_mapped, put_mapped, false, false},
+        {"cuMemAllocManaged", get_managed, put_device, true, false},
+        {"cuArrayCreate", get_array, put_array, false, false},
+        {"cuArray3DCreate", get_array3d, put_array, false, false},
+        {"cuMipmappedArrayCreate", get_mipmapped, put_mipmapped, false, false},
+        {"cuMemAllocHost", get_host, put_host, false, true},
+        {"cuMemHostAlloc", get_host_flags, put_host, false, true},
+        {"cuMemHostRegister", get_registered, put_registered, false, true},
+};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+static uint64_t held[MOST];
+static size_t count;
+
+/* False when it was refused; ends the program when it was for another reason than memory. */
+static bool add(const struct family *family, size_t bytes)
+{
+        CUresult result = family->get(bytes, &held[count]);
+
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                return false;
+        gt_must(result, family->name, __FILE__, __LINE__);
+        if (++count == MOST)
+                gt_die("%s: no end of memory: is the limit in force?", family->name);
+        return true;
+}
+
+static void drop_all(const struct family *family, size_t bytes)
+{
+        while (count)
+                gt_must(family->put(bytes, held[--count]), family->name, __FILE__, __LINE__);
+        GT_MUST(cuCtxSynchronize());
+}
+
+static void check_footprint(const char *name)
+{
+        size_t bytes;
+
+        GT_MUST(cuCtxSynchronize());
+        if (!gt_footprint(&gt, &bytes))
+                printf("-      %s: the card cannot be asked\n", name);
+        else
+                check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", mib(bytes),
+                      gt_footprint_source(&gt));
+}
+
+static size_t available(void)
+{
+        size_t bytes, total;
+
+        GT_MUST(cuMemGetInfo(&bytes, &total));
+        return bytes;
+}
+
+/* Until it is refused; then nothing else gets anything either, and after the frees all is there again. */
+static void fill(const struct family *family)
+{
+        size_t most = family->host ? host_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
+        uint64_t extra;
+
+        before = available();
+        while (add(family, step))
+                ;
+        got = count * step;
+        /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
+        check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
+              "refused after %.1f MiB in %zu pieces, limit %.1f MiB", mib(got), count, mib(most));
+        if (!family->host) {
+                check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then", mib(available()));
+                check_footprint(family->name);
+                check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, family->name,
+                      "nor does cuMemAlloc get more");
+        }
+        drop_all(family, step);
+        if (!family->host)
+                check(available() + slack_bytes >= before, family->name, "%.1f MiB free after the frees, %.1f before",
+                      mib(available()), mib(before));
+}
+
+/* What our cache and the driver's pools hold for nobody makes room for any other family. */
+static void make_room(const struct family *first, const struct family *second)
+{
+        size_t bytes = limit / 8 / GT_PAGE * GT_PAGE, got = 0;
+        char name[128];
+
+        snprintf(name, sizeof name, "%s after %s", second->name, first->name);
+        for (int i = 0; i < 6; i++)
+                if (!add(first, bytes))
+                        check(false, name, "no room for piece %d of the first", i);
+        drop_all(first, bytes);
+        for (int i = 0; i < 6; i++)
+                got += add(second, bytes);
+        check(got == 6, name, "%zu of 6 pieces of %.1f MiB", got, mib(bytes));
+        drop_all(second, bytes);
+}
+
+/* Freed behind a kernel: the host has to wait for it before the memory can serve others. */
+static void make_room_while_busy(void)
+{
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE;
+        uint64_t p, q;
+
+        GT_MUST(get_async(bytes, &p));
+        GT_MUST(gt_spin(&gt, stream, 20000));
+        GT_MUST(put_async(bytes, p));
+        check(get_device(bytes, &q) == CUDA_SUCCESS, "cuMemAlloc after cuMemFreeAsync behind a kernel", "%.1f MiB",
+              mib(bytes));
+        if (q)
+                GT_MUST(cuMemFree(q));
+        GT_MUST(cuCtxSynchronize());
+}
+
+/* A mapping, a second handle and the first one: as long as one of them is there the memory counts. */
+static void references(void)
+{
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE, before = available(), least;
+        CUmemGenericAllocationHandle again;
+        uint64_t p;
+
+        GT_MUST(get_mapped(bytes, &p));
+        least = before - available();
+        check(least + slack_bytes >= bytes, "mapped, its handle released", "%.1f MiB counted", mib(least));
+        GT_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
+        GT_MUST(put_mapped(bytes, p));
+        least = before - available();
+        check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", mib(least));
+        GT_MUST(cuMemRelease(again));
+        check(available() + slack_bytes >= before, "all released", "%.1f MiB free", mib(available()));
+}
+
+/* A destroyed pool's memory counts until it is freed. */
+static void destroyed_pool(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE, before = available();
+        CUmemoryPool pool;
+        CUdeviceptr p;
+
+        GT_MUST(cuMemPoolCreate(&pool, &props));
+        GT_MUST(cuMemAllocFromPoolAsync(&p, bytes, pool, stream));
+        GT_MUST(cuMemPoolDestroy(pool));
+        check(before - available() + slack_bytes >= bytes, "memory of a destroyed pool", "%.1f MiB counted",
+              mib(before - available()));
+        GT_MUST(cuMemFreeAsync(p, stream));
+        GT_MUST(cuCtxSynchronize());
+        check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", mib(available()));
+}
+
+enum { THREADS = 4, STEPS = 400, EACH = 16 };
+
+/* Takes and frees through all families at once, some of it more than fits. */
+static void *crowd_main(void *arg)
+{
+        uint64_t seed = 17 + (uint64_t)(uintptr_t)arg, handles[EACH] = {0};
+        const struct family *from[EACH] = {0};
+        size_t sizes[EACH];
+
+        gt_attach(&gt);
+        for (int step = 0; step < STEPS + EACH; step++) {
+                size_t i = step < STEPS ? gt_random(&seed) % EACH : (size_t)(step - STEPS);
+                const struct family *family = &families[gt_random(&seed) % FAMILIES];
+                CUresult result;
+
+                if (from[i]) {
+                        gt_must(from[i]->put(sizes[i], handles[i]), from[i]->name, __FILE__, __LINE__);
+                        from[i] = NULL;
+                        continue;
+                }
+                if (step >= STEPS || family->host || (card && family->on_demand))
+                        continue;
+                sizes[i] = (1 + gt_random(&seed) % 16) * (limit / 256 / GT_PAGE * GT_PAGE);
+                result = family->get(sizes[i], &handles[i]);
+                if (result == CUDA_SUCCESS)
+                        from[i] = family;
+                else if (result != CUDA_ERROR_OUT_OF_MEMORY)
+                        gt_must(result, family->name, __FILE__, __LINE__);
+        }
+        return NULL;
+}
+
+static void crowd(void)
+{
+        size_t before = available();
+        pthread_t threads[THREADS];
+
+        for (int i = 0; i < THREADS; i++)
+                if (pthread_create(&threads[i], NULL, crowd_main, (void *)(uintptr_t)i))
+                        gt_die("families: no thread");
+        for (int i = 0; i < 50; i++) {
+                size_t bytes;
+
+                if (gt_footprint(&gt, &bytes) && bytes > limit + gt.context_bytes + slack_bytes)
+                        check(false, "several threads", "%.1f MiB held", mib(bytes));
+                gt_sleep_us(2000);
+        }
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        GT_MUST(cuCtxSynchronize());
+        check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
+              mib(available()), mib(before));
+}
+
+int main(int argc, char **argv)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+        cuuint64_t keep_all = UINT64_MAX;
+
+        for (int i = 1; i < argc; i++) {
+                if (!strncmp(argv[i], "--limit=", 8))
+                        limit = gt_parse_size(argv[i] + 8);
+                else if (!strncmp(argv[i], "--host-limit=", 13))
+                        host_limit = gt_parse_size(argv[i] + 13);
+                else if (!strcmp(argv[i], "--card"))
+                        card = true;
+                else
+                        limit = 0, i = argc;
+        }
+        if (!limit) {
+                fprintf(stderr, "usage: families --limit=SIZE [--host-limit=SIZE] [--card]\n");
+                return 2;
+        }
+        gt_open(&gt);
+        stream = gt_stream();
+        props.location.id = gt.device;
+        GT_MUST(cuMemPoolCreate(&explicit_pool, &props));
+        /* As frameworks do: nothing goes back by itself. */
+        GT_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        for (int i = 0; i < FAMILIES; i++)
+                if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
+                        fill(&families[i]);
+        gt_sleep_us(BYPASS_US);
+        for (int i = 0; i < FAMILIES; i++)
+                for (int k = 0; k < FAMILIES; k++)
+                        if (i != k && !families[i].host && !families[k].host)
+                                make_room(&families[i], &families[k]);
+        make_room_while_busy();
+        references();
+        destroyed_pool();
+        crowd();
+        GT_MUST(cuMemPoolDestroy(explicit_pool));
+        GT_MUST(cuStreamDestroy(stream));
+        gt_close(&gt);
+        printf("%s\n", failed ? "families: failed" : "families: all held");
+        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,166 @@
+/* Memory that the pool does not serve: charged, refused, given room by the ladder, remembered, and gone with its owner.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "log.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB  SG_MIB
+#define CARD (64 * MIB)
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_device *device;
+
+/* What the driver says to such an allocation, and how often it was asked. */
+static struct {
+        int rc;
+        unsigned calls;
+} elsewhere;
+
+static int allocate(void *arg)
+{
+        (void)arg;
+        elsewhere.calls++;
+        return elsewhere.rc;
+}
+
+static void start(void)
+{
+        sg_reset(CARD);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+        atomic_store(&device->hard_bytes, 32 * MIB);
+        gr_log_set_level(GR_LOG_SILENT);
+        elsewhere.rc = 0;
+        elsewhere.calls = 0;
+}
+
+static void finish(uint64_t charged_bytes)
+{
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), charged_bytes);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static int charge(uint64_t bytes)
+{
+        return gr_foreign_charge(&core, device, context, GR_FAMILY_MAPPED, bytes, allocate, NULL);
+}
+
+static uint64_t family_bytes(enum gr_family family)
+{
+        return atomic_load(&device->family_bytes[family]);
+}
+
+static void test_limit(void)
+{
+        uint64_t free_bytes, total_bytes, ptr;
+
+        start();
+        GR_CHECK_EQ(charge(20 * MIB), 0);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 20 * MIB);
+        GR_CHECK_EQ(charge(14 * MIB), -EDQUOT);
+        GR_CHECK_EQ(elsewhere.calls, 1); /* the driver is not even asked */
+        GR_CHECK_EQ(sg_alloc(context, 14 * MIB, &ptr), -EDQUOT);
+        gr_budget_share(device, CARD, CARD, &free_bytes, &total_bytes);
+        GR_CHECK_EQ(free_bytes, 12 * MIB);
+        GR_CHECK_EQ(total_bytes, 32 * MIB);
+        GR_CHECK_EQ(charge(12 * MIB), 0);
+        gr_foreign_uncharge(device, GR_FAMILY_MAPPED, 32 * MIB);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 0);
+        GR_CHECK(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, allocate, NULL) == 0);
+        atomic_store(&core.host.hard_bytes, 6 * MIB);
+        GR_CHECK_EQ(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
+        gr_foreign_uncharge(&core.host, GR_FAMILY_HOST, 5 * MIB);
+        GR_CHECK_EQ(atomic_load(&core.host.charged_bytes), 0);
+        finish(0);
+}
+
+/* The cache makes room, both where the limit and where the driver says no. */
+static void test_ladder(void)
+{
+        uint64_t ptr;
+
+        start();
+        GR_CHECK_EQ(sg_alloc(context, 24 * MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 24 * MIB);
+        GR_CHECK_EQ(charge(30 * MIB), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        gr_foreign_uncharge(device, GR_FAMILY_MAPPED, 30 * MIB);
+
+        elsewhere.rc = -ENOMEM;
+        elsewhere.calls = 0;
+        GR_CHECK_EQ(charge(2 * MIB), -ENOMEM);
+        GR_CHECK(elsewhere.calls > 3); /* again after each rung */
+        elsewhere.rc = gr_driver_error(1);
+        elsewhere.calls = 0;
+        GR_CHECK_EQ(charge(2 * MIB), gr_driver_error(1));
+        GR_CHECK_EQ(elsewhere.calls, 1);
+        finish(0);
+}
+
+static void test_ledger(void)
+{
+        struct gr_foreign *entry;
+        int owner;
+
+        start();
+        GR_CHECK_EQ(charge(4 * MIB), 0);
+        gr_foreign_add(&core, device, GR_FAMILY_MAPPED, 77, &owner, 4 * MIB);
+        GR_CHECK(gr_foreign_take(&core, GR_FAMILY_ARRAY, 77) == NULL); /* another family's handle */
+        entry = gr_foreign_take(&core, GR_FAMILY_MAPPED, 77);
+        GR_CHECK(entry != NULL);
+        GR_CHECK(gr_foreign_take(&core, GR_FAMILY_MAPPED, 77) == NULL);
+        gr_foreign_settle(&core, entry, 0); /* the driver refused: still there */
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 4 * MIB);
+        gr_foreign_settle(&core, gr_foreign_take(&core, GR_FAMILY_MAPPED, 77), 1);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 0);
+
+        /* A handle that comes back without a free in between: the old one is gone. */
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK_EQ(charge(4 * MIB), 0);
+                gr_foreign_add(&core, device, GR_FAMILY_MAPPED, 78, &owner, 4 * MIB);
+        }
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 4 * MIB);
+        GR_CHECK_EQ(charge(2 * MIB), 0);
+        gr_foreign_add(&core, device, GR_FAMILY_MAPPED, 79, NULL, 2 * MIB);
+        gr_foreign_drop_owner(&core, &owner);
+        gr_foreign_drop_owner(&core, NULL); /* no context: owns nothing */
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 2 * MIB);
+        finish(2 * MIB);
+}
+
+/* What the driver's pools hold for nobody is free to the program, and never more than there is. */
+static void test_idle(void)
+{
+        uint64_t free_bytes, total_bytes;
+
+        start();
+        gr_budget_force(device, GR_FAMILY_ASYNC, 40 * MIB); /* taken already, whatever the limit says */
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 40 * MIB);
+        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        GR_CHECK_EQ(free_bytes, 0);
+        atomic_store(&device->idle_bytes, 30 * MIB);
+        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        GR_CHECK_EQ(free_bytes, 22 * MIB);
+        atomic_store(&device->idle_bytes, 100 * MIB); /* an old figure */
+        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        GR_CHECK_EQ(free_bytes, 32 * MIB);
+        gr_budget_uncharge(device, GR_FAMILY_ASYNC, 40 * MIB);
+        finish(0);
+}
+
+int main(void)
+{
+        test_limit();
+        test_ladder();
+        test_ledger();
+        test_idle();
+        return GR_CHECK_RESULT();
+}
