@@ -93,6 +93,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                 put(&out, "    pool: %s live, %s cached, hard limit %s\n",
                     gr_size_format(gr_budget_live(device), a, sizeof(a)),
                     gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
+                if (atomic_load(&device->spilled_bytes) > 0)
+                        put(&out, "    in host memory: %s\n",
+                            gr_size_format(atomic_load(&device->spilled_bytes), a, sizeof(a)));
                 put(&out, "    peak: %s live, %s footprint\n",
                     gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
                     gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
@@ -138,9 +141,11 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                         put(&out, ",\"hard_limit_bytes\":%" PRIu64, hard);
                 put(&out,
                     ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
-                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 "}",
+                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64
+                    "}",
                     gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->charged_bytes),
-                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes));
+                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes),
+                    atomic_load(&device->spilled_bytes));
                 comma = ",";
         }
         put(&out, "],\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
