@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "gpureclaim.h"
 #include "log.h"
 #include "shim.h"
 
@@ -194,7 +195,6 @@ GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
         return names;
 }
 
-GR_EXPORT const char *gpureclaim_version(void);
 GR_EXPORT const char *gpureclaim_version(void)
 {
         return GR_VERSION;

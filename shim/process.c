@@ -6,14 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "apart.h"
 #include "log.h"
 #include "shim.h"
 
-#define HELPER_GATHER_NS UINT64_C(500000)   /* frees come in crowds: wait for the rest of them */
-#define HELPER_MOST_NS   UINT64_C(20000000) /* longest pause between looks at fences that have not passed */
-#define HELPER_STOP_NS   200000000          /* longest that the end of the process waits for the helper */
+#define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
+#define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
 
 extern char **environ;
 
@@ -25,12 +27,12 @@ static pid_t owner; /* the process that set up the core; its children after fork
 
 /* The helper: gives back what the cache holds beyond its limits, so that no thread of the program has to. */
 static struct {
-        pthread_mutex_t lock; /* guards what follows */
-        pthread_cond_t changed;
+        pthread_mutex_t lock;   /* guards what follows */
+        pthread_cond_t changed; /* on the monotonic clock */
         pthread_t thread;
         bool running, stop, stopped;
         _Atomic bool wanted; /* set without the lock */
-} helper = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static const char *read_environment(const char *name)
 {
@@ -44,29 +46,72 @@ static void warn(const char *message, void *arg)
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
+/* Now, by the helper's clock, and ns later. */
+static struct timespec after(uint64_t ns)
+{
+        struct timespec time;
+
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        ns += (uint64_t)time.tv_nsec;
+        time.tv_sec += (time_t)(ns / 1000000000u);
+        time.tv_nsec = (long)(ns % 1000000000u);
+        return time;
+}
+
+/* Up to an eighth of a step of decay: processes that began together need not wake together. */
+static uint64_t jitter(void)
+{
+        static uint64_t state;
+
+        if (!state)
+                state = gr_driver.now_ns() ^ (uint64_t)getpid() << 32;
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407;
+        return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
+}
+
+/* Sleeps without a deadline where nothing is cached beyond a limit and nothing decays. */
 static void *helper_main(void *arg)
 {
+        uint64_t decay_ns = 0, pause_ns = 0; /* when decay is due; until the next look at fences; 0: never */
+
         (void)arg;
         gr_capture_relax();
         pthread_mutex_lock(&helper.lock);
         while (!helper.stop) {
-                uint64_t pause_ns = HELPER_GATHER_NS;
-                bool waiting = true;
+                bool wanted = atomic_load(&helper.wanted), waiting = false;
+                uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
+                struct timespec until;
 
-                if (!atomic_load(&helper.wanted)) {
+                if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
+                        sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
+                if (!wanted && sleep_ns) {
+                        until = after(sleep_ns);
+                        pthread_cond_timedwait(&helper.changed, &helper.lock, &until);
+                } else if (!wanted) {
                         pthread_cond_wait(&helper.changed, &helper.lock);
                         continue;
                 }
+                if (helper.stop)
+                        break;
                 pthread_mutex_unlock(&helper.lock);
-                while (waiting && gr_shim_ready()) {
-                        gr_driver.sleep_ns(pause_ns);
+                if (atomic_load(&helper.wanted)) {
+                        gr_driver.sleep_ns(HELPER_GATHER_NS);
                         atomic_store(&helper.wanted, false);
+                        if (!decay_ns)
+                                decay_ns = gr_driver.now_ns();
+                        pause_ns = HELPER_GATHER_NS;
+                }
+                if (gr_shim_ready() && pause_ns)
                         waiting = gr_core_maintain(&gr_core);
-                        if (pause_ns < HELPER_MOST_NS)
-                                pause_ns *= 2;
-                        pthread_mutex_lock(&helper.lock);
-                        waiting &= !helper.stop;
-                        pthread_mutex_unlock(&helper.lock);
+                if (!waiting)
+                        pause_ns = 0;
+                else if (pause_ns < HELPER_MOST_NS)
+                        pause_ns *= 2;
+                now_ns = gr_driver.now_ns();
+                if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
+                        decay_ns = gr_core_decay(&gr_core, now_ns);
+                        if (decay_ns)
+                                decay_ns += jitter();
                 }
                 pthread_mutex_lock(&helper.lock);
         }
@@ -110,10 +155,7 @@ static void helper_stop(void)
         pthread_mutex_lock(&helper.lock);
         helper.stop = true;
         pthread_cond_broadcast(&helper.changed);
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += HELPER_STOP_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        until = after(HELPER_STOP_NS);
         while (helper.running && !helper.stopped)
                 if (pthread_cond_timedwait(&helper.changed, &helper.lock, &until) == ETIMEDOUT)
                         break;
@@ -185,6 +227,7 @@ static void at_exit(void)
 {
         if (getpid() != owner || !gr_shim_ready())
                 return;
+        gr_apart_stop();
         helper_stop();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
@@ -193,12 +236,23 @@ static void at_exit(void)
 void gr_process_init(void)
 {
         struct gr_config config;
+        pthread_condattr_t monotonic;
 
+        pthread_condattr_init(&monotonic);
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        pthread_cond_init(&helper.changed, &monotonic);
+        pthread_condattr_destroy(&monotonic);
         gr_options_load(&gr_options, read_environment, environ, warn, NULL);
         gr_log_set_level(gr_options.log);
-        config = (struct gr_config){.reuse = gr_options.reuse, .pool = gr_options.pool};
+        config = (struct gr_config){.reuse = gr_options.reuse,
+                                    .pool = gr_options.pool,
+                                    .decay_ns = gr_options.decay,
+                                    .wait_ns = gr_options.wait,
+                                    .early = gr_options.early,
+                                    .host_trim = gr_options.host_trim};
         gr_core_init(&gr_core, &gr_driver, &config);
         gr_core.wake = wake;
+        gr_public_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }

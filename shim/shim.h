@@ -1,7 +1,7 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c), gives core/ the
- * real driver (driver.c), and looks after the process: options, fork, exit, helper thread (process.c).
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c), gives core/
+ * the real driver (driver.c), and looks after the process: options, fork, exit, helper thread (process.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -17,6 +17,10 @@
 #include <cuda.h>
 
 #include "pool.h"
+
+#if CUDA_VERSION < 13000 /* newer than the oldest toolkit we build with */
+CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
+#endif
 
 #define GR_EXPORT  __attribute__((visibility("default")))
 #define GR_VERSION "0.1.0"
@@ -69,6 +73,9 @@ void gr_process_init(void);
 
 /* A context is in use: from now on there is something to tell and to stop when the process ends. */
 void gr_process_in_use(void);
+
+/* public.c: the core is there, and what was registered before joins it. */
+void gr_public_init(void);
 
 /* driver.c */
 extern struct gr_driver gr_driver;
