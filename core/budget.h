@@ -39,6 +39,10 @@ struct gr_device {
         _Atomic uint64_t peak_live_bytes;
         _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
 
+        bool integrated;                /* host memory and the device's are one; constant once blocks exist */
+        _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */
+        _Atomic uint64_t spilled_bytes; /* that the process has now */
+
         struct gr_lock ladder_lock; /* one thread at a time gives memory back and takes it, or they take each other's */
 
         struct gr_lock slabs_lock; /* guards what follows */

@@ -64,6 +64,13 @@ struct gr_driver {
         /* Trims the driver's own caches of the device: memory pools and graph memory. */
         int (*trim_pools)(void *context, int device);
 
+        /* Host memory that the device reaches at *ret_ptr; context is current. NULL: not to be had. */
+        int (*host_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
+        int (*host_free)(uint64_t ptr);
+
+        /* Gives the C library's free memory back to the system. NULL: not to be had. */
+        void (*host_trim)(void);
+
         /* Monotonic. */
         uint64_t (*now_ns)(void);
         void (*sleep_ns)(uint64_t ns);

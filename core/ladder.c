@@ -7,6 +7,7 @@
 #include "log.h"
 #include "pool.h"
 #include "size.h"
+#include "spill.h"
 
 #define BYPASS_NS UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
 #define SYNC_NS   UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
@@ -15,8 +16,11 @@
                                            */
 #define GATE_NS       UINT64_C(100000000) /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS UINT64_C(50000)
-#define RETURN_TRIES  16 /* of a rung that does give memory back, which other threads may take first */
-#define HOOK_FAILURES 3  /* in a row, and a reclaimable is skipped */
+#define RETURN_TRIES  16                  /* of a rung that does give memory back, which other threads may take first */
+#define WAIT_LOOK_NS  UINT64_C(500000)    /* WAIT: between looks at what our own threads freed */
+#define WAIT_FIRST_NS UINT64_C(2000000)   /* WAIT: between questions to the driver, at first */
+#define WAIT_MOST_NS  UINT64_C(250000000) /* and in the end */
+#define HOLDERS       3                   /* classes that the report names */
 
 const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -36,94 +40,6 @@ struct climb {
         uint64_t ns[GR_LEVEL_COUNT];
         unsigned tries[GR_LEVEL_COUNT];
 };
-
-void gr_registry_init(struct gr_registry *registry)
-{
-        memset(registry, 0, sizeof(*registry));
-        gr_lock_init(&registry->lock, GR_RANK_HOOKS);
-}
-
-void gr_registry_destroy(struct gr_registry *registry)
-{
-        gr_lock_destroy(&registry->lock);
-}
-
-int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable)
-{
-        struct gr_registry *registry = &core->registry;
-        int rc = -ENOSPC, room = -1;
-
-        gr_lock(&registry->lock);
-        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
-                if (registry->entries[i] == reclaimable) {
-                        rc = -EEXIST;
-                        goto out;
-                }
-                if (!registry->entries[i] && room < 0)
-                        room = i;
-        }
-        if (room >= 0) {
-                registry->entries[room] = reclaimable;
-                registry->failures[room] = 0;
-                rc = 0;
-        }
-out:
-        gr_unlock(&registry->lock);
-        return rc;
-}
-
-int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable)
-{
-        struct gr_registry *registry = &core->registry;
-        int rc = -ENOENT;
-
-        gr_lock(&registry->lock);
-        for (int i = 0; i < GR_RECLAIMABLES_MAX && rc; i++)
-                if (registry->entries[i] == reclaimable) {
-                        registry->entries[i] = NULL;
-                        rc = 0;
-                }
-        gr_unlock(&registry->lock);
-        return rc;
-}
-
-/* Whether the calling thread is inside a reclaimable: what that allocates must not call reclaimables again. */
-static _Thread_local bool in_hook __attribute__((tls_model("initial-exec")));
-
-/* Every reclaimable by itself: one that fails is named and, after a few times, left out; the others still run. */
-static void run_hooks(struct gr_core *core, bool drop, int device, uint64_t want_bytes)
-{
-        struct gr_registry *registry = &core->registry;
-
-        if (in_hook)
-                return;
-        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
-                struct gr_reclaimable *entry;
-                int (*hook)(void *arg, int device, uint64_t want_bytes);
-                int rc;
-
-                gr_lock(&registry->lock);
-                entry = registry->entries[i];
-                if (entry && registry->failures[i] >= HOOK_FAILURES)
-                        entry = NULL;
-                gr_unlock(&registry->lock);
-                if (!entry)
-                        continue;
-                hook = drop ? entry->drop : entry->purge;
-                if (!hook)
-                        continue;
-                in_hook = true;
-                rc = hook(entry->arg, device, want_bytes);
-                in_hook = false;
-                if (rc)
-                        gr_log(GR_LOG_WARN, "reclaimable %s: %s failed: %s", entry->name, drop ? "drop" : "purge",
-                               strerror(-rc));
-                gr_lock(&registry->lock);
-                if (registry->entries[i] == entry)
-                        registry->failures[i] = rc ? registry->failures[i] + 1 : 0;
-                gr_unlock(&registry->lock);
-        }
-}
 
 struct reclaim {
         uint64_t want_bytes;
@@ -183,16 +99,15 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         struct gr_level_stats *stats = &core->stats.levels[level];
         struct reclaim reclaim = {.want_bytes = want_bytes};
         uint64_t begin_ns = core->driver->now_ns();
-        uint64_t charged = atomic_load(&device->charged_bytes);
 
         switch (level) {
         case GR_LEVEL_PURGE:
         case GR_LEVEL_DROP: {
-                uint64_t now;
+                uint64_t before = gr_budget_live(device), after;
 
-                run_hooks(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes);
-                now = atomic_load(&device->charged_bytes);
-                reclaim.back_bytes = charged > now ? charged - now : 0;
+                gr_reclaimables_run(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes, 0);
+                after = gr_budget_live(device);
+                reclaim.back_bytes = before > after ? before - after : 0;
                 break;
         }
         case GR_LEVEL_TRIM:
@@ -206,6 +121,10 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && atomic_load(&device->idle_bytes) > 0 &&
                     gr_fence_sync(context) == 0)
                         reclaim.back_bytes += trim_driver(context);
+                /* Where the device's memory is the host's, free memory of the heap is as good as any. */
+                if (core->driver->host_trim &&
+                    (device->integrated || (core->config.host_trim && level == GR_LEVEL_SYNC)))
+                        core->driver->host_trim();
                 break;
         }
         case GR_LEVEL_DRIVER:
@@ -319,6 +238,8 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                 back = gr_reclaim(climb->context, level, missing_bytes(climb));
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
+                if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
+                        gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && back > 0 && --tries > 0);
 out:
@@ -326,6 +247,119 @@ out:
                 gr_unlock(&climb->context->device->ladder_lock);
         climb->ns[level] += core->driver->now_ns() - begin_ns;
         return rc;
+}
+
+struct freed {
+        uint64_t bytes;
+};
+
+static bool add_freed(struct gr_context *context, void *arg)
+{
+        struct freed *freed = arg;
+
+        freed->bytes += gr_counter_sum(&context->fence.freed_bytes);
+        return true;
+}
+
+/* A figure that moves whenever a thread of ours frees on the device. */
+static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
+{
+        struct freed freed = {0};
+
+        gr_core_each_context(core, device->ordinal, add_freed, &freed);
+        return freed.bytes - atomic_load(&device->charged_bytes);
+}
+
+/*
+ * Until somebody frees. Frees of our own threads cost nothing to notice; for those of other processes the driver is
+ * asked, ever more seldom. No lock is held between tries, so the threads that wait hinder nobody, and where all threads
+ * wait the deadline ends it.
+ */
+static int from_wait(struct climb *climb, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        const struct gr_driver *driver = core->driver;
+        struct gr_device *device = climb->context->device;
+        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_WAIT];
+        uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
+        uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
+        char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
+        int rc = climb->error;
+
+        if (!core->config.wait_ns || gr_reclaimable_inside())
+                return climb->error;
+        if (deadline_ns < begin_ns)
+                deadline_ns = UINT64_MAX;
+        gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
+               (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
+        climb->tries[GR_LEVEL_WAIT]++;
+        atomic_fetch_add(&stats->tries, 1);
+        seen = freed_so_far(device, core);
+        do {
+                uint64_t freed;
+
+                driver->sleep_ns(WAIT_LOOK_NS);
+                now_ns = driver->now_ns();
+                freed = freed_so_far(device, core);
+                if (freed == seen && now_ns < asked_ns + pause_ns && now_ns < deadline_ns)
+                        continue;
+                if (freed == seen && pause_ns < WAIT_MOST_NS)
+                        pause_ns *= 2;
+                seen = freed;
+                asked_ns = now_ns;
+                rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
+                if (out_of_memory(rc))
+                        rc = from_rung(climb, GR_LEVEL_TRIM, ret_block);
+        } while (out_of_memory(rc) && now_ns < deadline_ns);
+        now_ns = driver->now_ns();
+        climb->ns[GR_LEVEL_WAIT] = now_ns - begin_ns;
+        atomic_fetch_add(&stats->ns, now_ns - begin_ns);
+        if (rc == 0) {
+                climb->given_bytes[GR_LEVEL_WAIT] = climb->bytes;
+                atomic_fetch_add(&stats->bytes, climb->bytes);
+        }
+        gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
+               gr_size_format(climb->bytes, most, sizeof(most)), (double)(now_ns - begin_ns) / 1e9);
+        return rc;
+}
+
+static int from_host(struct climb *climb, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_SPILL];
+        uint64_t begin_ns = core->driver->now_ns();
+
+        if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
+                return climb->error;
+        climb->tries[GR_LEVEL_SPILL]++;
+        atomic_fetch_add(&stats->tries, 1);
+        if (gr_spill_alloc(climb->context, climb->bytes, ret_block))
+                return climb->error;
+        atomic_fetch_add(&stats->bytes, climb->bytes);
+        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        return 0;
+}
+
+/* What the program holds most of: classes, largest sum first. */
+static void report_holders(struct gr_core *core, struct gr_device *device, enum gr_log_level level)
+{
+        uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0};
+        char sum[GR_SIZE_TEXT_BYTES], each[GR_SIZE_TEXT_BYTES];
+
+        gr_ledger_count_live(&core->ledger, device->ordinal, counts, bytes);
+        for (int n = 0; n < HOLDERS; n++) {
+                unsigned top = 0;
+
+                for (unsigned class = 1; class < GR_CLASS_COUNT; class ++)
+                        if (bytes[class] > bytes[top])
+                                top = class;
+                if (bytes[top] == 0)
+                        break;
+                gr_log(level, "  in use: %s in %" PRIu64 " blocks of about %s",
+                       gr_size_format(bytes[top], sum, sizeof(sum)), counts[top],
+                       gr_size_format(bytes[top] / counts[top], each, sizeof(each)));
+                bytes[top] = 0;
+        }
 }
 
 static void report(struct climb *climb)
@@ -357,6 +391,7 @@ static void report(struct climb *climb)
                 if (climb->tries[i] > 0)
                         gr_log(level, "  %s gave %s in %" PRIu64 " us", gr_level_words[i],
                                gr_size_format(climb->given_bytes[i], text[0], sizeof(text[0])), climb->ns[i] / 1000);
+        report_holders(core, device, level);
         if (more > 0)
                 gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
 }
@@ -386,6 +421,12 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 case GR_LEVEL_SYNC:
                 case GR_LEVEL_DROP:
                         rc = from_rung(climb, level, ret_block);
+                        break;
+                case GR_LEVEL_WAIT:
+                        rc = from_wait(climb, ret_block);
+                        break;
+                case GR_LEVEL_SPILL:
+                        rc = from_host(climb, ret_block);
                         break;
                 default:
                         break;

@@ -9,7 +9,9 @@
  *   DRIVER     the driver's own pools and graph memory are trimmed
  *   SYNC       the host waits for the GPU, epoch by epoch, and gives back what that frees, until it is enough
  *   DROP       reclaimables drop state that can be built again
- *   NEIGHBOUR, WAIT, SPILL: other processes, time, host memory; nothing is registered for them yet
+ *   NEIGHBOUR  other processes; nothing is there for it yet
+ *   WAIT       where asked for: until somebody frees, here or in another process, or its time is up
+ *   SPILL      where asked for: host memory (spill.h)
  *   FAIL       a report of what each rung gave; frees go straight to the driver for a moment, because the framework
  * above now runs its own release-and-retry and must not merely refill the cache
  */
@@ -21,43 +23,15 @@
 #include <stdint.h>
 
 #include "ladder_levels.h"
-#include "lock.h"
 
 struct gr_block;
 struct gr_context;
 struct gr_core;
 
-#define GR_RECLAIMABLES_MAX 32
-
-/* Somebody who holds device memory that can be had back. Owned by the caller, valid until unregistered. */
-struct gr_reclaimable {
-        const char *name;
-        /* Give up what is idle. NULL for nothing. Returns 0 or -errno. */
-        int (*purge)(void *arg, int device, uint64_t want_bytes);
-        /* Drop state that can be built again. NULL for nothing. Returns 0 or -errno. */
-        int (*drop)(void *arg, int device, uint64_t want_bytes);
-        void *arg;
-};
-
-struct gr_registry {
-        struct gr_lock lock; /* guards what follows; not held while a reclaimable runs */
-        struct gr_reclaimable *entries[GR_RECLAIMABLES_MAX];
-        unsigned failures[GR_RECLAIMABLES_MAX]; /* in a row; an entry that fails too often is skipped */
-};
-
-void gr_registry_init(struct gr_registry *registry);
-void gr_registry_destroy(struct gr_registry *registry);
-
-/* -ENOSPC, or -EEXIST where it is registered already. */
-int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable);
-
-/* -ENOENT. A call that is under way in another thread may still be running afterwards. */
-int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable);
-
 /*
  * Runs one rung, PURGE to DROP, for want_bytes on the context's device, on all of its contexts. Returns the bytes that
- * the device got back (for PURGE and DROP: as far as our own accounts can tell). Re-entrant: a reclaimable may free,
- * allocate and reclaim.
+ * the device got back; for PURGE and DROP those that the program no longer holds, which lie in the cache at first.
+ * Re-entrant: a reclaimable may free, allocate and reclaim.
  */
 uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes);
 

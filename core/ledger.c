@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
+
 /* Fibonacci hashing: addresses are multiples of 512, so the low bits say little; the product's high bits mix all. */
 static uint64_t mix(uint64_t ptr)
 {
@@ -121,9 +123,28 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .handouts = atomic_load_explicit(&block->handouts, memory_order_relaxed),
                         .live = block->state == GR_BLOCK_LIVE,
                         .exported = block->flags & GR_BLOCK_EXPORTED,
+                        .spilled = block->flags & GR_BLOCK_SPILLED,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return block ? 0 : -ENOENT;
+}
+
+void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts, uint64_t *bytes)
+{
+        for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
+                struct gr_ledger_shard *shard = &ledger->shards[i];
+                struct gr_block *block, *tmp;
+
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+                HASH_ITER (hh, shard->blocks, block, tmp) {
+                        if (block->state != GR_BLOCK_LIVE || block->flags & GR_BLOCK_SPILLED ||
+                            block->context->device->ordinal != device)
+                                continue;
+                        counts[block->class]++;
+                        bytes[block->class] += gr_footprint_bytes(block->capacity_bytes);
+                }
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        }
 }
 
 int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)

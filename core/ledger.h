@@ -24,6 +24,7 @@ enum gr_block_state {
 
 enum gr_block_flags {
         GR_BLOCK_EXPORTED = 1, /* others may know it (IPC, RDMA, attributes set): its free goes to the driver */
+        GR_BLOCK_SPILLED = 2,  /* host memory; constant */
 };
 
 /* One driver allocation. Fields without a note are constant while the block is in the ledger. */
@@ -58,6 +59,7 @@ struct gr_block_info {
         uint32_t handouts;
         bool live;
         bool exported;
+        bool spilled;
 };
 
 void gr_ledger_init(struct gr_ledger *ledger);
@@ -88,6 +90,9 @@ bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes);
 
 /* Says what ptr, the first byte of a block, is; -ENOENT. */
 int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info);
+
+/* Adds what the program holds on device, by class, to the counts and bytes (GR_CLASS_COUNT of each). */
+void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts, uint64_t *bytes);
 
 /* Marks a live block so that its free goes to the driver; -ENOENT where ptr is no live block of ours. */
 int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);

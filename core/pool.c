@@ -17,6 +17,7 @@
 #define FENCES_PER_SPARE    4  /* fences that a class must have cost for each spare block */
 #define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
+#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
 {
@@ -38,6 +39,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         context->core = core;
         context->device = &core->devices[device];
         gr_fence_init(context);
+        gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
         atomic_init(&context->arenas[0], &context->first_arena);
 }
 
@@ -45,6 +47,7 @@ static void context_fini(struct gr_context *context)
 {
         for (unsigned i = 1; i < GR_SHARDS; i++)
                 free(gr_arena_at(context, i));
+        gr_lock_destroy(&context->spilled.lock);
         gr_fence_destroy(context);
 }
 
@@ -149,9 +152,17 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
         gr_unlock(&core->contexts_lock);
 }
 
-static void dropped_live(struct gr_block *block)
+void gr_block_uncharge(struct gr_block *block)
 {
-        gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
+        if (block->flags & GR_BLOCK_SPILLED)
+                atomic_fetch_sub(&block->context->device->spilled_bytes, block->capacity_bytes);
+        else
+                gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
+}
+
+static void dropped(struct gr_block *block)
+{
+        gr_block_uncharge(block);
         free(block);
 }
 
@@ -175,6 +186,7 @@ static void drop_arena(struct gr_context *context, struct gr_arena *arena)
                 }
                 bin->blocks = NULL;
                 atomic_store(&bin->count, 0);
+                bin->low_count = 0;
         }
         gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
 }
@@ -201,10 +213,11 @@ void gr_context_drop(struct gr_context *context)
 
         gr_core_each_context(core, -1, forget_in, context);
         gr_fence_reset(context);
-        gr_ledger_drop_context(&core->ledger, context, dropped_live);
+        gr_ledger_drop_context(&core->ledger, context, dropped);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         drop_arena(context, gr_arena_at(context, i));
+        gr_spill_drop(context);
         atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on it may serve for another context */
@@ -248,8 +261,12 @@ static uint32_t bin_count(struct gr_bin *bin)
 /* Arena lock held. */
 static void bin_remove(struct gr_context *context, struct gr_bin *bin, struct gr_block *block)
 {
+        uint32_t count = bin_count(bin) - 1;
+
         DL_DELETE(bin->blocks, block);
-        atomic_store_explicit(&bin->count, bin_count(bin) - 1, memory_order_relaxed);
+        atomic_store_explicit(&bin->count, count, memory_order_relaxed);
+        if (count < bin->low_count)
+                bin->low_count = count;
         gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
 }
 
@@ -384,15 +401,14 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         block->class = (uint16_t)gr_class_of_block(capacity);
         block->state = GR_BLOCK_CACHED;
         rc = gr_ledger_add(&core->ledger, block, &stale);
-        if (stale) {
-                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
-                free(stale);
-        }
+        if (stale)
+                dropped(stale);
         if (rc) {
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
         }
         gr_budget_note_live(device);
+        gr_early_note(context);
         *ret_block = block;
         return 0;
 
@@ -486,7 +502,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 }
 
 /* Hands block to the program; false where it went with its context meanwhile. */
-static bool hand_out(struct gr_context *context, struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
+static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         uint64_t ptr = block->ptr;
 
@@ -494,7 +510,7 @@ static bool hand_out(struct gr_context *context, struct gr_block *block, size_t 
         atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
                               memory_order_relaxed);
         if (!gr_ledger_hand_out(block, bytes)) {
-                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_block_uncharge(block);
                 free(block);
                 return false;
         }
@@ -521,7 +537,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
                 if (rc)
                         return rc;
         }
-        return hand_out(context, block, bytes, ret_ptr) ? 0 : -ENOMEM;
+        return hand_out(block, bytes, ret_ptr) ? 0 : -ENOMEM;
 }
 
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
@@ -583,6 +599,12 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
                 return rc;
         context = block->context;
         fence = &context->fence;
+        if (block->flags & GR_BLOCK_SPILLED) {
+                gr_spill_free(block);
+                if (core->wake)
+                        core->wake(core);
+                return 0;
+        }
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) ||
             bypassed(core, context->device))
@@ -596,14 +618,18 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         /* An epoch left open would come to cover work that starts only later. */
         if (bin_put(context, block))
                 gr_fence_close(context);
-        if (core->wake && gr_budget_excess(context->device) > 0)
+        if (core->wake &&
+            (gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
                 core->wake(core);
         return 0;
 }
 
-/* Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch. */
+/*
+ * Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch; none
+ * that would take it beyond most_bytes.
+ */
 static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                      struct gr_block **blocks, size_t room)
+                      uint64_t most_bytes, struct gr_block **blocks, size_t room)
 {
         uint64_t bytes = 0;
         size_t count = 0;
@@ -620,7 +646,8 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
 
                         if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
                                 break;
-                        if (footprint < at_least || !gr_fence_idle(&context->fence, block->freed_epoch))
+                        if (footprint < at_least || footprint > most_bytes - bytes ||
+                            !gr_fence_idle(&context->fence, block->freed_epoch))
                                 continue;
                         bin_remove(context, &arena->bins[class], block);
                         blocks[count++] = block;
@@ -684,7 +711,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 unsigned last = gr_class_of(2 * want_bytes);
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (collect(context, class, want_bytes, 1, blocks, 1) > 0) {
+                        if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
                                 back = release(context, blocks, 1);
                                 break;
                         }
@@ -693,7 +720,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 size_t count;
 
                 do {
-                        count = collect(context, class, 0, want_bytes - back, blocks, RELEASE_BATCH);
+                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, RELEASE_BATCH);
                         if (count > 0)
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
@@ -704,11 +731,61 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
         return back;
 }
 
+uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t most_bytes)
+{
+        struct gr_block *blocks[RELEASE_BATCH];
+        uint64_t bytes = 0;
+        size_t count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES,
+                               most_bytes, blocks, RELEASE_BATCH);
+
+        for (size_t i = 0; i < count; i++)
+                bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
+        if (count > 0)
+                release(context, blocks, count);
+        return bytes;
+}
+
+/* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
+uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+                struct gr_block *block;
+                struct gr_bin *bin;
+                uint32_t left;
+
+                if (!arena || (bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
+                        continue;
+                bin = &arena->bins[class];
+                arena_lock(arena);
+                left = bin->low_count;
+                bin->low_count = bin_count(bin);
+                if (class < GR_CLASS_EXACT && bin->blocks)
+                        bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
+                else
+                        for (block = bin->blocks; block && left > 0; block = block->next, left--)
+                                bytes += gr_footprint_bytes(block->capacity_bytes);
+                arena_unlock(arena);
+        }
+        return bytes;
+}
+
+bool gr_pool_empty(struct gr_context *context)
+{
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                if (!class_empty(context, class))
+                        return false;
+        return true;
+}
+
 static bool maintain_one(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
         uint64_t excess = gr_budget_excess(context->device);
 
+        *waiting |= gr_spill_collect(context);
         if (excess == 0 || atomic_load(&context->fence.broken))
                 return true;
         if (gr_fence_close(context) == -ENOTSUP)

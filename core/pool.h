@@ -17,14 +17,18 @@
 
 #include "budget.h"
 #include "class.h"
+#include "decay.h"
 #include "driver.h"
+#include "early.h"
 #include "fence.h"
 #include "foreign.h"
 #include "ladder.h"
 #include "ledger.h"
 #include "lock.h"
 #include "options.h"
+#include "reclaimable.h"
 #include "shard.h"
+#include "spill.h"
 #include "stats.h"
 
 #define GR_DEVICES_MAX 64
@@ -33,6 +37,7 @@
 struct gr_bin {
         struct gr_block *blocks;
         _Atomic uint32_t count; /* also read without the lock, to pass empty bins by */
+        uint32_t low_count;     /* least of it since decay last looked: what nobody needed */
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
         uint64_t fences;        /* paid for because this bin had nothing usable */
@@ -59,12 +64,18 @@ struct gr_context {
         struct gr_fence fence;
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena first_arena;
+        struct gr_spilled spilled;
+        struct gr_decay decay;
 };
 
 /* How the pool behaves; constant after gr_core_init. */
 struct gr_config {
         enum gr_reuse reuse;
         enum gr_pool_kind pool;
+        uint64_t decay_ns; /* 0: off */
+        uint64_t wait_ns;  /* 0: off */
+        bool early;
+        bool host_trim;
 };
 
 struct gr_core {
@@ -78,6 +89,8 @@ struct gr_core {
         struct gr_stats stats;
         struct gr_registry registry;
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences */
+        _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
+        struct gr_early early;
 
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
@@ -156,6 +169,21 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
 {
         return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
 }
+
+/*
+ * Gives idle blocks of one class back, oldest first, at most most_bytes of footprint and one batch. Returns the
+ * footprint that left the cache.
+ */
+uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t most_bytes);
+
+/* The footprint that no request of the class needed since the last call; at most what is there. */
+uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
+
+/* Whether the context has no cached block. */
+bool gr_pool_empty(struct gr_context *context);
+
+/* The block's memory is no longer the process's: off the device's accounts with it. */
+void gr_block_uncharge(struct gr_block *block);
 
 /* For the ladder. */
 

@@ -109,6 +109,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                         if (atomic_load(&device->family_bytes[f]) > 0)
                                 put(&out, "    of it %s: %s\n", family_words[f],
                                     gr_size_format(atomic_load(&device->family_bytes[f]), a, sizeof(a)));
+                if (atomic_load(&device->spilled_bytes) > 0)
+                        put(&out, "    in host memory: %s\n",
+                            gr_size_format(atomic_load(&device->spilled_bytes), a, sizeof(a)));
                 put(&out, "    peak: %s live, %s footprint\n",
                     gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
                     gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
@@ -159,11 +162,11 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                         put(&out, ",\"hard_limit_bytes\":%" PRIu64, hard);
                 put(&out,
                     ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
-                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64
+                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64
                     ",\"driver_idle_bytes\":%" PRIu64 ",\"families\":{",
                     gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->charged_bytes),
                     atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes),
-                    atomic_load(&device->idle_bytes));
+                    atomic_load(&device->spilled_bytes), atomic_load(&device->idle_bytes));
                 for (int f = 0; f < GR_FAMILY_HOST; f++)
                         put(&out, "%s\"%s\":%" PRIu64, f ? "," : "", family_names[f],
                             atomic_load(&device->family_bytes[f]));

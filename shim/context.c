@@ -39,10 +39,21 @@ static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
         return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
 }
 
+/* Host memory, so the card's size is no bound; of it only a percentage is taken. */
+static uint64_t spill(CUdevice dev, uint64_t total_bytes)
+{
+        const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);
+
+        if (size->is_percent)
+                return (uint64_t)((double)total_bytes * size->percent / 100);
+        return size->bytes == GR_SIZE_NONE ? 0 : size->bytes;
+}
+
 struct gr_device *gr_device_get(CUdevice dev)
 {
         struct gr_device *device;
         size_t total_bytes;
+        int integrated = 0;
 
         if (dev < 0 || dev >= GR_DEVICES_MAX)
                 return NULL;
@@ -53,7 +64,12 @@ struct gr_device *gr_device_get(CUdevice dev)
                 atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
                 atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
                 atomic_store(&device->threshold_bytes, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                atomic_store(&device->spill_bytes, spill(dev, total_bytes));
                 atomic_store(&device->total_bytes, total_bytes);
+                device->integrated = gr_real.cuDeviceGetAttribute &&
+                                     gr_real.cuDeviceGetAttribute(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, dev) ==
+                                             CUDA_SUCCESS &&
+                                     integrated;
                 configured |= UINT64_C(1) << dev;
         }
         pthread_mutex_unlock(&lock);

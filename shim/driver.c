@@ -4,6 +4,7 @@
  * cuMemFreeAsync need no current context; creating events and streams, cuMemGetInfo and cuCtxSynchronize do.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -259,6 +260,47 @@ static int driver_trim_pools(void *context, int device)
         return 0;
 }
 
+/* Known to every context; with unified addressing, which every 64-bit driver has, under one address for host and
+ * device. */
+static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUstreamCaptureMode mode;
+        CUdeviceptr ptr = 0;
+        CUresult result;
+        void *host;
+
+        (void)context;
+        if (!gr_real.cuMemHostAlloc || !gr_real.cuMemHostGetDevicePointer_v2 || !gr_real.cuMemFreeHost)
+                return -ENOTSUP;
+        mode = gr_capture_relax();
+        result = gr_real.cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (result == CUDA_SUCCESS &&
+            (gr_real.cuMemHostGetDevicePointer_v2(&ptr, host, 0) != CUDA_SUCCESS || ptr != (CUdeviceptr)host)) {
+                gr_real.cuMemFreeHost(host);
+                result = CUDA_ERROR_NOT_SUPPORTED;
+        }
+        gr_capture_restore(mode);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = ptr;
+        return gr_errno(result);
+}
+
+static int driver_host_free(uint64_t ptr)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+        CUresult result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
+
+        gr_capture_restore(mode);
+        return gr_errno(result);
+}
+
+static void driver_host_trim(void)
+{
+#ifdef __GLIBC__
+        malloc_trim(0);
+#endif
+}
+
 static uint64_t driver_now_ns(void)
 {
         struct timespec now;
@@ -291,6 +333,9 @@ void gr_driver_init(void)
                 .context_sync = driver_context_sync,
                 .refresh_pools = driver_refresh_pools,
                 .trim_pools = driver_trim_pools,
+                .host_alloc = driver_host_alloc,
+                .host_free = driver_host_free,
+                .host_trim = driver_host_trim,
                 .now_ns = driver_now_ns,
                 .sleep_ns = driver_sleep_ns,
         };

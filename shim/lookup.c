@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "gpureclaim.h"
 #include "log.h"
 #include "shim.h"
 
@@ -41,9 +42,10 @@ static pthread_mutex_t resolve_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the w
 
 /* POSIX lets a function's address travel through void *. */
 static const struct symbol symbols[] = {
-#define GR_HOOK(symbol) {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, false},
-#define GR_CALL(symbol) {#symbol, offsetof(struct gr_real, symbol), NULL, false},
-#define GR_NEED(symbol) {#symbol, offsetof(struct gr_real, symbol), NULL, true},
+#define GR_HOOK(symbol)        {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, false},
+#define GR_HOOK_NEEDED(symbol) {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, true},
+#define GR_CALL(symbol)        {#symbol, offsetof(struct gr_real, symbol), NULL, false},
+#define GR_NEED(symbol)        {#symbol, offsetof(struct gr_real, symbol), NULL, true},
 #include "hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
@@ -79,8 +81,7 @@ static enum gr_shim_state resolve_locked(void *driver)
         for (size_t i = 0; i < SYMBOLS; i++) {
                 void *found = real_dlsym(driver, symbols[i].name);
 
-                if (!found && (symbols[i].needed || strcmp(symbols[i].name, "cuMemAlloc_v2") == 0 ||
-                               strcmp(symbols[i].name, "cuMemFree_v2") == 0)) {
+                if (!found && symbols[i].needed) {
                         gr_log(GR_LOG_WARN, "the driver lacks %s: every call passes through unchanged",
                                symbols[i].name);
                         return GR_SHIM_OFF;
@@ -196,7 +197,6 @@ GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
         return names;
 }
 
-GR_EXPORT const char *gpureclaim_version(void);
 GR_EXPORT const char *gpureclaim_version(void)
 {
         return GR_VERSION;

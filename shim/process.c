@@ -6,14 +6,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "apart.h"
 #include "log.h"
 #include "shim.h"
 
-#define HELPER_GATHER_NS UINT64_C(500000)   /* frees come in crowds: wait for the rest of them */
-#define HELPER_MOST_NS   UINT64_C(20000000) /* longest pause between looks at fences that have not passed */
-#define HELPER_STOP_NS   200000000          /* longest that the end of the process waits for the helper */
+#define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
+#define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
 
 extern char **environ;
 
@@ -25,12 +28,11 @@ static pid_t owner; /* the process that set up the core; its children after fork
 
 /* The helper: gives back what the cache holds beyond its limits, so that no thread of the program has to. */
 static struct {
-        pthread_mutex_t lock; /* guards what follows */
-        pthread_cond_t changed;
-        pthread_t thread;
-        bool running, stop, stopped;
+        pthread_mutex_t lock;   /* guards what follows */
+        pthread_cond_t changed; /* on the monotonic clock */
+        bool running, stop;
         _Atomic bool wanted; /* set without the lock */
-} helper = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static const char *read_environment(const char *name)
 {
@@ -44,33 +46,99 @@ static void warn(const char *message, void *arg)
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
+/* Now, by the helper's clock, and ns later. */
+static struct timespec after(uint64_t ns)
+{
+        struct timespec time;
+
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        ns += (uint64_t)time.tv_nsec;
+        time.tv_sec += (time_t)(ns / 1000000000u);
+        time.tv_nsec = (long)(ns % 1000000000u);
+        return time;
+}
+
+/* Up to an eighth of a step of decay: processes that began together need not wake together. */
+static uint64_t jitter(void)
+{
+        static uint64_t state;
+
+        if (!state)
+                state = gr_driver.now_ns() ^ (uint64_t)getpid() << 32;
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407;
+        return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
+}
+
+/*
+ * Whether the main thread has ended and no other but this one is left: then the process is over as soon as this thread
+ * ends too, and must not live on for the helper's sake.
+ */
+static bool left_alone(void)
+{
+        struct stat tasks;
+        char text[256], *state;
+        ssize_t length;
+        int fd;
+
+        /* A folder per thread; the main thread keeps its own after its end. */
+        if (stat("/proc/self/task", &tasks) != 0 || tasks.st_nlink > 2 + 2)
+                return false;
+        fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return false;
+        length = read(fd, text, sizeof(text) - 1);
+        close(fd);
+        text[length > 0 ? length : 0] = '\0';
+        state = strrchr(text, ')'); /* the name before it may hold anything */
+        return state && state[1] == ' ' && state[2] == 'Z';
+}
+
+/* Ends where nothing is cached beyond a limit and nothing decays; the next free that matters starts it anew. */
 static void *helper_main(void *arg)
 {
+        uint64_t decay_ns = 0, pause_ns = 0; /* when decay is due; until the next look at fences; 0: never */
+
         (void)arg;
         gr_capture_relax();
         pthread_mutex_lock(&helper.lock);
         while (!helper.stop) {
-                uint64_t pause_ns = HELPER_GATHER_NS;
-                bool waiting = true;
+                bool wanted = atomic_load(&helper.wanted), waiting = false;
+                uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
+                struct timespec until;
 
-                if (!atomic_load(&helper.wanted)) {
-                        pthread_cond_wait(&helper.changed, &helper.lock);
-                        continue;
+                if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
+                        sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
+                if (!wanted && sleep_ns) {
+                        until = after(sleep_ns);
+                        pthread_cond_timedwait(&helper.changed, &helper.lock, &until);
+                } else if (!wanted) {
+                        break;
                 }
+                if (helper.stop || left_alone())
+                        break;
                 pthread_mutex_unlock(&helper.lock);
-                while (waiting && gr_shim_ready()) {
-                        gr_driver.sleep_ns(pause_ns);
+                if (atomic_load(&helper.wanted)) {
+                        gr_driver.sleep_ns(HELPER_GATHER_NS);
                         atomic_store(&helper.wanted, false);
+                        if (!decay_ns)
+                                decay_ns = gr_driver.now_ns();
+                        pause_ns = HELPER_GATHER_NS;
+                }
+                if (gr_shim_ready() && pause_ns)
                         waiting = gr_core_maintain(&gr_core);
-                        if (pause_ns < HELPER_MOST_NS)
-                                pause_ns *= 2;
-                        pthread_mutex_lock(&helper.lock);
-                        waiting &= !helper.stop;
-                        pthread_mutex_unlock(&helper.lock);
+                if (!waiting)
+                        pause_ns = 0;
+                else if (pause_ns < HELPER_MOST_NS)
+                        pause_ns *= 2;
+                now_ns = gr_driver.now_ns();
+                if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
+                        decay_ns = gr_core_decay(&gr_core, now_ns);
+                        if (decay_ns)
+                                decay_ns += jitter();
                 }
                 pthread_mutex_lock(&helper.lock);
         }
-        helper.stopped = true;
+        helper.running = false;
         pthread_cond_broadcast(&helper.changed);
         pthread_mutex_unlock(&helper.lock);
         return NULL;
@@ -81,12 +149,13 @@ static void helper_start_locked(void)
 {
         sigset_t all, before;
         pthread_attr_t attributes;
+        pthread_t thread;
 
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        helper.running = pthread_create(&helper.thread, &attributes, helper_main, NULL) == 0;
+        helper.running = pthread_create(&thread, &attributes, helper_main, NULL) == 0;
         pthread_attr_destroy(&attributes);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -110,11 +179,8 @@ static void helper_stop(void)
         pthread_mutex_lock(&helper.lock);
         helper.stop = true;
         pthread_cond_broadcast(&helper.changed);
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += HELPER_STOP_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        while (helper.running && !helper.stopped)
+        until = after(HELPER_STOP_NS);
+        while (helper.running)
                 if (pthread_cond_timedwait(&helper.changed, &helper.lock, &until) == ETIMEDOUT)
                         break;
         pthread_mutex_unlock(&helper.lock);
@@ -186,6 +252,7 @@ static void at_exit(void)
 {
         if (getpid() != owner || !gr_shim_ready())
                 return;
+        gr_apart_stop();
         helper_stop();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
@@ -200,14 +267,25 @@ void gr_process_options(void)
 void gr_process_init(void)
 {
         struct gr_config config;
+        pthread_condattr_t monotonic;
         uint64_t host_bytes;
 
-        config = (struct gr_config){.reuse = gr_options.reuse, .pool = gr_options.pool};
+        pthread_condattr_init(&monotonic);
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        pthread_cond_init(&helper.changed, &monotonic);
+        pthread_condattr_destroy(&monotonic);
+        config = (struct gr_config){.reuse = gr_options.reuse,
+                                    .pool = gr_options.pool,
+                                    .decay_ns = gr_options.decay,
+                                    .wait_ns = gr_options.wait,
+                                    .early = gr_options.early,
+                                    .host_trim = gr_options.host_trim};
         gr_core_init(&gr_core, &gr_driver, &config);
         gr_core.wake = wake;
         host_bytes = gr_size_resolve(&gr_options.host_limit, -1,
                                      (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
         atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        gr_public_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }

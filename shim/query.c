@@ -105,6 +105,11 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
+        if (result != CUDA_SUCCESS && info.spilled) {
+                if (base)
+                        *base = block;
+                result = CUDA_SUCCESS;
+        }
         if (result == CUDA_SUCCESS && size)
                 *size = info.requested_bytes;
         return result;

@@ -1,8 +1,8 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c; async.c, mapped.c,
- * managed.c, array.c and host.c for what the pool does not serve), gives core/ the
- * real driver (driver.c), and looks after the process: options, fork, exit, helper thread (process.c).
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
+ * mapped.c, managed.c, array.c and host.c for what the pool does not serve), gives core/ the real driver (driver.c),
+ * and looks after the process: options, fork, exit, helper thread (process.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -18,6 +18,10 @@
 #include <cuda.h>
 
 #include "pool.h"
+
+#if CUDA_VERSION < 13000 /* newer than the oldest toolkit we build with */
+CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
+#endif
 
 #define GR_EXPORT  __attribute__((visibility("default")))
 #define GR_VERSION "0.1.0"
@@ -75,6 +79,9 @@ void gr_process_init(void);
 
 /* A context is in use: from now on there is something to tell and to stop when the process ends. */
 void gr_process_in_use(void);
+
+/* public.c: the core is there, and what was registered before joins it. */
+void gr_public_init(void);
 
 /* driver.c */
 extern struct gr_driver gr_driver;

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-hooks = re.findall(r"^GR_HOOK\((\w+)\)$", open(sys.argv[1]).read(), re.M)
+hooks = re.findall(r"^GR_HOOK(?:_NEEDED)?\((\w+)\)$", open(sys.argv[1]).read(), re.M)
 header = subprocess.run(sys.argv[2:] + ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "cuda.h", "-xc", "/dev/null"],
                         check=True, capture_output=True, text=True).stdout
 prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))

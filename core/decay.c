@@ -1,0 +1,160 @@
+#include "decay.h"
+
+#include "pool.h"
+
+#define PACE_NS UINT64_C(1000000) /* between two batches, so that the driver stays free for others */
+
+double gr_decay_curve(double x)
+{
+        if (x <= 0)
+                return 0;
+        if (x >= 1)
+                return 1;
+        return x * x * x * (10 + x * (6 * x - 15));
+}
+
+static unsigned step_count(const struct gr_core *core)
+{
+        uint64_t count = core->config.decay_ns / GR_DECAY_STEP_MIN_NS;
+
+        if (count < 1)
+                count = 1;
+        return count < GR_DECAY_STEPS ? (unsigned)count : GR_DECAY_STEPS;
+}
+
+uint64_t gr_decay_step_ns(const struct gr_core *core)
+{
+        uint64_t step_ns = core->config.decay_ns / step_count(core);
+
+        if (!core->config.decay_ns)
+                return 0;
+        return step_ns < GR_DECAY_STEP_MIN_NS ? GR_DECAY_STEP_MIN_NS : step_ns;
+}
+
+/* `times` steps at once: what the bins held least in between counts for all of them. */
+static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
+{
+        uint64_t *unused = context->decay.unused_bytes[class], low = gr_pool_unneeded(context, class);
+
+        for (unsigned j = steps; j-- > 0;) {
+                uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
+
+                unused[j] = before < low ? before : low;
+        }
+}
+
+/* Of what remains after j steps, the part that goes with the next. */
+static double hazard(unsigned j, unsigned steps)
+{
+        double before = gr_decay_curve((double)j / steps);
+
+        return before < 1 ? (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before) : 1;
+}
+
+/* How much should have gone by now and is still there. */
+static double due(struct gr_context *context, unsigned steps)
+{
+        struct gr_decay *decay = &context->decay;
+        double going = 0, all = 0, over = 0;
+
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
+                const uint64_t *unused = decay->unused_bytes[class];
+
+                all += (double)unused[0];
+                over += (double)unused[steps - 1];
+                for (unsigned j = 0; j < steps; j++)
+                        going += hazard(j, steps) * (double)(unused[j] - (j + 1 < steps ? unused[j + 1] : 0));
+        }
+        atomic_store_explicit(&decay->idle_bytes, (uint64_t)all, memory_order_relaxed);
+        if (decay->due_bytes > all) /* used again */
+                decay->due_bytes = all;
+        if (all > 0)
+                decay->due_bytes += going * (1 - decay->due_bytes / all);
+        return decay->due_bytes > over ? decay->due_bytes : over;
+}
+
+/* Gives back what is due, the longest unused first, and of that the largest. */
+static void give_back(struct gr_context *context, unsigned steps)
+{
+        struct gr_core *core = context->core;
+        struct gr_decay *decay = &context->decay;
+        double left = due(context, steps);
+
+        for (unsigned j = steps; j-- > 0 && left >= 512;)
+                for (unsigned class = GR_CLASS_COUNT; class -- > 0 && left >= 512;) {
+                        uint64_t *unused = decay->unused_bytes[class], gone;
+
+                        while (unused[j] > 0 && left >= 512) {
+                                gone = gr_pool_release(context, class,
+                                                       (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
+                                if (gone == 0)
+                                        break; /* the next block is larger than what is due, or waits for its fence */
+                                gr_count(core, GR_STAT_decayed_bytes, gone);
+                                left -= (double)gone;
+                                for (unsigned k = 0; k < steps; k++)
+                                        unused[k] -= gone < unused[k] ? gone : unused[k];
+                                core->driver->sleep_ns(PACE_NS);
+                                if (gr_budget_excess(context->device) > 0) { /* that is more urgent, and ours to do */
+                                        decay->due_bytes = left;
+                                        return;
+                                }
+                        }
+                }
+        decay->due_bytes = left;
+}
+
+struct round {
+        uint64_t now_ns, next_ns;
+};
+
+static bool decay_one(struct gr_context *context, void *arg)
+{
+        struct round *round = arg;
+        struct gr_decay *decay = &context->decay;
+        uint64_t step_ns = gr_decay_step_ns(context->core), passed;
+        unsigned steps = step_count(context->core);
+
+        if (atomic_load(&context->fence.broken))
+                return true;
+        if (gr_pool_empty(context)) {
+                decay->stepped_ns = 0;
+                decay->due_bytes = 0;
+                atomic_store_explicit(&decay->idle_bytes, 0, memory_order_relaxed);
+                return true;
+        }
+        passed = decay->stepped_ns && round->now_ns > decay->stepped_ns ? (round->now_ns - decay->stepped_ns) / step_ns
+                                                                        : 0;
+        if (!decay->stepped_ns) {
+                /* The first step starts now: what came before is not known to be unused. */
+                for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
+                        age(context, class, steps, 1);
+                        for (unsigned j = 0; j < steps; j++)
+                                decay->unused_bytes[class][j] = 0;
+                }
+                decay->stepped_ns = round->now_ns;
+        } else if (passed > 0) {
+                for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                        age(context, class, steps, passed < steps ? (unsigned)passed : steps);
+                decay->stepped_ns += passed * step_ns;
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                give_back(context, steps);
+        }
+        if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)
+                round->next_ns = decay->stepped_ns + step_ns;
+        return true;
+}
+
+uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
+{
+        struct round round = {.now_ns = now_ns};
+
+        if (!core->config.decay_ns)
+                return 0;
+        /* Down before the look: a block cached after it finds the flag down and wakes us. */
+        atomic_store(&core->decay_armed, false);
+        gr_core_each_context(core, -1, decay_one, &round);
+        if (round.next_ns)
+                atomic_store(&core->decay_armed, true);
+        return round.next_ns;
+}

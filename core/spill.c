@@ -1,0 +1,119 @@
+#include "spill.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "pool.h"
+
+static int reserve(struct gr_device *device, uint64_t bytes)
+{
+        uint64_t most = atomic_load(&device->spill_bytes), now = atomic_load(&device->spilled_bytes);
+
+        do {
+                if (now > most || bytes > most - now)
+                        return -EDQUOT;
+        } while (!atomic_compare_exchange_weak(&device->spilled_bytes, &now, now + bytes));
+        return 0;
+}
+
+int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        struct gr_core *core = context->core;
+        struct gr_block *block, *stale;
+        uint64_t ptr;
+        int rc;
+
+        if (!core->driver->host_alloc)
+                return -ENOTSUP;
+        gr_spill_collect(context);
+        rc = reserve(context->device, bytes);
+        if (rc)
+                return rc;
+        block = calloc(1, sizeof(*block));
+        rc = block ? core->driver->host_alloc(context->handle, bytes, &ptr) : -ENOMEM;
+        if (rc)
+                goto cancel;
+        block->ptr = ptr;
+        block->capacity_bytes = bytes;
+        block->requested_bytes = bytes;
+        block->context = context;
+        block->flags = GR_BLOCK_SPILLED;
+        block->state = GR_BLOCK_CACHED;
+        rc = gr_ledger_add(&core->ledger, block, &stale);
+        if (stale) {
+                gr_block_uncharge(stale);
+                free(stale);
+        }
+        if (rc) {
+                core->driver->host_free(ptr);
+                goto cancel;
+        }
+        gr_count(core, GR_STAT_spills, 1);
+        *ret_block = block;
+        return 0;
+
+cancel:
+        atomic_fetch_sub(&context->device->spilled_bytes, bytes);
+        free(block);
+        return rc;
+}
+
+void gr_spill_free(struct gr_block *block)
+{
+        struct gr_context *context = block->context;
+        struct gr_spilled *spilled = &context->spilled;
+
+        block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
+        gr_lock(&spilled->lock);
+        DL_APPEND(spilled->blocks, block);
+        gr_unlock(&spilled->lock);
+}
+
+bool gr_spill_collect(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+        struct gr_spilled *spilled = &context->spilled;
+        struct gr_block *block;
+        bool waiting;
+
+        gr_lock(&spilled->lock);
+        waiting = spilled->blocks != NULL;
+        gr_unlock(&spilled->lock);
+        if (!waiting || atomic_load(&context->fence.broken))
+                return false;
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        for (;;) {
+                gr_lock(&spilled->lock);
+                block = spilled->blocks;
+                waiting = block != NULL;
+                if (block && !gr_fence_idle(&context->fence, block->freed_epoch))
+                        block = NULL; /* those behind it were freed later */
+                if (block) {
+                        DL_DELETE(spilled->blocks, block);
+                }
+                gr_unlock(&spilled->lock);
+                if (!block)
+                        return waiting;
+                gr_ledger_remove(&core->ledger, block);
+                core->driver->host_free(block->ptr);
+                gr_block_uncharge(block);
+                free(block);
+        }
+}
+
+void gr_spill_drop(struct gr_context *context)
+{
+        struct gr_spilled *spilled = &context->spilled;
+        struct gr_block *block, *tmp;
+
+        gr_lock(&spilled->lock);
+        DL_FOREACH_SAFE (spilled->blocks, block, tmp) {
+                gr_block_uncharge(block);
+                free(block);
+        }
+        spilled->blocks = NULL;
+        gr_unlock(&spilled->lock);
+}

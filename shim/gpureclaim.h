@@ -1,0 +1,89 @@
+/*
+ * gpureclaim for programs: give memory back when asked to, ask for it back, and see how much there is.
+ *
+ * Nothing needs to be linked. With libgpureclaim.so preloaded the functions are found at run time, without it they are
+ * not there:
+ *
+ *   gpureclaim_status_function *status = (gpureclaim_status_function *)dlsym(RTLD_DEFAULT, "gpureclaim_status");
+ *
+ * All may be called from any thread at any time, before the first CUDA call and from inside a reclaimable, too. Sizes
+ * are bytes, devices are CUDA's ordinals in this process. Functions that can fail return 0 (or what they say) or a
+ * negative errno, and leave ret_ outputs untouched then.
+ */
+#ifndef GPURECLAIM_H
+#define GPURECLAIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Gives up device memory. Returns 0, or an errno (of either sign) that the log shows. */
+typedef int gpureclaim_hook(void *arg, int device, uint64_t want_bytes);
+
+/*
+ * Somebody who can give device memory back. The hooks are called on a thread of the library, when an allocation finds
+ * no memory (purge first; drop only where all else fails) or memory gets short while the program waits for the GPU
+ * (purge), and in gpureclaim_reclaim. No context is current there. They may take locks that the allocating thread
+ * holds: after limit_ms the allocation goes on without them. A hook that fails or is late three times in a row is
+ * named in the log and left out for a minute. A hook is never entered twice at a time, and may do what it likes with
+ * memory and with these functions.
+ */
+struct gpureclaim_reclaimable {
+        size_t struct_bytes; /* sizeof(struct gpureclaim_reclaimable), of the header that the caller was built with */
+        const char *name;    /* for the log; copied */
+        gpureclaim_hook *purge; /* give up what is idle; may be NULL */
+        gpureclaim_hook *drop;  /* drop state that can be built again; may be NULL */
+        void *arg;
+        uint32_t limit_ms; /* 0: 1000 */
+};
+
+/* 0, with *ret_id above 0. -EINVAL; -ENOSPC: 32 are registered already. */
+int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id);
+
+/*
+ * The hooks are not called any more, and none runs on return, but where it is the hook itself that calls. -ENOENT: no
+ * such id. -EBUSY: a hook has been running for ten seconds; it is not called again, but what it uses must stay.
+ */
+int gpureclaim_unregister(uint64_t id);
+
+/*
+ * Gets memory of device back for others, up to want_bytes (0: as much as there is), by ever stronger means up to level:
+ * "purge", "trim", "driver", "sync" or "drop". Returns the bytes that the system got back. -EINVAL: no such level;
+ * -ENODEV: this process has no memory there.
+ */
+int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes);
+
+struct gpureclaim_status {
+        size_t struct_bytes;   /* set by the caller; the library fills no more than that */
+        uint64_t live_bytes;   /* the program's */
+        uint64_t cached_bytes; /* freed by it and kept for it */
+        uint64_t taken_bytes;  /* from the driver: live, cached, and what lies unused between small blocks */
+        uint64_t peak_live_bytes;
+        uint64_t peak_taken_bytes;
+        uint64_t hard_limit_bytes; /* UINT64_MAX: none */
+        uint64_t soft_limit_bytes; /* likewise */
+        uint64_t spilled_bytes;    /* in host memory */
+        uint64_t card_total_bytes; /* 0: not known yet */
+        uint64_t card_free_bytes;  /* as the driver says now */
+};
+
+/* -EINVAL: no such device, or struct_bytes is too small; -ENODEV: this process has not used it. */
+int gpureclaim_status(int device, struct gpureclaim_status *ret_status);
+
+/* Owned by the library. */
+const char *gpureclaim_version(void);
+
+typedef __typeof__(gpureclaim_register) gpureclaim_register_function;
+typedef __typeof__(gpureclaim_unregister) gpureclaim_unregister_function;
+typedef __typeof__(gpureclaim_reclaim) gpureclaim_reclaim_function;
+typedef __typeof__(gpureclaim_status) gpureclaim_status_function;
+typedef __typeof__(gpureclaim_version) gpureclaim_version_function;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,228 @@
+/* Decay against a scripted GPU: the clock is the test's own. */
+#include "check.h"
+#include "decay.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define DECAY_NS   (10000 * SG_MS)
+#define BLOCKS     100
+#define BLOCK      (2 * SG_MIB)
+#define ROOM_BYTES (1024 * SG_MIB)
+
+static struct gr_core core;
+static struct gr_context *context;
+static uint64_t clock_ns; /* the scripted clock also moves with each pause between batches */
+static int wakes;
+
+static void wake(struct gr_core *of)
+{
+        (void)of;
+        wakes++;
+}
+
+static void start(uint64_t decay_ns)
+{
+        sg_reset(ROOM_BYTES);
+        gr_core_init(&core, &sg_driver,
+                     &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = decay_ns});
+        core.wake = wake;
+        wakes = 0;
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        clock_ns = SG_FIRST_NS;
+}
+
+static void finish(void)
+{
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static uint64_t cached(void)
+{
+        return gr_budget_cached(&core.devices[0]);
+}
+
+static uint64_t tick(uint64_t passed_ns)
+{
+        clock_ns += passed_ns;
+        return gr_core_decay(&core, clock_ns);
+}
+
+static void cache_blocks(unsigned count, size_t bytes)
+{
+        uint64_t ptrs[BLOCKS];
+
+        for (unsigned i = 0; i < count; i++)
+                GR_CHECK_EQ(sg_alloc(context, bytes, &ptrs[i]), 0);
+        for (unsigned i = 0; i < count; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+}
+
+static void test_curve(void)
+{
+        double before = 0;
+
+        GR_CHECK(gr_decay_curve(0) == 0 && gr_decay_curve(1) == 1 && gr_decay_curve(2) == 1 && gr_decay_curve(-1) == 0);
+        GR_CHECK(gr_decay_curve(0.5) > 0.499 && gr_decay_curve(0.5) < 0.501);
+        for (double x = 0.05; x < 1; x += 0.05) {
+                GR_CHECK(gr_decay_curve(x) > before);
+                before = gr_decay_curve(x);
+        }
+        GR_CHECK(gr_decay_curve(0.05) < 0.002); /* it begins and ends gently */
+        GR_CHECK(gr_decay_curve(0.95) > 0.998);
+}
+
+/* Left alone, the cache follows the curve, to within one block, and is empty after the decay time and one step. */
+static void test_idle(void)
+{
+        uint64_t step_ns, next, before;
+
+        start(DECAY_NS);
+        step_ns = gr_decay_step_ns(&core);
+        GR_CHECK_EQ(step_ns, DECAY_NS / GR_DECAY_STEPS);
+        cache_blocks(BLOCKS, BLOCK);
+        GR_CHECK(wakes > 0);
+        next = tick(0);
+        GR_CHECK_EQ(next, clock_ns + step_ns);
+        GR_CHECK(core.decay_armed);
+        before = cached();
+        GR_CHECK_EQ(before, BLOCKS * BLOCK);
+        for (unsigned i = 1; i <= GR_DECAY_STEPS; i++) {
+                double gone = gr_decay_curve((double)i / GR_DECAY_STEPS) * BLOCKS;
+                uint64_t left;
+
+                next = tick(step_ns);
+                left = cached() / BLOCK;
+                GR_CHECK(cached() <= before);
+                GR_CHECK((double)left >= BLOCKS - gone - 0.001);
+                GR_CHECK((double)left <= BLOCKS - gone + 1.001);
+                before = cached();
+        }
+        GR_CHECK_EQ(cached(), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0); /* never the way that may stall */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
+        GR_CHECK_EQ(tick(step_ns), 0);
+        GR_CHECK(!core.decay_armed);
+
+        /* And it begins again with the next free. */
+        wakes = 0;
+        cache_blocks(1, BLOCK);
+        GR_CHECK_EQ(wakes, 1);
+        finish();
+}
+
+/* One large block goes at the end of the decay time, not before. */
+static void test_one_block(void)
+{
+        start(DECAY_NS);
+        cache_blocks(1, 512 * SG_MIB);
+        tick(0);
+        for (unsigned i = 1; i < GR_DECAY_STEPS; i++) {
+                tick(gr_decay_step_ns(&core));
+                GR_CHECK_EQ(cached(), 512 * SG_MIB);
+        }
+        tick(gr_decay_step_ns(&core));
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+}
+
+/* What is used again and again stays, all of it and nothing more; blocks that take turns are no reason to keep more. */
+static void test_recent_use(void)
+{
+        uint64_t ptrs[10];
+
+        start(DECAY_NS);
+        cache_blocks(40, BLOCK);
+        tick(0);
+        for (unsigned step = 0; step < 3 * GR_DECAY_STEPS; step++) {
+                for (unsigned i = 0; i < 10; i++)
+                        GR_CHECK_EQ(sg_alloc(context, BLOCK, &ptrs[i]), 0);
+                for (unsigned i = 0; i < 10; i++)
+                        GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+                tick(gr_decay_step_ns(&core));
+        }
+        GR_CHECK_EQ(cached(), 10 * BLOCK);
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 40);
+        finish();
+}
+
+/* Blocks that work still uses stay until it is done, and nothing waits for it. */
+static void test_busy(void)
+{
+        uint64_t ptr;
+
+        start(DECAY_NS);
+        GR_CHECK_EQ(sg_alloc(context, BLOCK, &ptr), 0);
+        sg_work(context->handle, 0, ptr, 100 * DECAY_NS);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        tick(0);
+        for (unsigned i = 0; i < 2 * GR_DECAY_STEPS; i++)
+                tick(gr_decay_step_ns(&core));
+        GR_CHECK_EQ(cached(), BLOCK);
+        sg_advance(101 * DECAY_NS);
+        tick(gr_decay_step_ns(&core));
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+}
+
+/* During a capture no event is recorded; what was idle before may go. */
+static void test_capture(void)
+{
+        unsigned records;
+
+        start(DECAY_NS);
+        cache_blocks(4, BLOCK);
+        tick(0);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        sg_capture(1);
+        records = sg_calls(SG_CONTEXT_RECORD);
+        for (unsigned i = 0; i < 2 * GR_DECAY_STEPS; i++)
+                tick(gr_decay_step_ns(&core));
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), records);
+        GR_CHECK_EQ(cached(), 4 * BLOCK);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        tick(gr_decay_step_ns(&core));
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+}
+
+static void test_settings(void)
+{
+        start(0);
+        cache_blocks(4, BLOCK);
+        GR_CHECK_EQ(wakes, 0);
+        GR_CHECK_EQ(tick(100 * DECAY_NS), 0);
+        GR_CHECK_EQ(cached(), 4 * BLOCK);
+        finish();
+
+        start(50 * SG_MS); /* shorter than a step */
+        cache_blocks(4, BLOCK);
+        tick(0);
+        GR_CHECK_EQ(gr_decay_step_ns(&core), GR_DECAY_STEP_MIN_NS);
+        tick(GR_DECAY_STEP_MIN_NS);
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+
+        /* A helper that comes very late takes all steps at once. */
+        start(DECAY_NS);
+        cache_blocks(4, BLOCK);
+        tick(0);
+        tick(10 * DECAY_NS);
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+}
+
+int main(void)
+{
+        test_curve();
+        test_idle();
+        test_one_block();
+        test_recent_use();
+        test_busy();
+        test_capture();
+        test_settings();
+        return GR_CHECK_RESULT();
+}

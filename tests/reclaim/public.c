@@ -1,0 +1,259 @@
+/*
+ * The public functions and what goes on by itself, in a whole program under the library. One mode per run; `modes`
+ * below says with which settings. Exit status 1 when a check failed.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "gpureclaim.h"
+#include "gputest.h"
+
+static gpureclaim_register_function *enlist;
+static gpureclaim_unregister_function *unlist;
+static gpureclaim_reclaim_function *reclaim;
+static gpureclaim_status_function *status_of;
+
+static struct gt gt;
+static _Atomic unsigned purges;
+static _Atomic CUdeviceptr held;
+static pthread_t main_thread;
+
+static struct gpureclaim_status status(void)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof(status)};
+
+        GR_CHECK_EQ(status_of(gt.device, &status), 0);
+        return status;
+}
+
+static size_t footprint(void)
+{
+        size_t bytes = 0;
+
+        if (!gt_footprint(&gt, &bytes))
+                gt_die("the footprint cannot be known");
+        return bytes;
+}
+
+static CUdeviceptr allocate(size_t bytes)
+{
+        CUdeviceptr ptr;
+
+        GT_MUST(cuMemAlloc(&ptr, bytes));
+        return ptr;
+}
+
+static int purge(void *arg, int device, uint64_t want_bytes)
+{
+        CUdeviceptr ptr = atomic_exchange(&held, 0);
+
+        (void)want_bytes;
+        atomic_fetch_add(&purges, 1);
+        if (arg != &purges || device != gt.device || pthread_equal(main_thread, pthread_self()))
+                return EINVAL;
+        return ptr ? (int)cuMemFree(ptr) : 0;
+}
+
+static uint64_t id;
+
+static void enlist_purge(void)
+{
+        struct gpureclaim_reclaimable reclaimable = {
+                .struct_bytes = sizeof(reclaimable), .name = "test", .purge = purge, .arg = &purges};
+
+        GR_CHECK_EQ(enlist(&reclaimable, &id), 0);
+}
+
+/* GPURECLAIM_HARD_LIMIT=256MiB */
+static void test_hooks(void)
+{
+        struct gpureclaim_reclaimable bad = {.struct_bytes = 8, .purge = purge};
+        struct gpureclaim_status small = {.struct_bytes = 4 * sizeof(uint64_t), .peak_live_bytes = 12345};
+        CUdeviceptr ptr;
+        CUresult result;
+
+        GR_CHECK_EQ(enlist(&bad, &id), -EINVAL);
+        GR_CHECK_EQ(unlist(4711), -ENOENT);
+        GR_CHECK_EQ(reclaim(0, "trim", 0), -ENODEV);
+        enlist_purge(); /* before the driver is there */
+        gt_open(&gt);
+        atomic_store(&held, allocate(200 * GT_MIB));
+        GR_CHECK_EQ(status().live_bytes, 200 * GT_MIB);
+        GR_CHECK_EQ(status().hard_limit_bytes, 256 * GT_MIB);
+        GR_CHECK_EQ(status_of(gt.device, &small), 0);
+        GR_CHECK_EQ(small.live_bytes, 200 * GT_MIB);
+        GR_CHECK_EQ(small.peak_live_bytes, 12345); /* beyond what the caller knows */
+
+        ptr = allocate(200 * GT_MIB); /* fails without the hook */
+        GR_CHECK_EQ(purges, 1);
+        GR_CHECK_EQ(held, 0);
+        GT_MUST(cuMemFree(ptr));
+        GR_CHECK_EQ(reclaim(gt.device, "no such thing", 0), -EINVAL);
+        GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 200 * GT_MIB);
+        GR_CHECK_EQ(status().cached_bytes, 0);
+
+        GR_CHECK_EQ(unlist(id), 0);
+        GR_CHECK_EQ(unlist(id), -ENOENT);
+        purges = 0;
+        result = cuMemAlloc(&ptr, 300 * GT_MIB);
+        GR_CHECK_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(purges, 0);
+}
+
+/* GPURECLAIM_DECAY=1s */
+static void test_decay(void)
+{
+        CUdeviceptr ptrs[8];
+        size_t before, cached;
+
+        gt_open(&gt);
+        before = footprint();
+        for (int i = 0; i < 8; i++)
+                ptrs[i] = allocate(16 * GT_MIB);
+        for (int i = 0; i < 8; i++)
+                GT_MUST(cuMemFree(ptrs[i]));
+        cached = status().cached_bytes;
+        GR_CHECK_EQ(cached, 128 * GT_MIB);
+        GT_MUST(gt_spin(&gt, NULL, 2500000)); /* nothing waits for it */
+        gt_sleep_us(200000);
+        GR_CHECK(status().cached_bytes > 0); /* not at once */
+        gt_sleep_us(1500000);
+        GR_CHECK_EQ(status().cached_bytes, 0);
+        GR_CHECK_EQ(footprint(), before);
+        GR_CHECK_EQ(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(cuMemFree(allocate(16 * GT_MIB))); /* and again */
+        gt_sleep_us(1700000);
+        GR_CHECK_EQ(status().cached_bytes, 0);
+}
+
+/* GPURECLAIM_DECAY=0 */
+static void test_no_decay(void)
+{
+        gt_open(&gt);
+        GT_MUST(cuMemFree(allocate(16 * GT_MIB)));
+        gt_sleep_us(700000);
+        GR_CHECK_EQ(status().cached_bytes, 16 * GT_MIB);
+}
+
+/* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */
+static void test_spill(void)
+{
+        CUdeviceptr own, spilled, count, more, base;
+        CUmemorytype type = 0;
+        uint32_t wrong = 1;
+        size_t size = 0;
+
+        gt_open(&gt);
+        own = allocate(48 * GT_MIB);
+        count = allocate(sizeof(wrong));
+        spilled = allocate(40 * GT_MIB);
+        GR_CHECK_EQ(status().spilled_bytes, 40 * GT_MIB);
+        GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, spilled));
+        GR_CHECK_EQ(type, CU_MEMORYTYPE_HOST);
+        GT_MUST(cuMemGetAddressRange(&base, &size, spilled));
+        GR_CHECK_EQ(base, spilled);
+        GR_CHECK_EQ(size, 40 * GT_MIB);
+        GT_MUST(cuMemsetD8(count, 0, sizeof(wrong)));
+        GT_MUST(gt_fill(&gt, NULL, spilled, 42, 10 * GT_MIB));
+        GT_MUST(gt_count_diff(&gt, NULL, spilled, 42, 10 * GT_MIB, count));
+        GT_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
+        GR_CHECK_EQ(wrong, 0);
+        GR_CHECK_EQ(cuMemAlloc(&more, 40 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GT_MUST(cuMemFree(spilled));
+        for (int i = 0; i < 100 && status().spilled_bytes > 0; i++)
+                gt_sleep_us(10000);
+        GR_CHECK_EQ(status().spilled_bytes, 0);
+        GR_CHECK_EQ(cuMemFree(spilled), CUDA_ERROR_INVALID_VALUE);
+        GT_MUST(cuMemFree(own));
+        own = allocate(40 * GT_MIB); /* there is room again */
+        GR_CHECK_EQ(status().spilled_bytes, 0);
+}
+
+static void *free_later(void *arg)
+{
+        gt_attach(&gt);
+        gt_sleep_us(300000);
+        GT_MUST(cuMemFree(*(CUdeviceptr *)arg));
+        return NULL;
+}
+
+/* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_WAIT=1s */
+static void test_wait(void)
+{
+        CUdeviceptr block, more;
+        pthread_t thread;
+        double begin_us, waited_us;
+
+        gt_open(&gt);
+        block = allocate(48 * GT_MIB);
+        pthread_create(&thread, NULL, free_later, &block);
+        begin_us = gt_now_us();
+        more = allocate(40 * GT_MIB);
+        waited_us = gt_now_us() - begin_us;
+        pthread_join(thread, NULL);
+        GR_CHECK(waited_us > 250000 && waited_us < 900000);
+
+        begin_us = gt_now_us(); /* all of the program's threads wait */
+        GR_CHECK_EQ(cuMemAlloc(&block, 40 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        waited_us = gt_now_us() - begin_us;
+        GR_CHECK(waited_us > 950000 && waited_us < 3000000);
+        GT_MUST(cuMemFree(more));
+}
+
+/* GPURECLAIM_HARD_LIMIT=64MiB; early: whether it is on. */
+static void test_early(bool early)
+{
+        CUstream stream;
+
+        enlist_purge();
+        gt_open(&gt);
+        stream = gt_stream();
+        GT_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(purges, 0); /* plenty */
+        atomic_store(&held, allocate(48 * GT_MIB));
+        GT_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(purges, early ? 1 : 0);
+        GR_CHECK_EQ(status().live_bytes, early ? 0 : 48 * GT_MIB);
+        if (!early)
+                return;
+        atomic_store(&held, allocate(48 * GT_MIB));
+        gt_sleep_us(100000);
+        GT_MUST(cuStreamSynchronize(stream));
+        GR_CHECK_EQ(purges, 2);
+}
+
+int main(int argc, char **argv)
+{
+        const char *mode = argc > 1 ? argv[1] : "";
+
+        main_thread = pthread_self();
+        enlist = (gpureclaim_register_function *)dlsym(RTLD_DEFAULT, "gpureclaim_register");
+        unlist = (gpureclaim_unregister_function *)dlsym(RTLD_DEFAULT, "gpureclaim_unregister");
+        reclaim = (gpureclaim_reclaim_function *)dlsym(RTLD_DEFAULT, "gpureclaim_reclaim");
+        status_of = (gpureclaim_status_function *)dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        if (!enlist || !unlist || !reclaim || !status_of) {
+                fprintf(stderr, "the library is not there\n");
+                return 1;
+        }
+        if (strcmp(mode, "hooks") == 0)
+                test_hooks();
+        else if (strcmp(mode, "decay") == 0)
+                test_decay();
+        else if (strcmp(mode, "no-decay") == 0)
+                test_no_decay();
+        else if (strcmp(mode, "spill") == 0)
+                test_spill();
+        else if (strcmp(mode, "wait") == 0)
+                test_wait();
+        else if (strcmp(mode, "early") == 0 || strcmp(mode, "no-early") == 0)
+                test_early(strcmp(mode, "early") == 0);
+        else
+                return 2;
+        return GR_CHECK_RESULT();
+}

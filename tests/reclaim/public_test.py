@@ -1,0 +1,72 @@
+"""gpureclaim.py on the simulated device, with the driver called through ctypes."""
+
+import ctypes
+import sys
+
+import gpureclaim
+
+MIB = 1 << 20
+
+
+def main():
+    if not gpureclaim.available():
+        sys.exit("the library is not preloaded")
+    calls = []
+    held = []
+    cuda = ctypes.CDLL("libcuda.so.1")
+    free = cuda.cuMemFree_v2
+    free.argtypes = [ctypes.c_uint64]
+
+    def give_up(device, want_bytes):
+        calls.append((device, want_bytes))
+        while held:
+            assert free(held.pop()) == 0
+
+    def broken():
+        calls.append("broken")
+        raise ValueError("on purpose")
+
+    remove = gpureclaim.on_reclaim(give_up, name="cache")  # before there is a driver
+    remove_broken = gpureclaim.on_reclaim(broken)
+    try:
+        gpureclaim.status(0)
+        sys.exit("a status of a device that nobody used")
+    except OSError:
+        pass
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+
+    def allocate(size):
+        ptr = ctypes.c_uint64()
+        rc = cuda.cuMemAlloc_v2(ctypes.byref(ptr), ctypes.c_size_t(size))
+        return ptr.value if rc == 0 else None
+
+    held.append(allocate(200 * MIB))
+    status = gpureclaim.status()
+    assert status["live_bytes"] == 200 * MIB, status
+    assert status["hard_limit_bytes"] == 256 * MIB and status["soft_limit_bytes"] is None, status
+    block = allocate(200 * MIB)  # only what the hook gives up makes room
+    assert block and not held
+    assert calls[0][0] == 0 and calls[0][1] > 0 and "broken" in calls, calls
+    assert free(block) == 0
+    assert gpureclaim.status()["cached_bytes"] == 200 * MIB
+    assert gpureclaim.reclaim() == 200 * MIB
+    assert gpureclaim.status()["cached_bytes"] == 0
+    try:
+        gpureclaim.reclaim(level="everything")
+        sys.exit("an unknown level was taken")
+    except OSError:
+        pass
+    remove()
+    remove_broken()
+    remove()  # twice does no harm
+    before = len(calls)
+    gpureclaim.reclaim(level="purge")
+    assert len(calls) == before
+    gpureclaim.on_reclaim(drop=give_up)  # left for the interpreter's end
+    print("ok", gpureclaim.version())
+
+
+main()

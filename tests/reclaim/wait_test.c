@@ -1,0 +1,300 @@
+/* The rungs WAIT and SPILL, the report's holders, and early reclaim, against a scripted GPU. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "log.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define ROOM_BYTES (64 * SG_MIB)
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_driver driver; /* the scripted one with what a test puts on top */
+static char said[8192];
+
+/* What happens while somebody sleeps; run once, at when_ns. */
+static struct {
+        uint64_t when_ns;
+        void (*what)(void);
+} event;
+
+static void sleep_and_see(uint64_t ns)
+{
+        sg_driver.sleep_ns(ns);
+        if (event.what && sg_driver.now_ns() >= event.when_ns) {
+                void (*what)(void) = event.what;
+
+                event.what = NULL;
+                what();
+        }
+}
+
+/* Host memory, of which the scripted GPU knows nothing. */
+static size_t host_bytes;
+static unsigned host_blocks;
+
+static int host_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
+{
+        void *ptr = aligned_alloc(512, bytes);
+
+        (void)handle;
+        if (!ptr)
+                return -ENOMEM;
+        host_bytes += bytes;
+        host_blocks++;
+        *ret_ptr = (uintptr_t)ptr;
+        return 0;
+}
+
+static int host_free(uint64_t ptr)
+{
+        host_blocks--;
+        free((void *)(uintptr_t)ptr);
+        return 0;
+}
+
+static void hear(const char *line, size_t bytes, void *arg)
+{
+        size_t used = strlen(said);
+
+        (void)arg;
+        if (used + bytes < sizeof(said)) {
+                memcpy(said + used, line, bytes);
+                said[used + bytes] = '\0';
+        }
+}
+
+static void start(struct gr_config config)
+{
+        sg_reset(ROOM_BYTES);
+        driver = sg_driver;
+        driver.sleep_ns = sleep_and_see;
+        driver.host_alloc = host_alloc;
+        driver.host_free = host_free;
+        event.what = NULL;
+        host_bytes = host_blocks = 0;
+        said[0] = '\0';
+        config.pool = GR_POOL_BINS;
+        gr_core_init(&core, &driver, &config);
+        context = gr_context_add(&core, sg_context_new(0), 0);
+}
+
+static void finish(void)
+{
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static uint64_t block;
+
+static void free_block(void)
+{
+        GR_CHECK_EQ(sg_free(&core, block), 0);
+}
+
+static void neighbour_leaves(void)
+{
+        sg_hold(0, 0, 0);
+}
+
+static void test_wait(void)
+{
+        uint64_t begin_ns, waited_ns, ptr;
+
+        /* A thread of our own frees: noticed at once. */
+        start((struct gr_config){.wait_ns = 30000 * SG_MS});
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        begin_ns = sg_driver.now_ns();
+        event.when_ns = begin_ns + 5000 * SG_MS;
+        event.what = free_block;
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        waited_ns = sg_driver.now_ns() - begin_ns;
+        GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
+        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].tries, 1);
+        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_FAIL].tries, 0);
+        finish();
+
+        /* Another process gives memory back: the driver is asked, but seldom. */
+        start((struct gr_config){.wait_ns = 30000 * SG_MS});
+        sg_hold(0, ROOM_BYTES - 4 * SG_MIB, 0);
+        begin_ns = sg_driver.now_ns();
+        event.when_ns = begin_ns + 20000 * SG_MS;
+        event.what = neighbour_leaves;
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        waited_ns = sg_driver.now_ns() - begin_ns;
+        GR_CHECK(waited_ns >= 20000 * SG_MS && waited_ns < 20600 * SG_MS);
+        GR_CHECK(sg_calls(SG_MEM_ALLOC) < 400);
+        finish();
+
+        /* Nobody: an error, in bounded time, and said so. */
+        start((struct gr_config){.wait_ns = 2000 * SG_MS});
+        gr_log_set_level(GR_LOG_INFO);
+        sg_hold(0, ROOM_BYTES, 0);
+        begin_ns = sg_driver.now_ns();
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        waited_ns = sg_driver.now_ns() - begin_ns;
+        GR_CHECK(waited_ns >= 2000 * SG_MS && waited_ns < 2600 * SG_MS);
+        GR_CHECK(strstr(said, "waiting up to 2.000 s for 20.000 MiB"));
+        GR_CHECK(strstr(said, "gave up waiting"));
+        finish();
+
+        /* Without the option no time is lost. */
+        start((struct gr_config){0});
+        sg_hold(0, ROOM_BYTES, 0);
+        begin_ns = sg_driver.now_ns();
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK(sg_driver.now_ns() - begin_ns < 10 * SG_MS);
+        gr_log_set_level(GR_LOG_SILENT);
+        finish();
+}
+
+static void test_spill(void)
+{
+        struct gr_block_info info;
+        uint64_t ptr, other;
+
+        start((struct gr_config){0});
+        context->device->spill_bytes = 32 * SG_MIB;
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(host_bytes, 20 * SG_MIB);
+        GR_CHECK_EQ(context->device->spilled_bytes, 20 * SG_MIB);
+        GR_CHECK_EQ(gr_budget_live(context->device), ROOM_BYTES - 4 * SG_MIB); /* not the device's */
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        GR_CHECK(info.live && info.spilled);
+
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &other), -ENOMEM); /* more than is allowed */
+        GR_CHECK_EQ(host_blocks, 1);
+
+        /* Its free waits for the work that may use it, and nobody waits for that. */
+        sg_work(context->handle, 0, 0, 10 * SG_MS);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), -EALREADY);
+        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK_EQ(host_blocks, 1);
+        sg_advance(10 * SG_MS);
+        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK_EQ(host_blocks, 0);
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), -ENOENT);
+
+        /* With room again the device serves. */
+        GR_CHECK_EQ(sg_free(&core, block), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(host_blocks, 0);
+        finish();
+
+        /* Live and freed ones go off the accounts with their context. */
+        start((struct gr_config){0});
+        context->device->spill_bytes = 64 * SG_MIB;
+        sg_hold(0, ROOM_BYTES, 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &other), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, other), 0);
+        gr_context_drop(context);
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        free((void *)(uintptr_t)ptr);
+        free((void *)(uintptr_t)other);
+        finish();
+}
+
+static void test_report(void)
+{
+        uint64_t ptr;
+
+        start((struct gr_config){0});
+        gr_log_set_level(GR_LOG_INFO);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_alloc(context, 10 * SG_MIB, &ptr), 0);
+        for (int i = 0; i < 10; i++)
+                GR_CHECK_EQ(sg_alloc(context, 2 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK(strstr(said, "in use: 30.000 MiB in 3 blocks of about 10.000 MiB"));
+        GR_CHECK(strstr(said, "in use: 20.000 MiB in 10 blocks of about 2.000 MiB"));
+        gr_log_set_level(GR_LOG_SILENT);
+        finish();
+}
+
+static struct {
+        unsigned calls;
+        uint64_t cost_ns;
+        uint64_t ptr; /* that it frees; 0: nothing */
+} purged;
+
+static int purge(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        purged.calls++;
+        sg_advance(purged.cost_ns);
+        if (purged.ptr)
+                GR_CHECK_EQ(sg_free(&core, purged.ptr), 0);
+        purged.ptr = 0;
+        return 0;
+}
+
+static void test_early(void)
+{
+        static struct gr_reclaimable reclaimable = {.name = "garbage", .purge = purge};
+        uint64_t first, begin_ns;
+
+        start((struct gr_config){.early = true});
+        memset(&purged, 0, sizeof(purged));
+        purged.cost_ns = 10 * SG_MS;
+        context->device->hard_bytes = 40 * SG_MIB;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        GR_CHECK_EQ(sg_alloc(context, 10 * SG_MIB, &first), 0);
+        GR_CHECK(!core.early.pressed);
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &purged.ptr), 0);
+        GR_CHECK(core.early.pressed);
+
+        gr_early_run(context);
+        GR_CHECK_EQ(purged.calls, 1);
+        GR_CHECK(core.early.fruitful);
+        GR_CHECK_EQ(gr_budget_live(context->device), 10 * SG_MIB);
+
+        /* One run cost 10 ms, a quarter of which the mean has: not before a fifth of the time allows it. */
+        gr_early_run(context);
+        GR_CHECK_EQ(purged.calls, 1);
+        sg_advance(13 * SG_MS);
+        gr_early_run(context);
+        GR_CHECK_EQ(purged.calls, 2);
+
+        /* In the long run it takes no more than its share, and less where it frees nothing. */
+        begin_ns = sg_driver.now_ns();
+        purged.calls = 0;
+        for (int i = 0; i < 10000; i++) {
+                sg_advance(SG_MS);
+                gr_early_run(context);
+        }
+        GR_CHECK(purged.calls > 0);
+        GR_CHECK((double)purged.calls * 10 * (double)SG_MS < 0.05 * (double)(sg_driver.now_ns() - begin_ns));
+
+        /* Not while a capture goes on, nor where memory is plenty. */
+        purged.calls = 0;
+        sg_advance(1000000 * SG_MS);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        gr_early_run(context);
+        gr_gate_end(&core.gate);
+        GR_CHECK_EQ(purged.calls, 0);
+        context->device->hard_bytes = 400 * SG_MIB;
+        gr_early_run(context);
+        GR_CHECK_EQ(purged.calls, 0);
+        GR_CHECK(!core.early.pressed);
+        finish();
+}
+
+int main(void)
+{
+        gr_log_set_sink(hear, NULL);
+        gr_log_set_level(GR_LOG_SILENT);
+        test_wait();
+        test_spill();
+        test_report();
+        test_early();
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,185 @@
+"""gpureclaim from Python: see how much device memory there is, get some back, and help when it is short.
+
+Works in a process that has libgpureclaim.so preloaded, and needs nothing but this file. Sizes are bytes, devices are
+CUDA's ordinals.
+
+    import gpureclaim
+    gpureclaim.status()                     # {'live_bytes': ..., 'cached_bytes': ..., ...}
+    gpureclaim.reclaim(level="sync")        # bytes that the system got back
+    gpureclaim.on_reclaim(my_cache.clear)   # called when an allocation finds no memory
+    gpureclaim.torch()                      # the same for PyTorch's caches
+"""
+
+import atexit
+import ctypes
+import errno
+import os
+
+__all__ = ["available", "on_reclaim", "reclaim", "status", "torch", "version"]
+
+LEVELS = ("purge", "trim", "driver", "sync", "drop")  # what reclaim takes, weakest first
+
+_HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+
+
+class _Reclaimable(ctypes.Structure):  # struct gpureclaim_reclaimable
+    _fields_ = [
+        ("struct_bytes", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("purge", _HOOK),
+        ("drop", _HOOK),
+        ("arg", ctypes.c_void_p),
+        ("limit_ms", ctypes.c_uint32),
+    ]
+
+
+class _Status(ctypes.Structure):  # struct gpureclaim_status
+    _fields_ = [("struct_bytes", ctypes.c_size_t)] + [
+        (name, ctypes.c_uint64)
+        for name in (
+            "live_bytes",
+            "cached_bytes",
+            "taken_bytes",
+            "peak_live_bytes",
+            "peak_taken_bytes",
+            "hard_limit_bytes",
+            "soft_limit_bytes",
+            "spilled_bytes",
+            "card_total_bytes",
+            "card_free_bytes",
+        )
+    ]
+
+
+def _library():
+    library = ctypes.CDLL(None)  # the process: the library is preloaded or not there at all
+    try:
+        library.gpureclaim_register.argtypes = [ctypes.POINTER(_Reclaimable), ctypes.POINTER(ctypes.c_uint64)]
+        library.gpureclaim_unregister.argtypes = [ctypes.c_uint64]
+        library.gpureclaim_reclaim.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint64]
+        library.gpureclaim_reclaim.restype = ctypes.c_int64
+        library.gpureclaim_status.argtypes = [ctypes.c_int, ctypes.POINTER(_Status)]
+        library.gpureclaim_version.restype = ctypes.c_char_p
+    except AttributeError:
+        return None
+    return library
+
+
+_lib = _library()
+_registered = {}  # id: what ctypes must not let go of
+
+
+def available():
+    """Whether libgpureclaim.so is in this process."""
+    return _lib is not None
+
+
+def _need():
+    if _lib is None:
+        raise RuntimeError("libgpureclaim.so is not in this process: start it with LD_PRELOAD")
+    return _lib
+
+
+def _check(rc, what):
+    if rc < 0:
+        raise OSError(-rc, f"{what}: {os.strerror(-rc)}")
+    return rc
+
+
+def version():
+    return _need().gpureclaim_version().decode()
+
+
+def status(device=0):
+    """What this process holds of a device, as a dict of bytes; limits that are not set are None."""
+    result = _Status(struct_bytes=ctypes.sizeof(_Status))
+    _check(_need().gpureclaim_status(device, ctypes.byref(result)), f"device {device}")
+    values = {name: getattr(result, name) for name, _ in _Status._fields_[1:]}
+    for name in ("hard_limit_bytes", "soft_limit_bytes"):
+        if values[name] == 2**64 - 1:
+            values[name] = None
+    return values
+
+
+def reclaim(device=0, level="sync", want_bytes=0):
+    """Gets memory back for others, by means up to level, until it is want_bytes (0: all). Returns the bytes."""
+    return _check(_need().gpureclaim_reclaim(device, level.encode(), want_bytes), f"reclaim {level} on device {device}")
+
+
+def _hook(function):
+    if function is None:
+        return _HOOK()
+
+    def call(_arg, device, want_bytes):
+        try:
+            function(device, want_bytes)
+        except Exception:  # the library names the hook; the program must not hear of it
+            return errno.EIO
+        return 0
+
+    return _HOOK(call)
+
+
+def _adapted(function):
+    """Lets a hook take (device, want_bytes) or nothing."""
+    if function is None:
+        return None
+    code = getattr(function, "__code__", None)
+    bound = 1 if hasattr(function, "__self__") and code is not None else 0
+    if code is not None and code.co_argcount - bound >= 2:
+        return function
+    return lambda device, want_bytes: function()
+
+
+def on_reclaim(purge=None, drop=None, name=None, limit_ms=0):
+    """Has purge called when device memory is short, and drop when all else failed; either takes (device, want_bytes) or
+    nothing. They run on another thread, which an allocation waits for no longer than limit_ms (0: a second). Returns a
+    function that takes them off again."""
+    lib = _need()
+    entry = _Reclaimable(
+        struct_bytes=ctypes.sizeof(_Reclaimable),
+        name=(name or getattr(purge or drop, "__qualname__", "python")).encode(),
+        purge=_hook(_adapted(purge)),
+        drop=_hook(_adapted(drop)),
+        limit_ms=limit_ms,
+    )
+    number = ctypes.c_uint64()
+    _check(lib.gpureclaim_register(ctypes.byref(entry), ctypes.byref(number)), "on_reclaim")
+    _registered[number.value] = entry
+
+    def remove():
+        if number.value in _registered:
+            rc = lib.gpureclaim_unregister(number.value)
+            if rc != -errno.EBUSY:  # else it runs on, and what it uses must stay
+                del _registered[number.value]
+
+    return remove
+
+
+def torch(limit_ms=200):
+    """Registers what PyTorch can give up: garbage, its cached blocks, and, where all else failed, the workspaces of
+    cuBLAS and the plans of cuFFT. It helps the others in the process (CuPy, JAX, the CUDA libraries); for PyTorch's own
+    allocations these hooks come too late, as its allocator holds its lock, and it empties its cache by itself."""
+    import gc
+
+    import torch as pytorch
+
+    def purge(device, want_bytes):
+        gc.collect()
+        pytorch.cuda.empty_cache()
+
+    def drop(device, want_bytes):
+        clear = getattr(pytorch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+        pytorch.backends.cuda.cufft_plan_cache[device].clear()
+        purge(device, want_bytes)
+
+    return on_reclaim(purge, drop, name="torch", limit_ms=limit_ms)
+
+
+@atexit.register
+def _remove_all():
+    # A hook must not be called in an interpreter that is gone.
+    for number in list(_registered):
+        _lib.gpureclaim_unregister(number)
