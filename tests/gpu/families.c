@@ -186,7 +186,7 @@ static CUresult get_array3d(size_t bytes, uint64_t *ret)
 static CUresult get_mipmapped(size_t bytes, uint64_t *ret)
 {
         CUDA_ARRAY3D_DESCRIPTOR shape = {
-                .Width = 1024, .Height = bytes / 4096 / 4 * 3, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+                .Width = 4096, .Height = bytes / 16384 / 4 * 3, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
         CUmipmappedArray array = NULL;
         CUresult result = cuMipmappedArrayCreate(&array, &shape, 8);
 
