@@ -52,6 +52,7 @@ void gr_budget_destroy(struct gr_device *device)
 
 static bool charge(struct gr_device *device, uint64_t bytes)
 {
+        const struct gr_group *group = atomic_load(&device->group);
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
@@ -59,8 +60,22 @@ static bool charge(struct gr_device *device, uint64_t bytes)
                 if (charged > hard || bytes > hard - charged)
                         return false;
         } while (!atomic_compare_exchange_weak(&device->charged_bytes, &charged, charged + bytes));
+        if (group && group->reserve(group->arg, bytes) != 0) {
+                atomic_fetch_sub(&device->charged_bytes, bytes);
+                return false;
+        }
         raise_to(&device->peak_charged_bytes, charged + bytes);
         return true;
+}
+
+/* Changes the charge without asking whether there is room. */
+static void adjust(struct gr_device *device, int64_t bytes)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+
+        atomic_fetch_add(&device->charged_bytes, (uint64_t)bytes);
+        if (group && bytes != 0)
+                group->adjust(group->arg, bytes);
 }
 
 int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t *ret_reserved_bytes)
@@ -85,7 +100,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
 
 void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
 {
-        atomic_fetch_sub(&device->charged_bytes, reserved_bytes);
+        adjust(device, -(int64_t)reserved_bytes);
 }
 
 int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t bytes)
@@ -99,12 +114,13 @@ int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t b
 void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
         atomic_fetch_sub(&device->family_bytes[family], bytes);
-        atomic_fetch_sub(&device->charged_bytes, bytes);
+        adjust(device, -(int64_t)bytes);
 }
 
 void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
-        raise_to(&device->peak_charged_bytes, atomic_fetch_add(&device->charged_bytes, bytes) + bytes);
+        adjust(device, (int64_t)bytes);
+        raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
         atomic_fetch_add(&device->family_bytes[family], bytes);
 }
 
@@ -185,7 +201,7 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
                 }
                 gr_unlock(&device->slabs_lock);
         }
-        atomic_fetch_sub(&device->charged_bytes, bytes);
+        adjust(device, -(int64_t)bytes);
         return bytes;
 }
 
@@ -194,13 +210,31 @@ void gr_budget_note_live(struct gr_device *device)
         raise_to(&device->peak_live_bytes, gr_budget_live(device));
 }
 
+uint64_t gr_budget_room(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
+        uint64_t room = hard == GR_UNLIMITED ? GR_UNLIMITED : hard > charged ? hard - charged : 0;
+
+        return group ? min_u64(room, group->room(group->arg)) : room;
+}
+
+bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
+{
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
+
+        return charged > hard || bytes > hard - charged;
+}
+
 uint64_t gr_budget_excess(struct gr_device *device)
 {
+        uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
+        uint64_t hard = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
         uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
-        uint64_t cached;
+        uint64_t cached, over;
 
-        if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED)
+        if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED && charged <= hard)
                 return 0;
         cached = gr_budget_cached(device);
         if (soft != GR_UNLIMITED) {
@@ -208,7 +242,11 @@ uint64_t gr_budget_excess(struct gr_device *device)
 
                 allowed = min_u64(allowed, soft > live ? soft - live : 0);
         }
-        return cached > allowed ? cached - allowed : 0;
+        over = cached > allowed ? cached - allowed : 0;
+        /* The limit came down below what was taken already. */
+        if (charged > hard && charged - hard > over)
+                over = min_u64(charged - hard, cached);
+        return over;
 }
 
 void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
@@ -219,9 +257,15 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
         uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
         uint64_t total = min_u64(card_total_bytes, hard);
         uint64_t free_bytes = card_free_bytes + gr_budget_cached(device) + idle;
+        const struct gr_group *group = atomic_load(&device->group);
 
         if (hard != GR_UNLIMITED)
                 free_bytes = min_u64(free_bytes, hard > live - idle ? hard - (live - idle) : 0);
+        if (group) {
+                uint64_t room = group->room(group->arg), own = gr_budget_cached(device) + idle;
+
+                free_bytes = min_u64(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
+        }
         atomic_store(&device->card_free_bytes, card_free_bytes);
         *ret_free_bytes = min_u64(free_bytes, total);
         *ret_total_bytes = total;

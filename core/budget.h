@@ -22,6 +22,14 @@
 
 struct gr_slab;
 
+/* Room that is shared with other processes. Called with locks up to GR_RANK_SLABS held; must not call back. */
+struct gr_group {
+        int (*reserve)(void *arg, uint64_t bytes); /* 0, or -EDQUOT */
+        void (*adjust)(void *arg, int64_t bytes);  /* without asking: given back, or found out later */
+        uint64_t (*room)(void *arg);               /* what reserve would grant now; GR_UNLIMITED: anything */
+        void *arg;
+};
+
 struct gr_device {
         int ordinal;
         _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
@@ -42,6 +50,9 @@ struct gr_device {
         bool integrated;                /* host memory and the device's are one; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */
         _Atomic uint64_t spilled_bytes; /* that the process has now */
+
+        /* NULL: alone. Constant once set, which happens before the first charge. */
+        const struct gr_group *_Atomic group;
 
         struct gr_lock ladder_lock; /* one thread at a time gives memory back and takes it, or they take each other's */
 
@@ -110,7 +121,13 @@ static inline uint64_t gr_budget_live(struct gr_device *device)
 /* Raises the peak of live memory: after each block from the driver, and now and then after one from the cache. */
 void gr_budget_note_live(struct gr_device *device);
 
-/* How much the cache holds beyond what threshold and soft limit allow. */
+/* What could still be charged, under the hard limit and the group's. */
+uint64_t gr_budget_room(struct gr_device *device);
+
+/* Whether the process's own hard limit refuses bytes, so that nobody else could help. */
+bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);
+
+/* How much the cache holds beyond what threshold, soft limit and a hard limit lowered meanwhile allow. */
 uint64_t gr_budget_excess(struct gr_device *device);
 
 /*

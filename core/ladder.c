@@ -12,15 +12,16 @@
 #define BYPASS_NS UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
 #define SYNC_NS   UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
 #define SYNC_PEERS_NS                                                                                                  \
-        UINT64_C(1000000000)              /* where work of other devices counts, which may wait for work yet to come   \
-                                           */
-#define GATE_NS       UINT64_C(100000000) /* longest wait for captures of other threads to end */
-#define GATE_PAUSE_NS UINT64_C(50000)
-#define RETURN_TRIES  16                  /* of a rung that does give memory back, which other threads may take first */
-#define WAIT_LOOK_NS  UINT64_C(500000)    /* WAIT: between looks at what our own threads freed */
-#define WAIT_FIRST_NS UINT64_C(2000000)   /* WAIT: between questions to the driver, at first */
-#define WAIT_MOST_NS  UINT64_C(250000000) /* and in the end */
-#define HOLDERS       3                   /* classes that the report names */
+        UINT64_C(1000000000)                /* where work of other devices counts, which may wait for work yet to come \
+                                             */
+#define GATE_NS         UINT64_C(100000000) /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS   UINT64_C(50000)
+#define RETURN_TRIES    16 /* of a rung that does give memory back, which other threads may take first */
+#define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
+#define WAIT_LOOK_NS    UINT64_C(500000)    /* WAIT: between looks at what our own threads freed */
+#define WAIT_FIRST_NS   UINT64_C(2000000)   /* WAIT: between questions to the driver, at first */
+#define WAIT_MOST_NS    UINT64_C(250000000) /* and in the end */
+#define HOLDERS         3                   /* classes that the report names */
 
 const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -130,6 +131,11 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         case GR_LEVEL_DRIVER:
                 reclaim.back_bytes = trim_driver(context);
                 break;
+        case GR_LEVEL_NEIGHBOUR:
+                if (!core->ask_neighbours)
+                        return 0;
+                reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
+                break;
         default: /* nothing to run: part of the climb itself, or not built yet */
                 return 0;
         }
@@ -139,17 +145,21 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         return reclaim.back_bytes;
 }
 
+/* What the driver takes for the request. */
+static uint64_t need_bytes(struct climb *climb)
+{
+        return gr_is_small(climb->bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(climb->bytes);
+}
+
 /* How much must come back before the driver can serve the request. */
 static uint64_t missing_bytes(struct climb *climb)
 {
         struct gr_device *device = climb->context->device;
-        uint64_t need = gr_is_small(climb->bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(climb->bytes);
+        uint64_t need = need_bytes(climb);
         uint64_t have = 0, total;
 
         if (climb->error == -EDQUOT) {
-                uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
-
-                have = hard > charged ? hard - charged : 0;
+                have = gr_budget_room(device);
         } else if (climb->context->core->driver->mem_info(climb->context->handle, &have, &total)) {
                 have = 0;
         }
@@ -217,18 +227,20 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
 
 /*
  * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
- * each find that the other has just taken them, and both fail. Reclaimables run without it: they may wait for other
- * threads.
+ * each find that the other has just taken them, and both fail. Reclaimables and neighbours are asked without it: they
+ * may wait for other threads.
  */
 static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        bool hooks = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP;
-        unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES : 1;
+        bool alone = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP || level == GR_LEVEL_NEIGHBOUR;
+        unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES
+                         : level == GR_LEVEL_NEIGHBOUR                    ? NEIGHBOUR_TRIES
+                                                                          : 1;
         uint64_t begin_ns = core->driver->now_ns(), back;
         int rc;
 
-        if (!hooks) {
+        if (!alone) {
                 gr_lock(&climb->context->device->ladder_lock);
                 rc = try_again(climb, false, ret_block); /* what the climber before left, or the program freed */
                 if (!out_of_memory(rc))
@@ -243,7 +255,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && back > 0 && --tries > 0);
 out:
-        if (!hooks)
+        if (!alone)
                 gr_unlock(&climb->context->device->ladder_lock);
         climb->ns[level] += core->driver->now_ns() - begin_ns;
         return rc;
@@ -421,6 +433,12 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 case GR_LEVEL_SYNC:
                 case GR_LEVEL_DROP:
                         rc = from_rung(climb, level, ret_block);
+                        break;
+                case GR_LEVEL_NEIGHBOUR:
+                        /* Nobody else can help where the process's own limit is what refuses. */
+                        if (core->ask_neighbours &&
+                            !(rc == -EDQUOT && gr_budget_own_limit(context->device, need_bytes(climb))))
+                                rc = from_rung(climb, level, ret_block);
                         break;
                 case GR_LEVEL_WAIT:
                         rc = from_wait(climb, ret_block);

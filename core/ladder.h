@@ -9,7 +9,7 @@
  *   DRIVER     the driver's own pools and graph memory are trimmed
  *   SYNC       the host waits for the GPU, epoch by epoch, and gives back what that frees, until it is enough
  *   DROP       reclaimables drop state that can be built again
- *   NEIGHBOUR  other processes; nothing is there for it yet
+ *   NEIGHBOUR  other processes on the card give back what they have cached, within a deadline
  *   WAIT       where asked for: until somebody frees, here or in another process, or its time is up
  *   SPILL      where asked for: host memory (spill.h)
  *   FAIL       a report of what each rung gave; frees go straight to the driver for a moment, because the framework
@@ -29,8 +29,9 @@ struct gr_context;
 struct gr_core;
 
 /*
- * Runs one rung, PURGE to DROP, for want_bytes on the context's device, on all of its contexts. Returns the bytes that
- * the device got back; for PURGE and DROP those that the program no longer holds, which lie in the cache at first.
+ * Runs one rung, PURGE to NEIGHBOUR, for want_bytes on the context's device, on all of its contexts. Returns the bytes
+ * that the device got back; for PURGE and DROP those that the program no longer holds, which lie in the cache at first;
+ * for NEIGHBOUR what the others say.
  * Re-entrant: a reclaimable may free, allocate and reclaim.
  */
 uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes);

@@ -21,6 +21,7 @@ enum gr_rank {
         GR_RANK_SLABS,    /* one device's slabs of small blocks */
         GR_RANK_LEDGER,   /* one shard of the ledger */
         GR_RANK_FOREIGN,  /* the ledger of what the pool does not serve */
+        GR_RANK_REGION,   /* one device's account in the region; held across looks at other processes */
 };
 
 struct gr_lock {

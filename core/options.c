@@ -82,6 +82,19 @@ static int path_parse(const char *text, struct gr_path *ret)
         return 0;
 }
 
+static int name_parse(const char *text, struct gr_name *ret)
+{
+        const size_t length = strlen(text);
+
+        if (length == 0 || text[0] == '.' ||
+            strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") != length)
+                return -EINVAL;
+        if (length >= sizeof(ret->text))
+                return -ENAMETOOLONG;
+        memcpy(ret->text, text, length + 1);
+        return 0;
+}
+
 static int int_parse(const struct gr_option *option, const char *text, int64_t *ret)
 {
         const bool negative = *text == '-';
@@ -157,6 +170,8 @@ int gr_option_parse(const struct gr_option *option, const char *text, void *ret_
                 return bool_parse(text, ret_value);
         case GR_KIND_PATH:
                 return path_parse(text, ret_value);
+        case GR_KIND_NAME:
+                return name_parse(text, ret_value);
         case GR_KIND_INT:
                 return int_parse(option, text, ret_value);
         case GR_KIND_DURATION:
@@ -196,6 +211,9 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
         case GR_KIND_PATH:
                 snprintf(buf, buf_bytes, "path");
                 break;
+        case GR_KIND_NAME:
+                snprintf(buf, buf_bytes, "name of letters, digits, _, - and .");
+                break;
         case GR_KIND_INT:
                 snprintf(buf, buf_bytes, "%lld to %lld", (long long)option->min, (long long)option->max);
                 break;
@@ -223,6 +241,7 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
                 snprintf(buf, buf_bytes, "%d", *(const bool *)value);
                 break;
         case GR_KIND_PATH:
+        case GR_KIND_NAME:
                 snprintf(buf, buf_bytes, "%s", *(const char *)value ? (const char *)value : "none");
                 break;
         case GR_KIND_INT:

@@ -18,6 +18,7 @@
 
 #define GR_OPTIONS_PREFIX    "GPURECLAIM_"
 #define GR_PATH_BYTES        4096
+#define GR_NAME_BYTES        64
 #define GR_OPTION_TEXT_BYTES (GR_PATH_BYTES + 64) /* room for any text of gr_option_format */
 
 #define GR_REUSE_MODES(X)                                                                                              \
@@ -40,6 +41,11 @@ struct gr_path {
         char text[GR_PATH_BYTES];
 };
 
+/* Letters, digits, '_', '-' and '.', not '.' first; never empty. */
+struct gr_name {
+        char text[GR_NAME_BYTES];
+};
+
 enum gr_option_id {
 #define GR_OPTION(id, ...) GR_OPTION_##id,
 #include "options.def"
@@ -52,11 +58,12 @@ enum gr_option_kind {
         GR_KIND_ENUM,     /* an enum whose values index words */
         GR_KIND_BOOL,     /* bool */
         GR_KIND_PATH,     /* struct gr_path */
+        GR_KIND_NAME,     /* struct gr_name */
         GR_KIND_INT,      /* int64_t */
         GR_KIND_DURATION, /* uint64_t, nanoseconds */
 };
 
-/* About 9 KiB: keep it in static storage. The fields are final once gr_options_load has returned. */
+/* About 13 KiB: keep it in static storage. The fields are final once gr_options_load has returned. */
 struct gr_options {
 #define GR_OPTION(id, field, ctype, ...) ctype field;
 #include "options.def"
@@ -105,7 +112,7 @@ uint64_t gr_options_resolve(struct gr_options *options, enum gr_option_id id, in
 /*
  * Parses text as a value of option into *ret_value, which has the type of the option's field (see enum gr_option_kind).
  * -EINVAL: not such a value. -ERANGE: outside min to max, or of the type. -ENAMETOOLONG: a path above GR_PATH_BYTES
- * - 1.
+ * - 1, a name above GR_NAME_BYTES - 1.
  */
 int gr_option_parse(const struct gr_option *option, const char *text, void *ret_value);
 

@@ -97,6 +97,10 @@ struct gr_core {
 
         /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
         void (*wake)(struct gr_core *core);
+
+        /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is
+         * held. */
+        uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 };
 
 static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)

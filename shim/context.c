@@ -148,6 +148,7 @@ static struct gr_context *look_up(CUcontext handle)
         if (!owner)
                 return NULL;
         gr_process_in_use();
+        gr_neighbour_join(dev);
         return gr_context_add(&gr_core, owner, dev);
 }
 
@@ -179,6 +180,7 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_get(dev)) {
                 gr_process_in_use();
+                gr_neighbour_join(dev);
                 gr_context_add(&gr_core, *context, dev);
                 errno = saved_errno;
         }

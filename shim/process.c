@@ -191,6 +191,7 @@ static void in_child(void)
 {
         if (atomic_load(&in_use))
                 atomic_store(&gr_shim_state, GR_SHIM_OFF);
+        gr_neighbour_forget();
 }
 
 static void write_all(const char *text, size_t length, void *arg)
@@ -254,6 +255,7 @@ static void at_exit(void)
                 return;
         gr_apart_stop();
         helper_stop();
+        gr_neighbour_leave();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
 }
@@ -286,6 +288,8 @@ void gr_process_init(void)
                                      (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
         atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_public_init();
+        if (gr_options.neighbour)
+                gr_core.ask_neighbours = gr_neighbour_ask;
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }

@@ -2,7 +2,8 @@
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
  * mapped.c, managed.c, array.c and host.c for what the pool does not serve), gives core/ the real driver (driver.c),
- * and looks after the process: options, fork, exit, helper thread (process.c).
+ * and looks after the process: options, fork, exit, helper thread (process.c), and the other processes
+ * on the card (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -82,6 +83,20 @@ void gr_process_in_use(void);
 
 /* public.c: the core is there, and what was registered before joins it. */
 void gr_public_init(void);
+
+/* neighbour.c */
+
+/* The device is about to be used: joins the other processes on it, once. Without them the process works alone. */
+void gr_neighbour_join(CUdevice dev);
+
+/* Leaves them; waits briefly for our threads. At the end of the process. */
+void gr_neighbour_leave(void);
+
+/* In a child after fork: what was joined is the parent's. */
+void gr_neighbour_forget(void);
+
+/* For gr_core.ask_neighbours. */
+uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 
 /* driver.c */
 extern struct gr_driver gr_driver;

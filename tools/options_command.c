@@ -112,6 +112,7 @@ static void print_json_value(enum gr_option_id id, const void *value)
                 printf("%s", *(const bool *)value ? "true" : "false");
                 break;
         case GR_KIND_PATH:
+        case GR_KIND_NAME:
                 if (*(const char *)value)
                         print_json_string(value);
                 else

@@ -20,6 +20,8 @@ static const char *argument_name(const struct gr_option *option, char *buf, size
                 return NULL;
         case GR_KIND_PATH:
                 return "FILE";
+        case GR_KIND_NAME:
+                return "NAME";
         case GR_KIND_INT:
                 return "NUMBER";
         case GR_KIND_DURATION:

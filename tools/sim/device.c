@@ -6,6 +6,8 @@
 
 void sim_setup(void)
 {
+        if (sim_config()->shared)
+                sim_shared_setup(sim_config()->shared);
         sim_heap_setup(sim_config());
         sim_pool_setup(sim_config());
 }
@@ -48,11 +50,16 @@ SIM_API cuDeviceGetName(char *name, int length, CUdevice device)
 
 static CUresult get_uuid(CUuuid *uuid, CUdevice device)
 {
+        uint64_t hash;
+
         if (!uuid)
                 return CUDA_ERROR_INVALID_VALUE;
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
-        memcpy(uuid->bytes, "simulated devic", sizeof uuid->bytes);
+        /* A shared card is the same one for all who name its file, any other is the process's own. */
+        hash = sim_shared_card(sim_config()->shared);
+        memcpy(uuid->bytes, "simgpu", 6);
+        memcpy(uuid->bytes + 6, &hash, sizeof hash);
         uuid->bytes[15] = (char)device;
         return CUDA_SUCCESS;
 }

@@ -205,6 +205,9 @@ static void read_environment(void)
                 else
                         complain("GRSIM_MEMORY", value);
         }
+        value = getenv("GRSIM_SHARED");
+        if (value && *value)
+                config.shared = strdup(value);
         value = getenv("GRSIM_TRACE");
         if (value && *value) {
                 trace_fd = open(value, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

@@ -4,6 +4,7 @@
  * Environment, read at the first call into the driver; a value that cannot be used is named on stderr and ignored:
  *   GRSIM_DEVICES=2              0 to 8, every one a peer of the others; default 1
  *   GRSIM_MEMORY=8GiB            of each device; default 4GiB
+ *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own
  *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
  *                                the 3rd call, every call, every call from the 2nd on returns that code and does
  * nothing GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent as on an older driver: cuGetProcAddress does not know the
@@ -21,6 +22,6 @@
 extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
 unsigned long grSimMisuseCount(void);             /* touches of memory that was not the program's to touch */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
-size_t grSimUsedBytes(int device);                /* bytes of whole pages in use; 0 for an unknown device */
+size_t grSimUsedBytes(int device);                /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
 
 #endif

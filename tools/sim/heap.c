@@ -92,9 +92,13 @@ static size_t take_pages(struct heap *heap, size_t count, CUmemoryPool owner)
                 if (run == count) {
                         size_t first = i + 1 - count;
 
-                        if (mprotect((void *)page_address(heap, first), count * SIM_PAGE_BYTES,
-                                     PROT_READ | PROT_WRITE) != 0)
+                        if (!sim_shared_take((int)(heap - heaps), count, heap->limit))
                                 return heap->n_pages;
+                        if (mprotect((void *)page_address(heap, first), count * SIM_PAGE_BYTES,
+                                     PROT_READ | PROT_WRITE) != 0) {
+                                sim_shared_give((int)(heap - heaps), count);
+                                return heap->n_pages;
+                        }
                         if (first == heap->first_free)
                                 heap->first_free = i + 1;
                         heap->used += count;
@@ -116,6 +120,7 @@ static void give_pages(struct heap *heap, size_t first, size_t count, CUmemoryPo
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         memset(&heap->pages[first], 0, count * sizeof *heap->pages);
         heap->used -= count;
+        sim_shared_give((int)(heap - heaps), count);
         if (owner)
                 owner->reserved -= count * SIM_PAGE_BYTES;
         if (first < heap->first_free)
@@ -318,7 +323,8 @@ size_t sim_heap_free_bytes(int device)
         size_t bytes;
 
         sim_memory_lock();
-        bytes = (heaps[device].limit - heaps[device].used) * SIM_PAGE_BYTES;
+        bytes = heaps[device].limit - heaps[device].used;
+        bytes = sim_shared_free(device, heaps[device].limit, bytes) * SIM_PAGE_BYTES;
         sim_memory_unlock();
         return bytes;
 }
@@ -330,7 +336,7 @@ bool sim_heap_charge(int device, size_t bytes)
         bool fits;
 
         sim_memory_lock();
-        fits = count <= heap->limit && heap->used <= heap->limit - count;
+        fits = count <= heap->limit && heap->used <= heap->limit - count && sim_shared_take(device, count, heap->limit);
         if (fits)
                 heap->used += count;
         sim_memory_unlock();
@@ -341,6 +347,7 @@ void sim_heap_uncharge(int device, size_t bytes)
 {
         sim_memory_lock();
         heaps[device].used -= (bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES;
+        sim_shared_give(device, (bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES);
         sim_memory_unlock();
 }
 

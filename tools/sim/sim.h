@@ -100,6 +100,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 struct sim_config {
         int devices;
         size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
+        const char *shared;  /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
@@ -337,6 +338,14 @@ void sim_range_remove(struct sim_alloc *alloc);
 /* ---- array.c ---- */
 
 void sim_arrays_forget_context(CUcontext ctx); /* at the context's end; lock held */
+
+/* ---- shared.c: one card for several processes; without sim_shared_setup nothing is shared ---- */
+
+void sim_shared_setup(const char *path);
+bool sim_shared_take(int device, size_t pages, size_t limit); /* false: the card is full */
+void sim_shared_give(int device, size_t pages);
+size_t sim_shared_free(int device, size_t limit, size_t own_free); /* pages */
+uint64_t sim_shared_card(const char *path); /* which card: the file's, or with NULL this process's own */
 
 /* ---- vmm.c ---- */
 

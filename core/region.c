@@ -1,0 +1,524 @@
+#include "region.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PID_BITS       22 /* the kernel's PID_MAX_LIMIT */
+#define NAMESPACE_BITS 16
+#define START_BITS     26
+#define PID_MASK       ((UINT64_C(1) << PID_BITS) - 1)
+#define NAMESPACE_MASK ((UINT64_C(1) << NAMESPACE_BITS) - 1)
+#define START_MASK     ((UINT64_C(1) << START_BITS) - 1)
+
+#define FOREIGN_DEAD_NS                                                                                                \
+        UINT64_C(10000000000) /* a process of another pid namespace that is silent for so long is gone */
+#define FIGURE_MOST   (UINT64_C(1) << 62)
+#define LOCK_TRIES    20
+#define LOCK_PAUSE_US 500
+#define RESERVE_TRIES 20
+#define RESERVE_NS    UINT64_C(50000)
+
+_Static_assert(sizeof(struct gr_slot) == 256, "wire format");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "shared words need no lock");
+
+static uint64_t token_of(const struct gr_identity *identity)
+{
+        return (identity->pid & PID_MASK) | (identity->pid_namespace & NAMESPACE_MASK) << PID_BITS |
+               (identity->start_ticks & START_MASK) << (PID_BITS + NAMESPACE_BITS);
+}
+
+static uint32_t token_pid(uint64_t token)
+{
+        return (uint32_t)(token & PID_MASK);
+}
+
+static bool own_namespace(const struct gr_region *region, uint64_t token)
+{
+        return ((token ^ region->token) >> PID_BITS & NAMESPACE_MASK) == 0;
+}
+
+static bool name_ok(const char *name, size_t most)
+{
+        size_t length = strlen(name);
+
+        if (length == 0 || length >= most || name[0] == '.')
+                return false;
+        for (; *name; name++)
+                if (!isascii((unsigned char)*name) || (!isalnum((unsigned char)*name) && !strchr("_.-", *name)))
+                        return false;
+        return true;
+}
+
+int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes)
+{
+        char text[37];
+        size_t at = 0;
+        int length;
+
+        if (!name_ok(group, GR_GROUP_NAME_BYTES))
+                return -EINVAL;
+        for (size_t i = 0; i < 16; i++)
+                at += (size_t)snprintf(text + at, sizeof(text) - at,
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+        length = snprintf(buf, buf_bytes, "%s-%s.v%d", group, text, GR_REGION_VERSION);
+        return length > 0 && (size_t)length < buf_bytes ? 0 : -EINVAL;
+}
+
+int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
+{
+        char suffix[16];
+        size_t length = strlen(file), tail;
+
+        tail = (size_t)snprintf(suffix, sizeof(suffix), ".v%d", GR_REGION_VERSION);
+        if (length < tail + 38 || strcmp(file + length - tail, suffix) != 0 || file[length - tail - 37] != '-' ||
+            length - tail - 37 >= GR_GROUP_NAME_BYTES)
+                return -EINVAL;
+        for (size_t i = 0; i < 36; i++)
+                if (!strchr("0123456789abcdef-", file[length - tail - 36 + i]))
+                        return -EINVAL;
+        memcpy(ret_group, file, length - tail - 37);
+        ret_group[length - tail - 37] = '\0';
+        memcpy(ret_uuid, file + length - tail - 36, 36);
+        ret_uuid[36] = '\0';
+        return name_ok(ret_group, GR_GROUP_NAME_BYTES) ? 0 : -EINVAL;
+}
+
+void gr_region_default_dir(char *buf, size_t buf_bytes)
+{
+        snprintf(buf, buf_bytes, "/dev/shm/gpureclaim-%lu", (unsigned long)geteuid());
+}
+
+/* Ours alone, and no link to somewhere else. */
+static bool private_to_us(const struct stat *status)
+{
+        return status->st_uid == geteuid() && (status->st_mode & 077) == 0;
+}
+
+static int open_dir(const char *dir, bool create)
+{
+        struct stat status;
+        int fd;
+
+        if (create && mkdir(dir, 0700) != 0 && errno != EEXIST)
+                return -errno;
+        fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0)
+                return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
+        if (fstat(fd, &status) != 0 || !private_to_us(&status)) {
+                close(fd);
+                return -EPERM;
+        }
+        return fd;
+}
+
+static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)
+{
+        int fd = openat(dir_fd, file, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0),
+                        0600);
+
+        if (fd < 0)
+                return errno == ELOOP || errno == EISDIR ? -EPERM : -errno;
+        if (fstat(fd, ret_status) != 0 || !S_ISREG(ret_status->st_mode) || ret_status->st_nlink > 1 ||
+            !private_to_us(ret_status)) {
+                close(fd);
+                return -EPERM;
+        }
+        return fd;
+}
+
+/* The kernel drops such a lock with its holder; one that is stopped is not waited for long. */
+static bool lock_briefly(int fd, int kind)
+{
+        for (int i = 0; i < LOCK_TRIES; i++) {
+                if (flock(fd, kind | LOCK_NB) == 0)
+                        return true;
+                if (kind == LOCK_EX || (errno != EWOULDBLOCK && errno != EINTR))
+                        return false;
+                usleep(LOCK_PAUSE_US);
+        }
+        return false;
+}
+
+/* Every process writes the same, so it does not matter who dies in the middle, or who comes second. */
+static void set_up(struct gr_region_map *map)
+{
+        atomic_store(&map->version, GR_REGION_VERSION);
+        atomic_store(&map->slot_count, GR_REGION_SLOTS);
+        atomic_store(&map->slot_bytes, sizeof(struct gr_slot));
+        atomic_store(&map->size_bytes, sizeof(struct gr_region_map));
+        atomic_store(&map->magic, GR_REGION_MAGIC);
+}
+
+static bool layout_ok(struct gr_region_map *map)
+{
+        return atomic_load(&map->magic) == GR_REGION_MAGIC && atomic_load(&map->version) == GR_REGION_VERSION &&
+               atomic_load(&map->slot_count) == GR_REGION_SLOTS &&
+               atomic_load(&map->slot_bytes) == sizeof(struct gr_slot) &&
+               atomic_load(&map->size_bytes) == sizeof(struct gr_region_map);
+}
+
+static int map_file(struct gr_region *region, int fd, struct stat *status, bool create)
+{
+        struct gr_region_map *map;
+        int rc;
+
+        if (status->st_size != 0 && status->st_size != sizeof(*map))
+                return -EPROTO;
+        if (status->st_size == 0 && !create)
+                return -EPROTO;
+        /* A page that cannot be had would be a SIGBUS at its first touch: now it is an error. */
+        rc = posix_fallocate(fd, 0, sizeof(*map));
+        if (rc)
+                return -rc;
+        map = mmap(NULL, sizeof(*map), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (map == MAP_FAILED)
+                return -errno;
+        if (create && atomic_load(&map->magic) == 0)
+                set_up(map);
+        if (!layout_ok(map)) {
+                munmap(map, sizeof(*map));
+                return -EPROTO;
+        }
+        region->map = map;
+        region->device = status->st_dev;
+        region->inode = status->st_ino;
+        return 0;
+}
+
+int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                   const char *dir, const char *file, bool create)
+{
+        struct stat status;
+        int dir_fd, fd, rc;
+
+        memset(region, 0, sizeof(*region));
+        region->ops = ops;
+        region->self = *self;
+        region->token = token_of(self);
+        region->slot = -1;
+        if (strlen(dir) >= sizeof(region->dir) || strlen(file) >= sizeof(region->file) || strchr(file, '/'))
+                return -ENAMETOOLONG;
+        strcpy(region->dir, dir);
+        strcpy(region->file, file);
+        dir_fd = open_dir(dir, create);
+        if (dir_fd < 0)
+                return dir_fd;
+        fd = open_file(dir_fd, file, create, &status);
+        close(dir_fd);
+        if (fd < 0)
+                return fd;
+        rc = map_file(region, fd, &status, create);
+        close(fd);
+        return rc;
+}
+
+void gr_region_close(struct gr_region *region)
+{
+        if (region->map)
+                munmap(region->map, sizeof(*region->map));
+        region->map = NULL;
+        region->slot = -1;
+}
+
+/* The file as others find it now, for a lock; -1. */
+static int open_again(struct gr_region *region, bool *ret_same)
+{
+        struct stat status;
+        int dir_fd = open_dir(region->dir, false), fd;
+
+        *ret_same = false;
+        if (dir_fd < 0)
+                return -1;
+        fd = open_file(dir_fd, region->file, false, &status);
+        close(dir_fd);
+        if (fd >= 0)
+                *ret_same = status.st_dev == region->device && status.st_ino == region->inode;
+        return fd < 0 ? -1 : fd;
+}
+
+/* Whether the file that others find is the one mapped here. */
+static bool same_file(struct gr_region *region)
+{
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES];
+        struct stat status;
+
+        snprintf(path, sizeof(path), "%s/%s", region->dir, region->file);
+        return lstat(path, &status) == 0 && status.st_dev == region->device && status.st_ino == region->inode;
+}
+
+static bool owner_gone(struct gr_region *region, unsigned slot, uint64_t owner)
+{
+        uint64_t start, beat, now;
+
+        if (own_namespace(region, owner)) {
+                switch (region->ops->peer(token_pid(owner), &start)) {
+                case GR_PEER_GONE:
+                        return true;
+                case GR_PEER_ALIVE:
+                case GR_PEER_STOPPED:
+                        return (start & START_MASK) != owner >> (PID_BITS + NAMESPACE_BITS);
+                case GR_PEER_UNKNOWN:
+                        break;
+                }
+        }
+        beat = atomic_load(&region->map->slots[slot].heartbeat_ns);
+        now = region->ops->now_ns();
+        /* A beat from the future is none. */
+        return beat != 0 && (now > beat ? now - beat : beat - now) > FOREIGN_DEAD_NS;
+}
+
+static bool sweep_slot(struct gr_region *region, unsigned slot)
+{
+        uint64_t owner = atomic_load(&region->map->owners[slot]);
+
+        return owner != 0 && owner != region->token && owner_gone(region, slot, owner) &&
+               atomic_compare_exchange_strong(&region->map->owners[slot], &owner, 0);
+}
+
+unsigned gr_region_sweep(struct gr_region *region)
+{
+        unsigned freed = 0;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                freed += sweep_slot(region, i);
+        return freed;
+}
+
+void gr_region_look_once(struct gr_region *region)
+{
+        unsigned begin = atomic_fetch_add(&region->cursor, 1);
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                unsigned slot = (begin + i) % GR_REGION_SLOTS;
+                uint64_t owner = atomic_load(&region->map->owners[slot]);
+
+                if (owner == 0 || owner == region->token)
+                        continue;
+                atomic_store(&region->cursor, slot + 1);
+                sweep_slot(region, slot);
+                return;
+        }
+}
+
+/* Our slot; -1 where we have none, or lost it to somebody who thought that we were gone. */
+static int own_slot(struct gr_region *region)
+{
+        int slot = atomic_load(&region->slot);
+
+        return slot >= 0 && atomic_load(&region->map->owners[slot]) == region->token ? slot : -1;
+}
+
+static int claim(struct gr_region *region)
+{
+        /* Neighbouring starters begin at different places, so that they neither collide nor search. */
+        unsigned begin = (unsigned)((region->token * UINT64_C(0x9e3779b97f4a7c15)) >> 55) % GR_REGION_SLOTS;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                unsigned slot = (begin + i) % GR_REGION_SLOTS;
+                uint64_t free_word = 0;
+
+                if (atomic_load(&region->map->owners[slot]) == 0 &&
+                    atomic_compare_exchange_strong(&region->map->owners[slot], &free_word, region->token))
+                        return (int)slot;
+        }
+        return -ENOSPC;
+}
+
+static void fill_slot(struct gr_region *region, const char *name, uint32_t share, uint32_t flags)
+{
+        struct gr_slot *slot = &region->map->slots[region->slot];
+        uint64_t words[GR_REGION_NAME_BYTES / 8] = {0};
+
+        atomic_store(&region->map->accounts[region->slot], 0);
+        atomic_store(&slot->heartbeat_ns, 0);
+        atomic_store(&slot->orders, 0);
+        atomic_store(&slot->level, 0);
+        atomic_store(&slot->want_bytes, 0);
+        atomic_store(&slot->answer, atomic_load(&slot->request));
+        atomic_store(&slot->pid, region->self.pid);
+        atomic_store(&slot->start_ticks, region->self.start_ticks);
+        atomic_store(&slot->pid_namespace, region->self.pid_namespace);
+        atomic_store(&slot->share, share);
+        atomic_store(&slot->flags, flags);
+        memcpy(words, name, strnlen(name, sizeof(words) - 1));
+        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+                atomic_store(&slot->name[i], words[i]);
+        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+                atomic_store(&slot->figures[i], 0);
+        atomic_store(&slot->active_ns, region->ops->now_ns());
+        atomic_store(&slot->heartbeat_ns, region->ops->now_ns());
+}
+
+int gr_region_join(struct gr_region *region, const char *name, uint32_t share, uint32_t flags)
+{
+        bool same;
+        int fd, slot;
+
+        /*
+         * Against a leaver that is about to remove the file. Where that one is stopped in the middle we join all the
+         * same, and gr_region_member tells when the file has gone.
+         */
+        fd = open_again(region, &same);
+        if (fd < 0)
+                return -ESTALE;
+        if (same) {
+                lock_briefly(fd, LOCK_SH);
+                same = same_file(region);
+        }
+        if (!same) {
+                close(fd);
+                return -ESTALE;
+        }
+        slot = claim(region);
+        if (slot < 0 && gr_region_sweep(region) > 0)
+                slot = claim(region);
+        if (slot >= 0) {
+                region->slot = slot;
+                fill_slot(region, name, share, flags);
+        }
+        close(fd);
+        return slot < 0 ? slot : 0;
+}
+
+void gr_region_leave(struct gr_region *region)
+{
+        uint64_t mine = region->token;
+        bool same, empty = true;
+        int fd, dir_fd, slot = atomic_exchange(&region->slot, -1);
+
+        if (slot < 0)
+                return;
+        fd = open_again(region, &same);
+        if (fd >= 0 && !same) {
+                close(fd);
+                fd = -1;
+        }
+        if (fd >= 0 && !lock_briefly(fd, LOCK_EX)) {
+                close(fd);
+                fd = -1; /* somebody joins: the file is not the last one's */
+        }
+        atomic_compare_exchange_strong(&region->map->owners[slot], &mine, 0);
+        if (fd < 0)
+                return;
+        for (unsigned i = 0; i < GR_REGION_SLOTS && empty; i++)
+                empty = atomic_load(&region->map->owners[i]) == 0 || sweep_slot(region, i);
+        dir_fd = empty ? open_dir(region->dir, false) : -1;
+        if (dir_fd >= 0) {
+                unlinkat(dir_fd, region->file, 0);
+                close(dir_fd);
+        }
+        close(fd);
+}
+
+bool gr_region_member(struct gr_region *region)
+{
+        return own_slot(region) >= 0 && same_file(region);
+}
+
+void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed)
+{
+        struct gr_slot *slot;
+        uint64_t now = region->ops->now_ns();
+        int own = own_slot(region);
+
+        if (own < 0)
+                return;
+        slot = &region->map->slots[own];
+        for (int i = 0; figures && i < GR_FIGURE_COUNT; i++)
+                if (i != GR_FIGURE_waiting) /* the asker's own */
+                        atomic_store(&slot->figures[i], figures[i]);
+        if (changed)
+                atomic_store(&slot->active_ns, now);
+        atomic_store(&slot->heartbeat_ns, now);
+}
+
+static uint64_t checked(uint64_t figure)
+{
+        return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
+}
+
+int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *ret)
+{
+        struct gr_slot *slot;
+        uint64_t owner, words[GR_REGION_NAME_BYTES / 8];
+        uint32_t share;
+
+        if (index >= GR_REGION_SLOTS || !(owner = atomic_load(&region->map->owners[index])))
+                return -ENOENT;
+        slot = &region->map->slots[index];
+        memset(ret, 0, sizeof(*ret));
+        ret->slot = index;
+        ret->owner = owner;
+        /* The owner word counts: the rest may still be the one's before. */
+        ret->identity.pid = token_pid(owner);
+        ret->identity.start_ticks = atomic_load(&slot->start_ticks);
+        ret->identity.pid_namespace = atomic_load(&slot->pid_namespace);
+        ret->same_namespace = own_namespace(region, owner);
+        share = atomic_load(&slot->share);
+        ret->share = share >= 1 && share <= 1000 ? share : 1;
+        ret->flags = atomic_load(&slot->flags);
+        ret->charged_bytes = checked(atomic_load(&region->map->accounts[index]));
+        ret->heartbeat_ns = atomic_load(&slot->heartbeat_ns);
+        ret->active_ns = atomic_load(&slot->active_ns);
+        ret->given_bytes = atomic_load(&slot->given_bytes);
+        for (size_t i = 0; i < GR_REGION_NAME_BYTES / 8; i++)
+                words[i] = atomic_load(&slot->name[i]);
+        memcpy(ret->name, words, sizeof(words));
+        ret->name[sizeof(ret->name) - 1] = '\0';
+        for (char *c = ret->name; *c; c++)
+                if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
+                        *c = '?';
+        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+                ret->figures[i] = checked(atomic_load(&slot->figures[i]));
+        return 0;
+}
+
+uint64_t gr_region_sum(struct gr_region *region, bool without_self)
+{
+        uint64_t sum = 0;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if (atomic_load(&region->map->owners[i]) != 0 && !(without_self && (int)i == region->slot))
+                        sum += checked(atomic_load(&region->map->accounts[i]));
+        return sum;
+}
+
+int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_bytes)
+{
+        _Atomic uint64_t *account;
+        _Atomic uint32_t *word;
+        int own = own_slot(region);
+
+        if (own < 0)
+                return -ENOTCONN;
+        account = &region->map->accounts[own];
+        word = &region->map->slots[own].answer;
+        for (int i = 0; i < RESERVE_TRIES; i++) {
+                atomic_fetch_add(account, bytes);
+                /* Whoever comes later sees our bytes before it looks at the sum; so at most one of two passes. */
+                if (limit_bytes == UINT64_MAX || gr_region_sum(region, false) <= limit_bytes)
+                        return 0;
+                atomic_fetch_sub(account, bytes);
+                if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep(region) == 0)
+                        return -EDQUOT; /* no race: it is full */
+                /* A pause, of another length in each process. */
+                region->ops->wait(word, atomic_load(word), RESERVE_NS * (1 + (region->token + (unsigned)i) % 4));
+        }
+        return -EDQUOT;
+}
+
+void gr_region_adjust(struct gr_region *region, int64_t bytes)
+{
+        int own = own_slot(region);
+
+        if (own >= 0)
+                atomic_fetch_add(&region->map->accounts[own], (uint64_t)bytes);
+}

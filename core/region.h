@@ -1,0 +1,228 @@
+/*
+ * The region: what the processes of one user (and one group) on one GPU know of each other, in shared memory.
+ *
+ * It is a wire format (fixed-width fields, magic, version, size; offsets held by a test) in a file of mode 0600 inside
+ * a folder of mode 0700, one file per group, GPU and version of the layout. It is advice between processes: whoever
+ * cannot open it works alone, and what is read from it is checked as if an enemy had written it.
+ *
+ * No lock lies in it that a dead process could keep. A slot is claimed by one compare-and-swap of its owner word, which
+ * names process, start time and pid namespace; a slot whose owner is gone is freed the same way by whoever looks. The
+ * group's use is no counter but the sum of the owners' accounts, so a dead process's share goes with its slot, once.
+ *
+ * Functions return 0 or -errno and touch ret_ outputs only on success. Any thread may call them, but for open, join,
+ * leave and close. No clock here: time, waiting and the look at other processes come through a table.
+ */
+#ifndef GR_REGION_H
+#define GR_REGION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
+#define GR_REGION_VERSION    1
+#define GR_REGION_SLOTS      512
+#define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
+#define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
+#define GR_REGION_FILE_BYTES 160 /* of a region's file name */
+#define GR_REGION_PATH_BYTES 4096
+
+/* What a process says of itself, in bytes; UINT64_MAX is "none" for limits. One list for the slot, the snapshot, JSON.
+ */
+#define GR_FIGURES(X)                                                                                                  \
+        X(card_total) /* 0: unknown */                                                                                 \
+        X(card_free)  /* as last seen by that process; 0: never */                                                     \
+        X(limit)                                                                                                       \
+        X(threshold)                                                                                                   \
+        X(group_limit)                                                                                                 \
+        X(live)                                                                                                        \
+        X(cached)                                                                                                      \
+        X(peak)    /* of what it took from the driver */                                                               \
+        X(waiting) /* what an allocation of it is short of, now */
+
+enum gr_figure {
+#define GR_FIGURE_ENUMERATOR(name) GR_FIGURE_##name,
+        GR_FIGURES(GR_FIGURE_ENUMERATOR)
+#undef GR_FIGURE_ENUMERATOR
+                GR_FIGURE_COUNT
+};
+
+/* In a slot's flags: what the process is. */
+#define GR_SLOT_KEEPS_OUT 1u /* neighbours do not ask it for memory */
+
+/* In a slot's orders: what others want of the process. */
+#define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
+#define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
+#define GR_ORDER_REFRESH   4u /* look at the card and publish */
+
+/* One process. Every word is atomic and right by itself; nothing is consistent across words. */
+struct gr_slot {
+        _Atomic uint32_t request; /* askers count it up and wake it */
+        _Atomic uint32_t answer;  /* the request that was last served; woken by the owner */
+        _Atomic uint32_t orders;
+        _Atomic uint32_t level; /* highest rung asked for; 0: neighbours' own */
+        _Atomic uint64_t want_bytes;
+        _Atomic uint64_t given_bytes; /* ever, modulo 2^64 */
+        _Atomic uint64_t new_limit;
+        _Atomic uint64_t new_threshold;
+        _Atomic uint64_t heartbeat_ns; /* 0: just claimed */
+        _Atomic uint64_t active_ns;    /* when figures last changed */
+        _Atomic uint64_t start_ticks;
+        _Atomic uint64_t pid_namespace;
+        _Atomic uint32_t pid;
+        _Atomic uint32_t share;
+        _Atomic uint32_t flags;
+        _Atomic uint32_t reserved;
+        _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
+        _Atomic uint64_t figures[GR_FIGURE_COUNT];
+        uint64_t padding[20 - GR_REGION_NAME_BYTES / 8 - GR_FIGURE_COUNT]; /* to 256 bytes */
+};
+
+struct gr_region_map {
+        _Atomic uint64_t magic; /* written last; 0 in a file that nobody has set up yet */
+        _Atomic uint32_t version;
+        _Atomic uint32_t slot_count;
+        _Atomic uint32_t slot_bytes;
+        _Atomic uint32_t reserved;
+        _Atomic uint64_t size_bytes;
+        uint64_t padding[4];
+        _Atomic uint64_t owners[GR_REGION_SLOTS];   /* 0: free */
+        _Atomic uint64_t accounts[GR_REGION_SLOTS]; /* bytes charged; means nothing where the owner is 0 */
+        struct gr_slot slots[GR_REGION_SLOTS];
+};
+
+struct gr_identity {
+        uint32_t pid;
+        uint64_t start_ticks;   /* field 22 of /proc/PID/stat */
+        uint64_t pid_namespace; /* its inode */
+};
+
+enum gr_peer {
+        GR_PEER_GONE,
+        GR_PEER_ALIVE,
+        GR_PEER_STOPPED, /* by a signal: it answers nothing */
+        GR_PEER_UNKNOWN, /* cannot be told */
+};
+
+struct gr_region_ops {
+        uint64_t (*now_ns)(void); /* the same clock in all processes */
+        /* What became of a process of our own pid namespace; *ret_start is set unless GONE or UNKNOWN. */
+        enum gr_peer (*peer)(uint32_t pid, uint64_t *ret_start);
+        /* Sleeps until wake, a timeout, or for no reason; at once where *word is not seen. */
+        void (*wait)(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns);
+        void (*wake)(_Atomic uint32_t *word);
+};
+
+/* One process's view. About 17 KiB; owned by the caller. */
+struct gr_region {
+        const struct gr_region_ops *ops;
+        struct gr_region_map *map; /* shared; NULL when closed */
+        struct gr_identity self;
+        uint64_t token; /* owner word of this process */
+        _Atomic int slot; /* -1: not a member */
+        dev_t device;
+        ino_t inode;
+        char dir[GR_REGION_PATH_BYTES];
+        char file[GR_REGION_FILE_BYTES];
+        _Atomic uint64_t silent_owner[GR_REGION_SLOTS]; /* did not answer in time, */
+        _Atomic uint64_t silent_beat[GR_REGION_SLOTS];  /* with this heartbeat */
+        _Atomic unsigned cursor;                        /* of gr_region_look_once */
+};
+
+/* What a slot said, checked: figures below 2^62 or UINT64_MAX, the name printable. */
+struct gr_member {
+        unsigned slot;
+        uint64_t owner;
+        struct gr_identity identity;
+        bool same_namespace; /* pid means something to us */
+        uint32_t share, flags;
+        uint64_t charged_bytes;
+        uint64_t heartbeat_ns, active_ns, given_bytes;
+        char name[GR_REGION_NAME_BYTES];
+        uint64_t figures[GR_FIGURE_COUNT];
+};
+
+/* What others want of this process. */
+struct gr_request {
+        uint32_t sequence; /* for gr_region_answer */
+        uint32_t orders, level;
+        uint64_t want_bytes, new_limit, new_threshold;
+};
+
+/* Writes "GROUP-UUID.vVERSION"; -EINVAL for a name that is none: letters, digits, '_', '.', '-', no '.' first. */
+int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes);
+
+/* The other way: group (GR_GROUP_NAME_BYTES) and text of the UUID (37 bytes); -EINVAL for other files and versions. */
+int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid);
+
+/* The folder where none is set: /dev/shm/gpureclaim-UID. */
+void gr_region_default_dir(char *buf, size_t buf_bytes);
+
+/*
+ * Opens dir/file; with create it makes both where they are missing. -EPERM: folder or file are not the user's alone, or
+ * no folder or file. -EPROTO: not a region, or of another layout. Region is closed on failure. No descriptor stays
+ * open.
+ */
+int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
+                   const char *dir, const char *file, bool create);
+void gr_region_close(struct gr_region *region);
+
+/* Takes a slot. -ENOSPC: all are in use by the living. -ESTALE: the file went; open anew. Name may be any text. */
+int gr_region_join(struct gr_region *region, const char *name, uint32_t share, uint32_t flags);
+
+/* Gives the slot back, and removes the file where that was the last one. */
+void gr_region_leave(struct gr_region *region);
+
+/* Whether the slot is still ours and the file still the one that others find. If not: open and join anew. */
+bool gr_region_member(struct gr_region *region);
+
+/* Frees the slots of processes that are gone. Returns how many. */
+unsigned gr_region_sweep(struct gr_region *region);
+
+/* As sweep, but looks at one slot only, at the next one with each call. */
+void gr_region_look_once(struct gr_region *region);
+
+/* Says that this process lives, and, where figures is not NULL, what it has. changed: it has just been active. */
+void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed);
+
+/* -ENOENT where the slot is free. */
+int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);
+
+/*
+ * Charges bytes to this process unless all members together would then have more than limit_bytes. -EDQUOT. Two that
+ * race for the last bytes may for a moment both be refused, never both be served; a few tries are made. -ENOTCONN: no
+ * member.
+ */
+int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_bytes);
+
+/* Charges or gives back without asking. */
+void gr_region_adjust(struct gr_region *region, int64_t bytes);
+
+/* What all members have charged; without_self: but for this process. */
+uint64_t gr_region_sum(struct gr_region *region, bool without_self);
+
+/* This process serves: waits until somebody wants something, at most timeout_ns. seen: *region's request word before.
+ */
+uint32_t gr_region_seen(struct gr_region *region);
+void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns);
+void gr_region_wake_self(struct gr_region *region);
+
+/* Whether somebody wants something; takes it. To be answered. */
+bool gr_region_take(struct gr_region *region, struct gr_request *ret);
+void gr_region_answer(struct gr_region *region, const struct gr_request *request, uint64_t given_bytes);
+
+/* This process asks: puts the request (sequence aside) to a slot and returns its number. */
+uint32_t gr_region_request(struct gr_region *region, unsigned slot, const struct gr_request *request);
+
+/* True when answered; false after deadline_ns on the clock of ops, or when the owner is another one by now. */
+bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, uint32_t sequence, uint64_t deadline_ns);
+
+/*
+ * Asks neighbours for want_bytes, idle ones with the most cached for their share first, for at most wait_ns in all.
+ * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves.
+ */
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns);
+
+#endif

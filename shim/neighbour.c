@@ -1,0 +1,405 @@
+/*
+ * The other processes on the card. For each device that this process uses, a thread of ours publishes what we have,
+ * and serves what others want: memory back, another limit. A thread of its own because it has to answer within the
+ * asker's deadline whatever else goes on here.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "log.h"
+#include "shim.h"
+#include "system.h"
+
+#define PUBLISH_NS    UINT64_C(50000000)  /* between looks while something changes */
+#define QUIET_NS      UINT64_C(400000000) /* and when nothing does */
+#define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request is worked on */
+#define GIVE_PAUSE_NS UINT64_C(500000)
+#define STOP_NS       200000000 /* longest that the end of the process waits */
+#define JOIN_TRIES    4         /* the file may go while we come */
+
+struct member {
+        struct gr_device *device;
+        struct gr_group group;
+        uint64_t group_limit;
+        char file[GR_REGION_FILE_BYTES];
+        _Atomic bool tried, running, stop;
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges */
+        /* NULL: alone. An old one is never freed, because another thread may still look at it. */
+        struct gr_region *_Atomic region;
+};
+
+static struct member members[GR_DEVICES_MAX];
+
+static struct {
+        pthread_mutex_t lock; /* guards what follows */
+        pthread_cond_t changed;
+        unsigned threads;
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static int group_reserve(void *arg, uint64_t bytes)
+{
+        struct member *member = arg;
+        int rc = -ENOTCONN;
+
+        gr_lock(&member->account_lock);
+        rc = gr_region_reserve(atomic_load(&member->region), bytes, member->group_limit);
+        gr_unlock(&member->account_lock);
+        /* Lost for a moment: then the limit holds for this process alone, which has the bytes charged already. */
+        if (rc == -ENOTCONN)
+                rc = atomic_load(&member->device->charged_bytes) <= member->group_limit ? 0 : -EDQUOT;
+        return rc;
+}
+
+static void group_adjust(void *arg, int64_t bytes)
+{
+        struct member *member = arg;
+
+        gr_lock(&member->account_lock);
+        gr_region_adjust(atomic_load(&member->region), bytes);
+        gr_unlock(&member->account_lock);
+}
+
+static uint64_t group_room(void *arg)
+{
+        struct member *member = arg;
+        uint64_t sum;
+
+        if (member->group_limit == GR_UNLIMITED)
+                return GR_UNLIMITED;
+        sum = gr_region_sum(atomic_load(&member->region), false);
+        return member->group_limit > sum ? member->group_limit - sum : 0;
+}
+
+/* Opens and joins; NULL with *ret_rc set. */
+static struct gr_region *enter(struct member *member, int *ret_rc)
+{
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_identity self;
+        struct gr_region *region;
+        int rc = gr_system_identity(&self);
+
+        region = rc ? NULL : calloc(1, sizeof(*region));
+        if (!region) {
+                *ret_rc = rc ? rc : -ENOMEM;
+                return NULL;
+        }
+        if (gr_options.region_dir.text[0])
+                memcpy(dir, gr_options.region_dir.text, sizeof(dir));
+        else
+                gr_region_default_dir(dir, sizeof(dir));
+        for (int i = 0; i < JOIN_TRIES; i++) {
+                rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
+                if (rc)
+                        break;
+                rc = gr_region_join(region, program_invocation_short_name, (uint32_t)gr_options.share,
+                                    gr_options.neighbour ? 0 : GR_SLOT_KEEPS_OUT);
+                if (rc == 0)
+                        return region;
+                gr_region_close(region);
+                if (rc != -ESTALE)
+                        break;
+        }
+        free(region);
+        *ret_rc = rc;
+        return NULL;
+}
+
+static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
+{
+        struct gr_device *device = member->device;
+
+        memset(ret, 0, GR_FIGURE_COUNT * sizeof(*ret));
+        ret[GR_FIGURE_card_total] = atomic_load(&device->total_bytes);
+        ret[GR_FIGURE_card_free] = atomic_load(&device->card_free_bytes);
+        ret[GR_FIGURE_limit] = atomic_load(&device->hard_bytes);
+        ret[GR_FIGURE_threshold] = atomic_load(&device->threshold_bytes);
+        ret[GR_FIGURE_group_limit] = member->group_limit;
+        ret[GR_FIGURE_live] = gr_budget_live(device);
+        ret[GR_FIGURE_cached] = atomic_load(&device->cached_bytes);
+        ret[GR_FIGURE_peak] = atomic_load(&device->peak_charged_bytes);
+}
+
+struct give {
+        uint64_t want_bytes, back_bytes;
+        enum gr_level level;
+        bool waiting;
+};
+
+/* One context suffices: the rung goes over all of its device. */
+static bool give_from(struct gr_context *context, void *arg)
+{
+        struct give *give = arg;
+
+        give->back_bytes += gr_reclaim(context, give->level, give->want_bytes - give->back_bytes);
+        return false;
+}
+
+static bool look_for_waiting(struct gr_context *context, void *arg)
+{
+        struct give *give = arg;
+
+        give->waiting |= gr_fence_waiting(context);
+        return !give->waiting;
+}
+
+static void run_rung(struct member *member, struct give *give, enum gr_level level)
+{
+        if (give->back_bytes >= give->want_bytes)
+                return;
+        give->level = level;
+        gr_core_each_context(&gr_core, member->device->ordinal, give_from, give);
+}
+
+/* What is idle goes at once, what the GPU is about to let go of soon after. Nothing here makes anybody wait. */
+static uint64_t give_back(struct member *member, const struct gr_request *request)
+{
+        struct give give = {.want_bytes = request->want_bytes};
+        uint64_t until_ns = gr_driver.now_ns() + GIVE_NS;
+
+        run_rung(member, &give, GR_LEVEL_TRIM);
+        run_rung(member, &give, GR_LEVEL_PURGE);
+        for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
+                run_rung(member, &give, level);
+        while (give.back_bytes < give.want_bytes && atomic_load(&member->device->cached_bytes) > 0 &&
+               gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
+                give.waiting = false;
+                gr_core_each_context(&gr_core, member->device->ordinal, look_for_waiting, &give);
+                run_rung(member, &give, GR_LEVEL_TRIM);
+                if (!give.waiting)
+                        break;
+                gr_driver.sleep_ns(GIVE_PAUSE_NS);
+        }
+        return give.back_bytes;
+}
+
+static bool refresh_card(struct gr_context *context, void *arg)
+{
+        uint64_t free_bytes, total_bytes;
+
+        (void)arg;
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
+                return true;
+        atomic_store(&context->device->card_free_bytes, free_bytes);
+        return false;
+}
+
+static void obey(struct member *member, const struct gr_request *request)
+{
+        struct gr_device *device = member->device;
+
+        if (request->orders & GR_ORDER_LIMIT && request->new_limit > 0) {
+                atomic_store(&device->hard_bytes, request->new_limit);
+                gr_log(GR_LOG_INFO, "device %d: hard limit changed from outside", device->ordinal);
+        }
+        if (request->orders & GR_ORDER_THRESHOLD) {
+                atomic_store(&device->threshold_bytes, request->new_threshold);
+                gr_log(GR_LOG_INFO, "device %d: release threshold changed from outside", device->ordinal);
+        }
+        /* What still waits for its fence is the helper's. */
+        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_core_maintain(&gr_core))
+                gr_core.wake(&gr_core);
+}
+
+static void serve_one(struct member *member, struct gr_region *region)
+{
+        uint64_t figures[GR_FIGURE_COUNT], given = 0;
+        struct gr_request request;
+
+        if (!gr_region_take(region, &request))
+                return;
+        obey(member, &request);
+        if (request.want_bytes > 0)
+                given = give_back(member, &request);
+        if (request.orders & GR_ORDER_REFRESH)
+                gr_core_each_context(&gr_core, member->device->ordinal, refresh_card, NULL);
+        collect(member, figures);
+        gr_region_publish(region, figures, false);
+        gr_region_answer(region, &request, given);
+}
+
+/* Somebody removed the file or, after we were stopped for long, took the slot. */
+static struct gr_region *enter_again(struct member *member, struct gr_region *old)
+{
+        struct gr_region *region;
+        int rc;
+
+        region = enter(member, &rc);
+        if (!region)
+                return old;
+        gr_lock(&member->account_lock);
+        gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
+        atomic_store(&member->region, region);
+        gr_unlock(&member->account_lock);
+        return region;
+}
+
+static void *serve(void *arg)
+{
+        struct member *member = arg;
+        struct gr_region *region = atomic_load(&member->region);
+        uint64_t before[GR_FIGURE_COUNT] = {0}, now[GR_FIGURE_COUNT], pause_ns = PUBLISH_NS;
+
+        gr_capture_relax();
+        while (!atomic_load(&member->stop)) {
+                uint32_t seen = gr_region_seen(region);
+                bool changed;
+
+                serve_one(member, region);
+                collect(member, now);
+                changed = memcmp(before, now, sizeof(now)) != 0;
+                memcpy(before, now, sizeof(now));
+                gr_region_publish(region, now, changed);
+                gr_region_look_once(region);
+                pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
+                if (!gr_region_member(region)) {
+                        region = enter_again(member, region);
+                        seen = gr_region_seen(region);
+                }
+                if (!atomic_load(&member->stop))
+                        gr_region_wait(region, seen, pause_ns);
+        }
+        pthread_mutex_lock(&all.lock);
+        all.threads--;
+        atomic_store(&member->running, false);
+        pthread_cond_broadcast(&all.changed);
+        pthread_mutex_unlock(&all.lock);
+        return NULL;
+}
+
+/* It must not take signals that the program waits for. */
+static bool start_thread(struct member *member)
+{
+        sigset_t every, before;
+        pthread_attr_t attributes;
+        pthread_t thread;
+
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, &before);
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        atomic_store(&member->running, true);
+        if (pthread_create(&thread, &attributes, serve, member) != 0)
+                atomic_store(&member->running, false);
+        pthread_attr_destroy(&attributes);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return atomic_load(&member->running);
+}
+
+/* Without the others their limit is still one: nobody may have more than all together. */
+static void stay_alone(struct member *member, const char *why)
+{
+        struct gr_device *device = member->device;
+
+        if (member->group_limit == GR_UNLIMITED) {
+                gr_log(GR_LOG_INFO, "device %d: other processes cannot be seen (%s)", device->ordinal, why);
+                return;
+        }
+        if (atomic_load(&device->hard_bytes) > member->group_limit)
+                atomic_store(&device->hard_bytes, member->group_limit);
+        gr_log(GR_LOG_WARN,
+               "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",
+               device->ordinal, why);
+}
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+static void join_locked(struct member *member, CUdevice dev)
+{
+        struct gr_region *region;
+        CUuuid uuid;
+        int rc;
+
+        member->device = &gr_core.devices[dev];
+        member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, dev,
+                                                 atomic_load(&member->device->total_bytes), warn, NULL);
+        /* The second form tells apart the instances of one card. */
+        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
+            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS)) {
+                stay_alone(member, "the driver does not tell the card's UUID");
+                return;
+        }
+        gr_region_file_name(gr_options.group.text, (const uint8_t *)uuid.bytes, member->file, sizeof(member->file));
+        region = enter(member, &rc);
+        if (!region) {
+                stay_alone(member, strerror(-rc));
+                return;
+        }
+        gr_lock_init(&member->account_lock, GR_RANK_REGION);
+        atomic_store(&member->region, region);
+        member->group = (struct gr_group){group_reserve, group_adjust, group_room, member};
+        gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
+        atomic_store(&member->device->group, &member->group);
+        if (start_thread(member))
+                all.threads++;
+}
+
+void gr_neighbour_join(CUdevice dev)
+{
+        struct member *member;
+
+        if (dev < 0 || dev >= GR_DEVICES_MAX || atomic_load(&members[dev].tried))
+                return;
+        member = &members[dev];
+        pthread_mutex_lock(&all.lock);
+        if (!atomic_load(&member->tried)) {
+                join_locked(member, dev);
+                atomic_store(&member->tried, true);
+        }
+        pthread_mutex_unlock(&all.lock);
+}
+
+uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes)
+{
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+
+        (void)core;
+        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait) : 0;
+}
+
+void gr_neighbour_leave(void)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += STOP_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_region *region = atomic_load(&members[i].region);
+
+                atomic_store(&members[i].stop, true);
+                if (region)
+                        gr_region_wake_self(region);
+        }
+        pthread_mutex_lock(&all.lock);
+        while (all.threads > 0)
+                if (pthread_cond_timedwait(&all.changed, &all.lock, &until) == ETIMEDOUT)
+                        break;
+        pthread_mutex_unlock(&all.lock);
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_region *region = atomic_load(&members[i].region);
+
+                /* A slot whose thread did not stop is left to those who find that we are gone. */
+                if (!region || atomic_load(&members[i].running))
+                        continue;
+                atomic_store(&members[i].device->group, NULL);
+                gr_region_leave(region);
+        }
+}
+
+void gr_neighbour_forget(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                atomic_store(&members[i].region, NULL);
+                if (members[i].device)
+                        atomic_store(&members[i].device->group, NULL);
+        }
+}

@@ -1,0 +1,24 @@
+/*
+ * What the region between processes needs from the system. Linux only; no CUDA; used by the library, by the command and
+ * by the simulated device. Any thread may call these; errno is not kept.
+ */
+#ifndef GR_SYSTEM_H
+#define GR_SYSTEM_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "region.h"
+
+/* Of the calling process. 0 or -errno; *ret is final for the life of the process, but not for its children. */
+int gr_system_identity(struct gr_identity *ret);
+
+/* As struct gr_region_ops says. */
+enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start);
+
+/* Monotonic, the same in every process since the machine was started. */
+uint64_t gr_system_now_ns(void);
+
+extern const struct gr_region_ops gr_system_ops;
+
+#endif

@@ -1,0 +1,139 @@
+/*
+ * GRSIM_SHARED=path: processes that name the same file share one card of GRSIM_MEMORY. The file holds an account of
+ * pages per process; the card is full when they sum up to its size. A process that is gone loses its account to whoever
+ * needs the room, so nothing is lost with kill -9, and there is no lock that it could keep.
+ */
+#include "sim.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "system.h"
+
+#define ACCOUNTS 1024
+#define TRIES    50
+#define PAUSE_US 100
+
+struct account {
+        _Atomic uint64_t owner; /* pid << 32 | start time; 0: free */
+        _Atomic uint64_t pages[SIM_MAX_DEVICES];
+};
+
+static struct account *accounts, *own;
+
+static bool gone(uint64_t owner)
+{
+        uint64_t start;
+        enum gr_peer peer = gr_system_peer((uint32_t)(owner >> 32), &start);
+
+        return peer == GR_PEER_GONE || (peer != GR_PEER_UNKNOWN && (uint32_t)start != (uint32_t)owner);
+}
+
+static void sweep(void)
+{
+        for (size_t i = 0; i < ACCOUNTS; i++) {
+                uint64_t owner = atomic_load(&accounts[i].owner);
+
+                if (owner && gone(owner))
+                        atomic_compare_exchange_strong(&accounts[i].owner, &owner, 0);
+        }
+}
+
+static bool claim(uint64_t token)
+{
+        for (size_t i = 0; i < ACCOUNTS; i++) {
+                uint64_t none = 0;
+
+                if (atomic_compare_exchange_strong(&accounts[i].owner, &none, token)) {
+                        for (int d = 0; d < SIM_MAX_DEVICES; d++)
+                                atomic_store(&accounts[i].pages[d], 0);
+                        own = &accounts[i];
+                        return true;
+                }
+        }
+        return false;
+}
+
+void sim_shared_setup(const char *path)
+{
+        struct gr_identity self;
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+
+        if (fd < 0 || ftruncate(fd, ACCOUNTS * sizeof *accounts) != 0 || gr_system_identity(&self) != 0)
+                abort();
+        accounts = mmap(NULL, ACCOUNTS * sizeof *accounts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+        if (accounts == MAP_FAILED)
+                abort();
+        sweep();
+        if (!claim((uint64_t)self.pid << 32 | (uint32_t)self.start_ticks))
+                abort();
+}
+
+static uint64_t sum(int device)
+{
+        uint64_t pages = 0;
+
+        for (size_t i = 0; i < ACCOUNTS; i++) {
+                if (atomic_load(&accounts[i].owner))
+                        pages += atomic_load(&accounts[i].pages[device]);
+        }
+        return pages;
+}
+
+bool sim_shared_take(int device, size_t pages, size_t limit)
+{
+        if (!own)
+                return true;
+        for (int i = 0; i < TRIES; i++) {
+                atomic_fetch_add(&own->pages[device], pages);
+                if (sum(device) <= limit)
+                        return true;
+                atomic_fetch_sub(&own->pages[device], pages);
+                sweep();
+                if (sum(device) + pages > limit)
+                        return false;
+                /* Two at once, each in the other's way. */
+                usleep(PAUSE_US * (1 + (unsigned)getpid() % 7));
+        }
+        return false;
+}
+
+void sim_shared_give(int device, size_t pages)
+{
+        if (own)
+                atomic_fetch_sub(&own->pages[device], pages);
+}
+
+size_t sim_shared_free(int device, size_t limit, size_t own_free)
+{
+        uint64_t used;
+
+        if (!own)
+                return own_free;
+        sweep();
+        used = sum(device);
+        return used < limit ? limit - used : 0;
+}
+
+uint64_t sim_shared_card(const char *path)
+{
+        struct gr_identity self = {.pid = (uint32_t)getpid()};
+        const unsigned char *bytes = (const unsigned char *)&self;
+        size_t count = sizeof self;
+        uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+        if (path) {
+                bytes = (const unsigned char *)path;
+                count = strlen(path);
+        } else {
+                gr_system_identity(&self);
+        }
+        for (size_t i = 0; i < count; i++)
+                hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+        return hash;
+}
