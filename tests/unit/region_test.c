@@ -1,0 +1,557 @@
+/* The region: its layout, who may open it, and what its members do to each other, with scripted peers and time. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "region.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+
+static char dir[64];
+static uint64_t now_ns = 1000000000;
+static enum gr_peer peers[64] = {0}; /* by pid; start time 1000 + pid */
+
+static uint64_t fake_now(void)
+{
+        return now_ns;
+}
+
+static enum gr_peer fake_peer(uint32_t pid, uint64_t *ret_start)
+{
+        *ret_start = 1000 + pid;
+        return pid < 64 ? peers[pid] : GR_PEER_GONE;
+}
+
+static struct gr_region *server; /* serves whenever somebody waits */
+static uint64_t server_gives;
+
+static void serve(struct gr_region *region)
+{
+        struct gr_request request;
+        uint64_t given;
+
+        if (!region || !gr_region_take(region, &request))
+                return;
+        given = request.want_bytes < server_gives ? request.want_bytes : server_gives;
+        server_gives -= given;
+        gr_region_answer(region, &request, given);
+}
+
+/* Time goes by only here. */
+static void fake_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+{
+        serve(server);
+        if (*word == seen)
+                now_ns += timeout_ns;
+}
+
+static void fake_wake(_Atomic uint32_t *word)
+{
+        (void)word;
+}
+
+static const struct gr_region_ops ops = {fake_now, fake_peer, fake_wait, fake_wake};
+
+static struct gr_identity identity(uint32_t pid)
+{
+        return (struct gr_identity){.pid = pid, .start_ticks = 1000 + pid, .pid_namespace = 4026531836};
+}
+
+static int open_as(struct gr_region *region, uint32_t pid, const char *file)
+{
+        struct gr_identity self = identity(pid);
+
+        return gr_region_open(region, &ops, &self, dir, file, true);
+}
+
+static struct gr_region *join_as(uint32_t pid, const char *file)
+{
+        struct gr_region *region = calloc(1, sizeof(*region));
+
+        GR_CHECK_EQ(open_as(region, pid, file), 0);
+        GR_CHECK_EQ(gr_region_join(region, "test", 1, 0), 0);
+        peers[pid] = GR_PEER_ALIVE;
+        return region;
+}
+
+static void drop(struct gr_region *region)
+{
+        gr_region_leave(region);
+        gr_region_close(region);
+        free(region);
+}
+
+/* As kill -9 leaves it. */
+static void die(struct gr_region *region)
+{
+        peers[region->self.pid] = GR_PEER_GONE;
+        gr_region_close(region);
+        free(region);
+}
+
+static unsigned used_slots(struct gr_region *region)
+{
+        unsigned count = 0;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                count += region->map->owners[i] != 0;
+        return count;
+}
+
+static void test_layout(void)
+{
+#define AT(type, field, offset) GR_CHECK_EQ(offsetof(struct type, field), offset)
+        AT(gr_region_map, magic, 0);
+        AT(gr_region_map, version, 8);
+        AT(gr_region_map, slot_count, 12);
+        AT(gr_region_map, slot_bytes, 16);
+        AT(gr_region_map, size_bytes, 24);
+        AT(gr_region_map, owners, 64);
+        AT(gr_region_map, accounts, 64 + 4096);
+        AT(gr_region_map, slots, 64 + 8192);
+        GR_CHECK_EQ(sizeof(struct gr_region_map), 64 + 8192 + 512 * 256);
+        AT(gr_slot, request, 0);
+        AT(gr_slot, answer, 4);
+        AT(gr_slot, orders, 8);
+        AT(gr_slot, level, 12);
+        AT(gr_slot, want_bytes, 16);
+        AT(gr_slot, given_bytes, 24);
+        AT(gr_slot, new_limit, 32);
+        AT(gr_slot, new_threshold, 40);
+        AT(gr_slot, heartbeat_ns, 48);
+        AT(gr_slot, active_ns, 56);
+        AT(gr_slot, start_ticks, 64);
+        AT(gr_slot, pid_namespace, 72);
+        AT(gr_slot, pid, 80);
+        AT(gr_slot, share, 84);
+        AT(gr_slot, flags, 88);
+        AT(gr_slot, name, 96);
+        AT(gr_slot, figures, 128);
+#undef AT
+        GR_CHECK_EQ(sizeof(struct gr_slot), 256);
+        GR_CHECK_EQ(GR_FIGURE_card_total, 0);
+        GR_CHECK_EQ(GR_FIGURE_card_free, 1);
+        GR_CHECK_EQ(GR_FIGURE_limit, 2);
+        GR_CHECK_EQ(GR_FIGURE_threshold, 3);
+        GR_CHECK_EQ(GR_FIGURE_group_limit, 4);
+        GR_CHECK_EQ(GR_FIGURE_live, 5);
+        GR_CHECK_EQ(GR_FIGURE_cached, 6);
+        GR_CHECK_EQ(GR_FIGURE_peak, 7);
+        GR_CHECK_EQ(GR_FIGURE_waiting, 8);
+        GR_CHECK_EQ(GR_FIGURE_COUNT, 9);
+}
+
+static void test_names(void)
+{
+        static const uint8_t uuid[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff};
+        char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
+
+        GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v1");
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
+        GR_CHECK_STR(group, "a-b.c");
+        GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");
+        file[strlen(file) - 1] = '2';
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
+        GR_CHECK_EQ(gr_region_parse_file_name("x.v1", group, text), -EINVAL);
+        GR_CHECK_EQ(gr_region_file_name("", uuid, file, sizeof(file)), -EINVAL);
+        GR_CHECK_EQ(gr_region_file_name("../x", uuid, file, sizeof(file)), -EINVAL);
+        GR_CHECK_EQ(gr_region_file_name("a/b", uuid, file, sizeof(file)), -EINVAL);
+        GR_CHECK_EQ(gr_region_file_name("a b", uuid, file, sizeof(file)), -EINVAL);
+        memset(longest, 'x', sizeof(longest));
+        longest[GR_GROUP_NAME_BYTES] = '\0';
+        GR_CHECK_EQ(gr_region_file_name(longest, uuid, file, sizeof(file)), -EINVAL);
+        longest[GR_GROUP_NAME_BYTES - 1] = '\0';
+        GR_CHECK_EQ(gr_region_file_name(longest, uuid, file, sizeof(file)), 0);
+}
+
+static void put_file(const char *name, const void *bytes, size_t length)
+{
+        char path[256];
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/%s", dir, name);
+        unlink(path);
+        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        GR_CHECK(fd >= 0 && write(fd, bytes, length) == (ssize_t)length);
+        close(fd);
+}
+
+static void test_hostile_files(void)
+{
+        static unsigned char garbage[sizeof(struct gr_region_map)];
+        struct gr_region region;
+        struct gr_identity self = identity(1);
+        char path[256], target[256];
+
+        for (size_t i = 0; i < sizeof(garbage); i++)
+                garbage[i] = (unsigned char)(i * 2654435761u >> 13 | 1);
+        put_file("garbage", garbage, sizeof(garbage));
+        GR_CHECK_EQ(open_as(&region, 1, "garbage"), -EPROTO);
+        put_file("short", garbage, 100);
+        GR_CHECK_EQ(open_as(&region, 1, "short"), -EPROTO);
+
+        /* A later layout under our name. */
+        GR_CHECK_EQ(open_as(&region, 1, "later"), 0);
+        region.map->version = GR_REGION_VERSION + 1;
+        gr_region_close(&region);
+        GR_CHECK_EQ(open_as(&region, 1, "later"), -EPROTO);
+
+        snprintf(path, sizeof(path), "%s/link", dir);
+        snprintf(target, sizeof(target), "%s/target", dir);
+        GR_CHECK_EQ(symlink(target, path), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "link"), -EPERM);
+        GR_CHECK(access(target, F_OK) != 0);
+
+        put_file("open", "", 0);
+        snprintf(path, sizeof(path), "%s/open", dir);
+        chmod(path, 0666);
+        GR_CHECK_EQ(open_as(&region, 1, "open"), -EPERM);
+
+        put_file("hard", "", 0);
+        snprintf(path, sizeof(path), "%s/hard", dir);
+        snprintf(target, sizeof(target), "%s/hard2", dir);
+        GR_CHECK_EQ(link(path, target), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "hard"), -EPERM);
+
+        snprintf(path, sizeof(path), "%s/fifo", dir);
+        GR_CHECK_EQ(mkfifo(path, 0600), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "fifo"), -EPERM);
+        snprintf(path, sizeof(path), "%s/folder", dir);
+        GR_CHECK_EQ(mkdir(path, 0700), 0);
+        GR_CHECK(open_as(&region, 1, "folder") < 0);
+        if (geteuid() == 0) {
+                put_file("theirs", "", 0);
+                snprintf(path, sizeof(path), "%s/theirs", dir);
+                GR_CHECK_EQ(chown(path, 12345, 12345), 0);
+                GR_CHECK_EQ(open_as(&region, 1, "theirs"), -EPERM);
+        }
+        GR_CHECK(open_as(&region, 1, "a/b") < 0);
+
+        snprintf(path, sizeof(path), "%s/dirlink", dir);
+        GR_CHECK_EQ(symlink(dir, path), 0);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, path, "x", true), -EPERM);
+        snprintf(path, sizeof(path), "%s/folder", dir);
+        chmod(path, 0755);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, path, "x", true), -EPERM);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, "/proc/none", "x", true) < 0, 1);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "absent", false), -ENOENT);
+}
+
+/* Valid magic, everything behind it anything. */
+static void test_garbage_inside(void)
+{
+        struct gr_region *one = join_as(1, "inside");
+        struct gr_member member;
+        unsigned state = 1;
+
+        for (size_t i = 64; i < sizeof(struct gr_region_map); i++) {
+                state = state * 1664525u + 1013904223u;
+                ((unsigned char *)one->map)[i] = (unsigned char)(state >> 24);
+        }
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(one, i, &member) == 0) {
+                        GR_CHECK(member.share >= 1 && member.share <= 1000);
+                        GR_CHECK(strlen(member.name) < sizeof(member.name));
+                        for (int j = 0; j < GR_FIGURE_COUNT; j++)
+                                GR_CHECK(member.figures[j] == UINT64_MAX || member.figures[j] < UINT64_C(1) << 62);
+                }
+        gr_region_sum(one, false);
+        gr_region_ask(one, MIB, 1000000);
+        now_ns += UINT64_C(20000000000);
+        gr_region_sweep(one);
+        GR_CHECK_EQ(used_slots(one), 0);
+        GR_CHECK(!gr_region_member(one));
+        GR_CHECK_EQ(gr_region_reserve(one, 1, UINT64_MAX), -ENOTCONN);
+        GR_CHECK_EQ(gr_region_join(one, "again", 1, 0), 0);
+        drop(one);
+}
+
+static void test_slots(void)
+{
+        struct gr_region *one = join_as(1, "slots"), *two = join_as(2, "slots"), *three;
+        struct gr_member member;
+        char path[256];
+
+        GR_CHECK(one->slot != two->slot);
+        GR_CHECK(gr_region_member(one) && gr_region_member(two));
+        GR_CHECK_EQ(gr_region_read(one, (unsigned)two->slot, &member), 0);
+        GR_CHECK_EQ(member.identity.pid, 2);
+        GR_CHECK_EQ(member.identity.start_ticks, 1002);
+        GR_CHECK_STR(member.name, "test");
+        GR_CHECK(member.same_namespace);
+
+        die(two);
+        GR_CHECK_EQ(used_slots(one), 2);
+        GR_CHECK_EQ(gr_region_sweep(one), 1);
+        GR_CHECK_EQ(used_slots(one), 1);
+
+        /* The same pid, started at another time. */
+        two = join_as(2, "slots");
+        three = calloc(1, sizeof(*three));
+        GR_CHECK_EQ(gr_region_open(three, &ops, &(struct gr_identity){2, 77, 4026531836}, dir, "slots", true), 0);
+        GR_CHECK_EQ(gr_region_join(three, "reused", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_sweep(one), 1);
+        GR_CHECK(gr_region_member(two) && !gr_region_member(three));
+        gr_region_close(three);
+
+        /* Of another pid namespace: only its heartbeat tells. */
+        GR_CHECK_EQ(gr_region_open(three, &ops, &(struct gr_identity){9, 1, 4026531999}, dir, "slots", true), 0);
+        GR_CHECK_EQ(gr_region_join(three, "container", 1, 0), 0);
+        now_ns += UINT64_C(9000000000);
+        GR_CHECK_EQ(gr_region_sweep(one), 0);
+        gr_region_publish(three, NULL, false);
+        now_ns += UINT64_C(9000000000);
+        GR_CHECK_EQ(gr_region_sweep(one), 0);
+        now_ns += UINT64_C(2000000000);
+        GR_CHECK_EQ(gr_region_sweep(one), 1);
+        free(three);
+
+        /* One look at a time finds the dead, too. */
+        three = join_as(3, "slots");
+        die(three);
+        gr_region_look_once(one);
+        gr_region_look_once(one);
+        GR_CHECK_EQ(used_slots(one), 2);
+
+        /* The last one closes the door; a file that was removed is noticed. */
+        snprintf(path, sizeof(path), "%s/slots", dir);
+        drop(two);
+        GR_CHECK_EQ(access(path, F_OK), 0);
+        unlink(path);
+        GR_CHECK(!gr_region_member(one));
+        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), -ESTALE);
+        gr_region_close(one);
+        GR_CHECK_EQ(open_as(one, 1, "slots"), 0);
+        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), 0);
+        drop(one);
+        GR_CHECK(access(path, F_OK) != 0);
+}
+
+static void test_full(void)
+{
+        struct gr_region *one = join_as(1, "full"), *two = calloc(1, sizeof(*two));
+        uint64_t foreign = UINT64_C(1) << 40 | 7;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if ((int)i != one->slot) {
+                        one->map->owners[i] = foreign;
+                        one->map->slots[i].heartbeat_ns = now_ns;
+                }
+        GR_CHECK_EQ(open_as(two, 2, "full"), 0);
+        GR_CHECK_EQ(gr_region_join(two, "late", 1, 0), -ENOSPC);
+        now_ns += UINT64_C(11000000000);
+        GR_CHECK_EQ(gr_region_join(two, "late", 1, 0), 0);
+        drop(two);
+        drop(one);
+}
+
+static void test_accounts(void)
+{
+        struct gr_region *one = join_as(1, "accounts"), *two = join_as(2, "accounts");
+
+        GR_CHECK_EQ(gr_region_reserve(one, 3 * GIB, 4 * GIB), 0);
+        GR_CHECK_EQ(gr_region_reserve(two, 2 * GIB, 4 * GIB), -EDQUOT);
+        GR_CHECK_EQ(gr_region_sum(one, false), 3 * GIB);
+        GR_CHECK_EQ(gr_region_reserve(two, GIB, 4 * GIB), 0);
+        GR_CHECK_EQ(gr_region_sum(one, true), GIB);
+        gr_region_adjust(one, -(int64_t)GIB);
+        GR_CHECK_EQ(gr_region_sum(two, false), 3 * GIB);
+
+        /* A dead one's share is there again, and only once: also for those who looked at the same time. */
+        die(one);
+        GR_CHECK_EQ(gr_region_reserve(two, 3 * GIB, 4 * GIB), 0);
+        GR_CHECK_EQ(gr_region_sum(two, false), 4 * GIB);
+        GR_CHECK_EQ(gr_region_reserve(two, 1, 4 * GIB), -EDQUOT);
+        one = join_as(1, "accounts");
+        GR_CHECK_EQ(gr_region_sum(one, false), 4 * GIB);
+        drop(two);
+        GR_CHECK_EQ(gr_region_sum(one, false), 0);
+        drop(one);
+}
+
+#define RACERS 4
+#define ROUNDS 2000
+
+static struct gr_region *racers[RACERS];
+static _Atomic uint64_t held, most, served;
+
+static void quick_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+{
+        (void)word;
+        (void)seen;
+        usleep((useconds_t)(timeout_ns / 1000));
+}
+
+static void *race(void *arg)
+{
+        struct gr_region *region = arg;
+
+        for (int i = 0; i < ROUNDS; i++) {
+                uint64_t now, seen;
+
+                if (gr_region_reserve(region, GIB, 2 * GIB) != 0)
+                        continue;
+                now = atomic_fetch_add(&held, GIB) + GIB;
+                seen = atomic_load(&most);
+                while (seen < now && !atomic_compare_exchange_weak(&most, &seen, now))
+                        ;
+                atomic_fetch_add(&served, 1);
+                atomic_fetch_sub(&held, GIB);
+                gr_region_adjust(region, -(int64_t)GIB);
+        }
+        return NULL;
+}
+
+static void test_race(void)
+{
+        static struct gr_region_ops quick;
+        pthread_t threads[RACERS];
+
+        quick = ops;
+        quick.wait = quick_wait;
+        for (uint32_t i = 0; i < RACERS; i++) {
+                racers[i] = join_as(i + 1, "race");
+                racers[i]->ops = &quick;
+        }
+        for (int i = 0; i < RACERS; i++)
+                pthread_create(&threads[i], NULL, race, racers[i]);
+        for (int i = 0; i < RACERS; i++)
+                pthread_join(threads[i], NULL);
+        GR_CHECK(most <= 2 * GIB);
+        GR_CHECK(served > ROUNDS);
+        GR_CHECK_EQ(gr_region_sum(racers[0], false), 0);
+        for (int i = 0; i < RACERS; i++)
+                drop(racers[i]);
+}
+
+static void publish_cached(struct gr_region *region, uint64_t cached, uint64_t active_ns)
+{
+        uint64_t figures[GR_FIGURE_COUNT] = {[GR_FIGURE_cached] = cached};
+
+        gr_region_publish(region, figures, false);
+        region->map->slots[region->slot].active_ns = active_ns;
+}
+
+static void test_ask(void)
+{
+        struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask"), *three = join_as(3, "ask");
+        struct gr_request request;
+        uint64_t begin;
+
+        /* Who answers: the one with more cached, and only that one is woken. */
+        now_ns += UINT64_C(5000000000);
+        publish_cached(two, GIB, 0);
+        publish_cached(three, 3 * GIB, 0);
+        server = three;
+        server_gives = 8 * GIB;
+        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000), 2 * GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* Its share makes it the later one; and the busy come after the idle. */
+        three->map->slots[three->slot].share = 4;
+        server = two;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK(!gr_region_take(three, &request));
+        publish_cached(two, GIB, now_ns);
+        server = three;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* Nobody answers: the deadline, once; after that no time at all, until a heartbeat. */
+        server = NULL;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK(now_ns - begin > 50000000 && now_ns - begin <= 100000000);
+        begin = now_ns;
+        gr_region_ask(one, GIB, 100000000);
+        gr_region_ask(one, GIB, 100000000);
+        GR_CHECK(now_ns - begin <= 100000000);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        now_ns++;
+        publish_cached(three, GIB, 0);
+        server = three;
+        server_gives = GIB;
+        GR_CHECK(gr_region_ask(one, GIB, 100000000) > 0);
+
+        /* Stopped ones are not asked; those who keep out neither. */
+        now_ns++;
+        publish_cached(two, 0, 0);
+        publish_cached(three, 9 * GIB, 0);
+        peers[2] = peers[3] = GR_PEER_STOPPED;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        peers[2] = peers[3] = GR_PEER_ALIVE;
+        three->map->slots[three->slot].flags = two->map->slots[two->slot].flags = GR_SLOT_KEEPS_OUT;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
+
+        /* One that died keeps nobody. */
+        die(two);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(used_slots(one), 2);
+        server = NULL;
+        drop(three);
+        drop(one);
+}
+
+static void test_orders(void)
+{
+        struct gr_region *one = join_as(1, "orders"), *two = join_as(2, "orders");
+        struct gr_request request;
+        uint32_t sequence;
+
+        GR_CHECK(!gr_region_take(two, &request));
+        sequence = gr_region_request(one, (unsigned)two->slot,
+                                     &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 5 * GIB});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB, .level = 3});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_LIMIT);
+        GR_CHECK_EQ(request.new_limit, 5 * GIB);
+        GR_CHECK_EQ(request.want_bytes, 2 * GIB);
+        GR_CHECK_EQ(request.level, 3);
+        GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, now_ns + 10));
+        gr_region_answer(two, &request, 7);
+        GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, now_ns + 10));
+        GR_CHECK(!gr_region_take(two, &request));
+        /* A huge wish is no overflow. */
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.want_bytes = UINT64_MAX, .level = UINT32_MAX});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(request.want_bytes <= UINT64_C(1) << 50);
+        GR_CHECK_EQ(request.level, 0);
+        drop(two);
+        drop(one);
+}
+
+int main(void)
+{
+        char command[96];
+
+        strcpy(dir, "/tmp/gr-region-XXXXXX");
+        if (!mkdtemp(dir))
+                return 1;
+        test_layout();
+        test_names();
+        test_hostile_files();
+        test_garbage_inside();
+        test_slots();
+        test_full();
+        test_accounts();
+        test_race();
+        test_ask();
+        test_orders();
+        snprintf(command, sizeof(command), "rm -rf %s", dir);
+        return system(command) != 0 || GR_CHECK_RESULT();
+}
