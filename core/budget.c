@@ -226,6 +226,14 @@ bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
         return charged > hard || bytes > hard - charged;
 }
 
+uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t total = min_u64(card_total_bytes, atomic_load(&device->hard_bytes));
+
+        return group ? min_u64(total, group->limit_bytes) : total;
+}
+
 uint64_t gr_budget_excess(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
@@ -255,7 +263,7 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
         uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
-        uint64_t total = min_u64(card_total_bytes, hard);
+        uint64_t total = gr_budget_total(device, card_total_bytes);
         uint64_t free_bytes = card_free_bytes + gr_budget_cached(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);
 

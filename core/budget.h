@@ -24,6 +24,7 @@ struct gr_slab;
 
 /* Room that is shared with other processes. Called with locks up to GR_RANK_SLABS held; must not call back. */
 struct gr_group {
+        uint64_t limit_bytes;                      /* of all together; GR_UNLIMITED: none */
         int (*reserve)(void *arg, uint64_t bytes); /* 0, or -EDQUOT */
         void (*adjust)(void *arg, int64_t bytes);  /* without asking: given back, or found out later */
         uint64_t (*room)(void *arg);               /* what reserve would grant now; GR_UNLIMITED: anything */
@@ -126,6 +127,9 @@ uint64_t gr_budget_room(struct gr_device *device);
 
 /* Whether the process's own hard limit refuses bytes, so that nobody else could help. */
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);
+
+/* The card's size as the program sees it: not more than the limits allow. */
+uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
 
 /* How much the cache holds beyond what threshold, soft limit and a hard limit lowered meanwhile allow. */
 uint64_t gr_budget_excess(struct gr_device *device);

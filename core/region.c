@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -168,12 +169,16 @@ static bool layout_ok(struct gr_region_map *map)
 static int map_file(struct gr_region *region, int fd, struct stat *status, bool create)
 {
         struct gr_region_map *map;
+        struct rlimit most;
         int rc;
 
         if (status->st_size != 0 && status->st_size != sizeof(*map))
                 return -EPROTO;
         if (status->st_size == 0 && !create)
                 return -EPROTO;
+        /* Growing a file past the process's limit would be a signal, not an error. */
+        if (status->st_size == 0 && getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(*map))
+                return -EFBIG;
         /* A page that cannot be had would be a SIGBUS at its first touch: now it is an error. */
         rc = posix_fallocate(fd, 0, sizeof(*map));
         if (rc)
@@ -292,28 +297,24 @@ unsigned gr_region_sweep(struct gr_region *region)
         return freed;
 }
 
-void gr_region_look_once(struct gr_region *region)
-{
-        unsigned begin = atomic_fetch_add(&region->cursor, 1);
-
-        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
-                unsigned slot = (begin + i) % GR_REGION_SLOTS;
-                uint64_t owner = atomic_load(&region->map->owners[slot]);
-
-                if (owner == 0 || owner == region->token)
-                        continue;
-                atomic_store(&region->cursor, slot + 1);
-                sweep_slot(region, slot);
-                return;
-        }
-}
-
 /* Our slot; -1 where we have none, or lost it to somebody who thought that we were gone. */
 static int own_slot(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
 
         return slot >= 0 && atomic_load(&region->map->owners[slot]) == region->token ? slot : -1;
+}
+
+void gr_region_look_after_next(struct gr_region *region)
+{
+        int own = own_slot(region);
+
+        for (unsigned i = 1; own >= 0 && i < GR_REGION_SLOTS; i++) {
+                unsigned slot = ((unsigned)own + i) % GR_REGION_SLOTS;
+
+                if (atomic_load(&region->map->owners[slot]) != 0 && !sweep_slot(region, slot))
+                        return;
+        }
 }
 
 static int claim(struct gr_region *region)

@@ -120,7 +120,7 @@ struct gr_region {
         const struct gr_region_ops *ops;
         struct gr_region_map *map; /* shared; NULL when closed */
         struct gr_identity self;
-        uint64_t token; /* owner word of this process */
+        uint64_t token;   /* owner word of this process */
         _Atomic int slot; /* -1: not a member */
         dev_t device;
         ino_t inode;
@@ -128,7 +128,6 @@ struct gr_region {
         char file[GR_REGION_FILE_BYTES];
         _Atomic uint64_t silent_owner[GR_REGION_SLOTS]; /* did not answer in time, */
         _Atomic uint64_t silent_beat[GR_REGION_SLOTS];  /* with this heartbeat */
-        _Atomic unsigned cursor;                        /* of gr_region_look_once */
 };
 
 /* What a slot said, checked: figures below 2^62 or UINT64_MAX, the name printable. */
@@ -181,8 +180,11 @@ bool gr_region_member(struct gr_region *region);
 /* Frees the slots of processes that are gone. Returns how many. */
 unsigned gr_region_sweep(struct gr_region *region);
 
-/* As sweep, but looks at one slot only, at the next one with each call. */
-void gr_region_look_once(struct gr_region *region);
+/*
+ * As sweep, but only from our slot to the next living member's: when all do it now and then, every slot of a dead one
+ * is found, at a cost that does not grow with their number.
+ */
+void gr_region_look_after_next(struct gr_region *region);
 
 /* Says that this process lives, and, where figures is not NULL, what it has. changed: it has just been active. */
 void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed);
@@ -200,7 +202,9 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
 /* Charges or gives back without asking. */
 void gr_region_adjust(struct gr_region *region, int64_t bytes);
 
-/* What all members have charged; without_self: but for this process. */
+/*
+ * What all members have charged; without_self: but for this process. For a moment too much while one is being refused.
+ */
 uint64_t gr_region_sum(struct gr_region *region, bool without_self);
 
 /* This process serves: waits until somebody wants something, at most timeout_ns. seen: *region's request word before.

@@ -119,7 +119,7 @@ static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
         ret[GR_FIGURE_threshold] = atomic_load(&device->threshold_bytes);
         ret[GR_FIGURE_group_limit] = member->group_limit;
         ret[GR_FIGURE_live] = gr_budget_live(device);
-        ret[GR_FIGURE_cached] = atomic_load(&device->cached_bytes);
+        ret[GR_FIGURE_cached] = gr_budget_cached(device);
         ret[GR_FIGURE_peak] = atomic_load(&device->peak_charged_bytes);
 }
 
@@ -164,7 +164,7 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
         run_rung(member, &give, GR_LEVEL_PURGE);
         for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
                 run_rung(member, &give, level);
-        while (give.back_bytes < give.want_bytes && atomic_load(&member->device->cached_bytes) > 0 &&
+        while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
                 give.waiting = false;
                 gr_core_each_context(&gr_core, member->device->ordinal, look_for_waiting, &give);
@@ -253,7 +253,7 @@ static void *serve(void *arg)
                 changed = memcmp(before, now, sizeof(now)) != 0;
                 memcpy(before, now, sizeof(now));
                 gr_region_publish(region, now, changed);
-                gr_region_look_once(region);
+                gr_region_look_after_next(region);
                 pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
                 if (!gr_region_member(region)) {
                         region = enter_again(member, region);
@@ -334,7 +334,7 @@ static void join_locked(struct member *member, CUdevice dev)
         }
         gr_lock_init(&member->account_lock, GR_RANK_REGION);
         atomic_store(&member->region, region);
-        member->group = (struct gr_group){group_reserve, group_adjust, group_room, member};
+        member->group = (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, member};
         gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
         atomic_store(&member->device->group, &member->group);
         if (start_thread(member))

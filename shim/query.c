@@ -68,14 +68,12 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
         CUresult result = GR_REAL(cuDeviceTotalMem_v2, bytes, dev);
         struct gr_device *device;
-        uint64_t hard;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         device = gr_device_get(dev);
-        hard = device ? atomic_load(&device->hard_bytes) : GR_UNLIMITED;
-        if (hard < *bytes)
-                *bytes = hard;
+        if (device)
+                *bytes = gr_budget_total(device, *bytes);
         return result;
 }
 
@@ -83,14 +81,12 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 {
         CUresult result = GR_REAL(cuDeviceTotalMem, bytes, dev);
         struct gr_device *device;
-        uint64_t hard;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         device = gr_device_get(dev);
-        hard = device ? atomic_load(&device->hard_bytes) : GR_UNLIMITED;
-        if (hard < *bytes)
-                *bytes = (unsigned int)hard;
+        if (device)
+                *bytes = (unsigned int)gr_budget_total(device, *bytes);
         return result;
 }
 

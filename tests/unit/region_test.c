@@ -313,11 +313,12 @@ static void test_slots(void)
         GR_CHECK_EQ(gr_region_sweep(one), 1);
         free(three);
 
-        /* One look at a time finds the dead, too. */
-        three = join_as(3, "slots");
-        die(three);
-        gr_region_look_once(one);
-        gr_region_look_once(one);
+        /* Together they find the dead, each looking after the next one. */
+        for (uint32_t pid = 3; pid < 20; pid++)
+                die(join_as(pid, "slots"));
+        GR_CHECK(used_slots(one) > 10);
+        gr_region_look_after_next(one);
+        gr_region_look_after_next(two);
         GR_CHECK_EQ(used_slots(one), 2);
 
         /* The last one closes the door; a file that was removed is noticed. */

@@ -1,0 +1,531 @@
+/*
+ * Several processes on one card, under the library: `many MODE`. The program that the test starts has no CUDA in it; it
+ * starts workers on a simulated card that they share, tells them what to do, kills and stops them, and looks into the
+ * region. Deadlines are generous because test machines are busy; what must not be is a wait without end.
+ */
+#include <cuda.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "region.h"
+#include "system.h"
+
+#define MIB         ((size_t)1 << 20)
+#define CARD_MIB    1024
+#define BLOCKS_MOST 64
+#define CALL_MS     3000 /* longest that any call may take */
+
+struct worker {
+        pid_t pid;
+        int to, from;
+};
+
+/* From a worker to the starter. */
+struct reply {
+        int result;
+        double ms;
+};
+
+static char folder[64];
+
+static void fail(const char *what, long long found)
+{
+        fprintf(stderr, "many: %s (%lld)\n", what, found);
+        exit(1);
+}
+
+static double now_ms(void)
+{
+        return (double)gr_system_now_ns() / 1e6;
+}
+
+static void pause_ms(unsigned ms)
+{
+        usleep(ms * 1000);
+}
+
+/* In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'x' ends. Without orders, random ones from seed. */
+static CUdeviceptr blocks[BLOCKS_MOST];
+static int block_count;
+
+static void worker_open(void)
+{
+        CUcontext context;
+
+        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+                fail("no device", 0);
+}
+
+static int worker_alloc(size_t mib)
+{
+        CUdeviceptr ptr;
+        int result;
+
+        if (block_count == BLOCKS_MOST)
+                return -1;
+        result = (int)cuMemAlloc(&ptr, mib * MIB);
+        if (result == 0) {
+                blocks[block_count++] = ptr;
+                if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
+                        fail("memory that cannot be used", (long long)mib);
+        }
+        return result;
+}
+
+static int worker_free_all(void)
+{
+        while (block_count > 0)
+                if (cuMemFree(blocks[--block_count]))
+                        fail("a free failed", block_count);
+        return 0;
+}
+
+static int worker_fork(void)
+{
+        pid_t child = fork();
+        int status;
+
+        if (child == 0) {
+                CUdeviceptr ptr;
+
+                _exit(cuMemAlloc(&ptr, MIB) == CUDA_SUCCESS); /* the driver refuses a child */
+        }
+        waitpid(child, &status, 0);
+        return status;
+}
+
+static void obey(int in, int out)
+{
+        struct reply reply;
+        unsigned order[2];
+
+        worker_open();
+        while (read(in, order, sizeof(order)) == sizeof(order)) {
+                double begin = now_ms();
+                size_t free_bytes, total_bytes;
+
+                switch (order[0]) {
+                case 'a':
+                        reply.result = worker_alloc(order[1]);
+                        break;
+                case 'f':
+                        reply.result = worker_free_all();
+                        break;
+                case 'k':
+                        reply.result = worker_fork();
+                        break;
+                case 'g':
+                        reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
+                        break;
+                default:
+                        exit(0);
+                }
+                reply.ms = now_ms() - begin;
+                if (write(out, &reply, sizeof(reply)) != sizeof(reply))
+                        exit(1);
+        }
+        exit(0);
+}
+
+/* Never the same twice, always within bounds; every call in time. */
+static void roam(unsigned seed, int out)
+{
+        int steps = (int)(seed % 400) + 20;
+
+        worker_open();
+        for (int i = 0; i < steps; i++) {
+                double begin = now_ms(), ms;
+
+                if (rand_r(&seed) % 3 || block_count == BLOCKS_MOST) {
+                        int result = worker_alloc(1 + (size_t)rand_r(&seed) % 200);
+
+                        if (result != 0 && result != CUDA_ERROR_OUT_OF_MEMORY)
+                                fail("an allocation failed", result);
+                        if (result != 0)
+                                worker_free_all();
+                } else {
+                        worker_free_all();
+                }
+                ms = now_ms() - begin;
+                if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
+                        exit(1);
+                if (rand_r(&seed) % 8 == 0)
+                        pause_ms((unsigned)rand_r(&seed) % 20);
+        }
+        exit(0);
+}
+
+static struct worker start(unsigned seed)
+{
+        int to[2], from[2];
+        struct worker worker;
+
+        if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
+                fail("no pipe", errno);
+        worker.pid = fork();
+        if (worker.pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                close(to[1]);
+                close(from[0]);
+                if (seed)
+                        roam(seed, from[1]);
+                obey(to[0], from[1]);
+        }
+        close(to[0]);
+        close(from[1]);
+        worker.to = to[1];
+        worker.from = from[0];
+        return worker;
+}
+
+static void tell(struct worker *worker, char order, unsigned argument)
+{
+        unsigned words[2] = {(unsigned)order, argument};
+
+        if (write(worker->to, words, sizeof(words)) != sizeof(words))
+                fail("a worker is gone", errno);
+}
+
+static struct reply hear(struct worker *worker)
+{
+        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
+        struct reply reply;
+
+        if (poll(&ready, 1, 2 * CALL_MS) != 1 || read(worker->from, &reply, sizeof(reply)) != sizeof(reply))
+                fail("a worker does not answer", worker->pid);
+        return reply;
+}
+
+static struct reply ask(struct worker *worker, char order, unsigned argument)
+{
+        tell(worker, order, argument);
+        return hear(worker);
+}
+
+static void end(struct worker *worker, int with)
+{
+        int status;
+
+        if (with)
+                kill(worker->pid, with);
+        else
+                tell(worker, 'x', 0);
+        waitpid(worker->pid, &status, 0);
+        if (!with && (!WIFEXITED(status) || WEXITSTATUS(status)))
+                fail("a worker ended badly", status);
+        close(worker->to);
+        close(worker->from);
+}
+
+/* The region of the one card; false where there is none. */
+static bool open_region(struct gr_region *region)
+{
+        char dir[80], group[GR_GROUP_NAME_BYTES], uuid[37];
+        struct gr_identity self;
+        struct dirent *entry;
+        bool found = false;
+        DIR *list;
+
+        snprintf(dir, sizeof(dir), "%s/region", folder);
+        list = opendir(dir);
+        if (!list || gr_system_identity(&self))
+                return false;
+        while (!found && (entry = readdir(list)))
+                found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
+                        gr_region_open(region, &gr_system_ops, &self, dir, entry->d_name, false) == 0;
+        closedir(list);
+        return found;
+}
+
+static unsigned members(struct gr_region *region, bool sweep)
+{
+        unsigned count = 0;
+
+        if (sweep)
+                gr_region_sweep(region);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                count += atomic_load(&region->map->owners[i]) != 0;
+        return count;
+}
+
+/* What is really taken from the card: the simulated one's own accounts, nine words per process. */
+static uint64_t card_used_bytes(void)
+{
+        static uint64_t *words;
+        uint64_t pages = 0;
+
+        if (!words) {
+                int fd = open(getenv("GRSIM_SHARED"), O_RDONLY | O_CLOEXEC);
+
+                words = mmap(NULL, 1024 * 72, PROT_READ, MAP_SHARED, fd, 0);
+                close(fd);
+                if (words == MAP_FAILED)
+                        fail("no card", errno);
+        }
+        for (int i = 0; i < 1024; i++)
+                if (__atomic_load_n(&words[9 * i], __ATOMIC_RELAXED))
+                        pages += __atomic_load_n(&words[9 * i + 1], __ATOMIC_RELAXED);
+        return pages * 2 * MIB;
+}
+
+static bool file_gone(void)
+{
+        static struct gr_region region;
+        bool open = open_region(&region);
+
+        if (open)
+                gr_region_close(&region);
+        return !open;
+}
+
+/* One lets its cache lie about, the other needs the card: GIVEN says whether it gets it. */
+static void mode_help(bool given)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        if (ask(&rich, 'a', 600).result != 0 || ask(&rich, 'f', 0).result != 0)
+                fail("the first cannot work", 0);
+        reply = ask(&poor, 'a', 700);
+        if ((reply.result == 0) != given)
+                fail("the second's allocation", reply.result);
+        printf("~ 700 MiB while another one has 600 MiB of 1024 cached: %d in %.1f ms\n", reply.result, reply.ms);
+        if (given) {
+                /* And the other way: what is live is nobody's to give, what is freed then is. */
+                reply = ask(&rich, 'a', 600);
+                if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                        fail("memory that is in use was given away", reply.result);
+                ask(&poor, 'f', 0);
+                if (ask(&rich, 'a', 600).result != 0)
+                        fail("the first one's next step", 0);
+        }
+        end(&rich, 0);
+        end(&poor, 0);
+        if (given && !file_gone())
+                fail("the last one left the file behind", 0);
+}
+
+static void mode_stop(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        ask(&rich, 'a', 600);
+        ask(&rich, 'f', 0);
+        ask(&poor, 'a', 8);
+        kill(rich.pid, SIGSTOP);
+        pause_ms(100);
+        for (int i = 0; i < 5; i++) {
+                reply = ask(&poor, 'a', 700);
+                if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                        fail("a stopped neighbour", (long long)reply.ms);
+                printf("~ beside a stopped neighbour: %.1f ms\n", reply.ms);
+        }
+        kill(rich.pid, SIGCONT);
+        if (ask(&poor, 'a', 700).result != 0)
+                fail("it gives nothing after it goes on", 0);
+        end(&rich, SIGKILL);
+        end(&poor, 0);
+}
+
+static void mode_fork(void)
+{
+        static struct gr_region region;
+        struct worker worker = start(0);
+
+        ask(&worker, 'a', 10);
+        if (!open_region(&region))
+                fail("no region", 0);
+        for (int i = 0; i < 10; i++)
+                if (ask(&worker, 'k', 0).result != 0)
+                        fail("the child of a worker", 0);
+        if (members(&region, true) != 1 || gr_region_sum(&region, false) != 10 * MIB)
+                fail("a child took its parent's place", members(&region, false));
+        if (ask(&worker, 'a', 10).result != 0 || gr_region_sum(&region, false) != 20 * MIB)
+                fail("the parent after its children", 0);
+        end(&worker, 0);
+}
+
+/* As many as fit in turn, under a common limit: none fails for long, and never is it passed. */
+static void mode_group(unsigned limit_mib)
+{
+        struct worker workers[6];
+        unsigned refused = 0, served = 0;
+        uint64_t most = 0;
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(0);
+        for (int i = 0; i < 6; i++)
+                ask(&workers[i], 'a', 1);
+        if (ask(&workers[0], 'g', 0).result != (int)limit_mib)
+                fail("the card's size as told", ask(&workers[0], 'g', 0).result);
+        for (int round = 0; round < 60; round++) {
+                for (int i = 0; i < 6; i++)
+                        tell(&workers[i], 'a', 50 + (unsigned)(round * 7 + i * 13) % 40);
+                for (int i = 0; i < 6; i++) {
+                        struct reply reply = hear(&workers[i]);
+                        uint64_t sum = card_used_bytes();
+
+                        if (sum > limit_mib * MIB)
+                                fail("the limit was passed", (long long)(sum / MIB));
+                        most = sum > most ? sum : most;
+                        served += reply.result == 0;
+                        refused += reply.result != 0;
+                        if (reply.ms > CALL_MS)
+                                fail("a call took too long", (long long)reply.ms);
+                }
+                for (int i = 0; i < 6; i++)
+                        if ((round + i) % 2)
+                                ask(&workers[i], 'f', 0);
+        }
+        printf("~ under a limit of %u MiB: most %llu MiB, %u served, %u refused\n", limit_mib,
+               (unsigned long long)(most / MIB), served, refused);
+        if (served < 180)
+                fail("too few were served", served);
+        /* A killed one's share comes back. */
+        for (int i = 0; i < 6; i++)
+                ask(&workers[i], 'f', 0);
+        if (ask(&workers[0], 'a', limit_mib - 30).result != 0 || ask(&workers[1], 'a', 100).result == 0)
+                fail("one cannot have what is free", 0);
+        end(&workers[0], SIGKILL);
+        if (ask(&workers[1], 'a', limit_mib - 30).result != 0)
+                fail("the share of a killed process is lost", 0);
+        for (int i = 1; i < 6; i++)
+                end(&workers[i], 0);
+}
+
+static void heard_late(struct worker *worker)
+{
+        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
+        struct reply reply;
+
+        if (poll(&ready, 1, 0) == 1 && read(worker->from, &reply, sizeof(reply)) == sizeof(reply))
+                fail("a call took too long, in ms", (long long)reply.ms);
+}
+
+/* Processes that allocate, ask, are asked, start and end are killed at any moment. */
+static void mode_kill(void)
+{
+        static struct gr_region region;
+        const char *text = getenv("GR_TEST_KILLS");
+        long kills = text ? atol(text) : 300, killed = 0, ended = 0;
+        unsigned seed = 20261121;
+        struct worker workers[6], last;
+        uint64_t sum, wanted;
+        double begin;
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
+        while (killed < kills) {
+                int i = rand_r(&seed) % 6, status;
+
+                usleep((useconds_t)rand_r(&seed) % 15000);
+                heard_late(&workers[i]);
+                if (waitpid(workers[i].pid, &status, WNOHANG) == workers[i].pid) {
+                        if (!WIFEXITED(status) || WEXITSTATUS(status))
+                                fail("a worker failed", status);
+                        ended++;
+                        close(workers[i].to);
+                        close(workers[i].from);
+                } else {
+                        end(&workers[i], SIGKILL);
+                        killed++;
+                }
+                workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
+        }
+        last = start(0);
+        ask(&last, 'a', 5);
+        for (int i = 0; i < 6; i++)
+                end(&workers[i], SIGKILL);
+        begin = now_ms();
+        if (!open_region(&region))
+                fail("no region", 0);
+        do {
+                sum = gr_region_sum(&region, false);
+                wanted = 6 * MIB; /* 5 MiB in pages */
+                if (now_ms() - begin > 5000)
+                        fail("slots of killed processes are left", members(&region, false));
+                pause_ms(10);
+        } while (members(&region, false) != 1 || sum != wanted);
+        printf("~ %ld killed, %ld ended by themselves; figures right again after %.0f ms\n", killed, ended,
+               now_ms() - begin);
+        if (ask(&last, 'a', CARD_MIB - 100).result != 0)
+                fail("memory of killed processes is lost", 0);
+        end(&last, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
+}
+
+/* Nothing to share with: the worker works alone and says nothing. */
+static void mode_alone(void)
+{
+        struct worker worker = start(0);
+
+        for (int i = 0; i < 5; i++)
+                if (ask(&worker, 'a', 100).result != 0)
+                        fail("alone it cannot work", i);
+        if (ask(&worker, 'f', 0).result != 0)
+                fail("alone it cannot free", 0);
+        end(&worker, 0);
+}
+
+int main(int argc, char **argv)
+{
+        char region[80], card[80], command[96], size[16];
+        pid_t child;
+        int status;
+
+        if (argc < 2)
+                return 2;
+        if (argc < 3) {
+                strcpy(folder, "/tmp/gr-many-XXXXXX");
+                if (!mkdtemp(folder))
+                        fail("no folder", errno);
+                snprintf(region, sizeof(region), "%s/region", folder);
+                snprintf(card, sizeof(card), "%s/card", folder);
+                snprintf(size, sizeof(size), "%dMiB", CARD_MIB);
+                setenv("GPURECLAIM_REGION_DIR", region, 0);
+                setenv("GRSIM_SHARED", card, 1);
+                setenv("GRSIM_MEMORY", size, 1);
+                child = fork();
+                if (child == 0) {
+                        execl("/proc/self/exe", argv[0], argv[1], folder, (char *)NULL);
+                        _exit(127);
+                }
+                waitpid(child, &status, 0);
+                snprintf(command, sizeof(command), "rm -rf %s", folder);
+                if (system(command) != 0)
+                        fail("cannot clean up", errno);
+                return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        }
+        snprintf(folder, sizeof(folder), "%s", argv[2]);
+        signal(SIGPIPE, SIG_IGN);
+        if (strcmp(argv[1], "help") == 0)
+                mode_help(true);
+        else if (strcmp(argv[1], "no-help") == 0)
+                mode_help(false);
+        else if (strcmp(argv[1], "stop") == 0)
+                mode_stop();
+        else if (strcmp(argv[1], "fork") == 0)
+                mode_fork();
+        else if (strcmp(argv[1], "group") == 0)
+                mode_group(512);
+        else if (strcmp(argv[1], "kill") == 0)
+                mode_kill();
+        else if (strcmp(argv[1], "alone") == 0)
+                mode_alone();
+        else
+                return 2;
+        return 0;
+}
