@@ -237,11 +237,26 @@ static struct gr_region *enter_again(struct member *member, struct gr_region *ol
         return region;
 }
 
+static bool add_freed(struct gr_context *context, void *arg)
+{
+        *(uint64_t *)arg += gr_counter_sum(&context->fence.freed_bytes);
+        return true;
+}
+
+/* Changes whenever the program allocates or frees; what others take from the cache does not count. */
+static uint64_t activity(struct member *member)
+{
+        uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_charged_bytes);
+
+        gr_core_each_context(&gr_core, member->device->ordinal, add_freed, &sum);
+        return sum;
+}
+
 static void *serve(void *arg)
 {
         struct member *member = arg;
         struct gr_region *region = atomic_load(&member->region);
-        uint64_t before[GR_FIGURE_COUNT] = {0}, now[GR_FIGURE_COUNT], pause_ns = PUBLISH_NS;
+        uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
 
         gr_capture_relax();
         while (!atomic_load(&member->stop)) {
@@ -249,10 +264,11 @@ static void *serve(void *arg)
                 bool changed;
 
                 serve_one(member, region);
-                collect(member, now);
-                changed = memcmp(before, now, sizeof(now)) != 0;
-                memcpy(before, now, sizeof(now));
-                gr_region_publish(region, now, changed);
+                collect(member, figures);
+                now = activity(member);
+                changed = now != before;
+                before = now;
+                gr_region_publish(region, figures, changed);
                 gr_region_look_after_next(region);
                 pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
                 if (!gr_region_member(region)) {

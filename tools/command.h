@@ -39,6 +39,9 @@ void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
  */
 int unknown_flag(const char *command, const char *flag, const char *const *known, size_t count);
 
+/* Writes text as a JSON string, quotes included. */
+void print_json_string(const char *text);
+
 /* True for -h and --help, after printing the help of command. */
 bool help_wanted(const char *command, const char *argument);
 

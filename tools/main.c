@@ -88,7 +88,7 @@ static void print_commands(FILE *out)
         fprintf(out, "Usage: gpureclaim COMMAND [ARGUMENT...]\n"
                      "Serve the device memory of unmodified CUDA programs from a caching pool, within limits.\n\n");
         for (i = 0; i < ITEMS(commands); i++)
-                fprintf(out, "  %-8s  %s\n", commands[i].name, commands[i].summary);
+                fprintf(out, "  %-9s  %s\n", commands[i].name, commands[i].summary);
         fprintf(out, "\n  gpureclaim help COMMAND tells more; gpureclaim --version tells the version.\n");
 }
 

@@ -50,7 +50,7 @@ static void print_markdown(void)
         }
 }
 
-static void print_json_string(const char *text)
+void print_json_string(const char *text)
 {
         putchar('"');
         for (; *text; text++) {

@@ -467,6 +467,94 @@ static void mode_kill(void)
                 fail("the last one left the file behind", 0);
 }
 
+/* What `gpureclaim ARGUMENTS` prints, on both outputs; its exit status must be wanted. */
+static const char *command(int wanted, const char *format, unsigned pid)
+{
+        static char out[8192];
+        char line[512], arguments[128];
+        size_t length;
+        FILE *pipe;
+        int status;
+
+        snprintf(arguments, sizeof(arguments), format, pid);
+        snprintf(line, sizeof(line), "LD_PRELOAD= '%s' %s 2>&1", getenv("GR_TEST_COMMAND"), arguments);
+        pipe = popen(line, "r");
+        if (!pipe)
+                fail("no shell", errno);
+        length = fread(out, 1, sizeof(out) - 1, pipe);
+        out[length] = '\0';
+        status = pclose(pipe);
+        printf("~ $ gpureclaim %s\n", arguments);
+        for (char *at = strtok(strdup(out), "\n"); at; at = strtok(NULL, "\n"))
+                printf("~ %s\n", at);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != wanted)
+                fail("the command's status", status);
+        return out;
+}
+
+static void says(const char *out, const char *text)
+{
+        if (!strstr(out, text)) {
+                fprintf(stderr, "many: not said: %s\n", text);
+                exit(1);
+        }
+}
+
+static void mode_command(void)
+{
+        struct worker one, two;
+        unsigned pid;
+
+        says(command(0, "status", 0), "No process of yours");
+        one = start(0);
+        two = start(0);
+        pid = (unsigned)one.pid;
+        ask(&one, 'a', 100);
+        ask(&one, 'a', 200);
+        ask(&one, 'f', 0);
+        ask(&one, 'a', 100);
+        ask(&two, 'a', 50);
+        pause_ms(600);
+        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not by these processes");
+        says(command(0, "status", 0), "pool: 100.000 MiB live, 200.000 MiB cached, peak 300.000 MiB");
+        if (strstr(command(0, "status", 0), "idle for 0.0 s"))
+                fail("being asked counts as activity", 0);
+        says(command(0, "status --json", 0), "\"live_bytes\": 104857600, \"cached_bytes\": 209715200");
+        says(command(0, "limit %u 250MiB", pid), "hard limit now 250.000 MiB; 100.000 MiB live, 0 B cached");
+        if (ask(&one, 'g', 0).result != 250)
+                fail("the program does not see the changed limit", 0);
+        if (ask(&one, 'a', 200).result == 0 || ask(&one, 'a', 100).result != 0)
+                fail("the changed limit does not hold", 0);
+        says(command(0, "limit %u 64MiB", pid), "bites on the next allocation");
+        if (ask(&one, 'a', 1).result == 0)
+                fail("a limit below what is in use does not hold", 0);
+        says(command(0, "limit %u none", pid), "hard limit now none");
+        ask(&one, 'f', 0);
+        pause_ms(300); /* after a failure frees go to the driver for a moment */
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "threshold %u 10%%", pid), "release threshold now 102.400 MiB; 0 B live, 0 B cached");
+        says(command(0, "threshold %u none", pid), "now none");
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "reclaim %u", pid), "300.000 MiB came back");
+        says(command(0, "reclaim --all --level drop", 0), "0 B came back");
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "wait --free 900MiB -- echo started", 0), "started");
+        says(command(1, "wait --free 1000MiB --timeout 300ms -- echo started", 0), "the time is up");
+        says(command(1, "limit 1 4GiB", 0), "does not run under gpureclaim");
+        says(command(2, "limit %u 4XiB", pid), "not understood");
+        says(command(2, "limit", 0), "needs a process id");
+        says(command(2, "reclaim", 0), "needs a process id or --all");
+        says(command(2, "wait -- true", 0), "needs --free");
+        kill(one.pid, SIGSTOP);
+        says(command(1, "reclaim %u", pid), "does not answer");
+        end(&one, SIGKILL);
+        says(command(1, "reclaim %u", pid), "does not run under gpureclaim");
+        end(&two, 0);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
@@ -482,7 +570,7 @@ static void mode_alone(void)
 
 int main(int argc, char **argv)
 {
-        char region[80], card[80], command[96], size[16];
+        char region[80], card[80], clean_up[96], size[16];
         pid_t child;
         int status;
 
@@ -504,8 +592,8 @@ int main(int argc, char **argv)
                         _exit(127);
                 }
                 waitpid(child, &status, 0);
-                snprintf(command, sizeof(command), "rm -rf %s", folder);
-                if (system(command) != 0)
+                snprintf(clean_up, sizeof(clean_up), "rm -rf %s", folder);
+                if (system(clean_up) != 0)
                         fail("cannot clean up", errno);
                 return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
         }
@@ -523,6 +611,8 @@ int main(int argc, char **argv)
                 mode_group(512);
         else if (strcmp(argv[1], "kill") == 0)
                 mode_kill();
+        else if (strcmp(argv[1], "command") == 0)
+                mode_command();
         else if (strcmp(argv[1], "alone") == 0)
                 mode_alone();
         else

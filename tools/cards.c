@@ -1,0 +1,235 @@
+#include "cards.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+#include "options.h"
+#include "system.h"
+
+#define ANSWER_NS UINT64_C(1000000000)
+
+/* NVIDIA's management library, as far as needed; its header need not be there. */
+struct nvml_memory {
+        unsigned long long total, free, used;
+};
+
+static struct {
+        bool tried, found;
+        int (*by_uuid)(const char *uuid, void **ret_device);
+        int (*by_index)(unsigned index, void **ret_device);
+        int (*uuid)(void *device, char *ret, unsigned length);
+        int (*memory)(void *device, struct nvml_memory *ret);
+} nvml;
+
+static bool find_nvml(void)
+{
+        int (*init)(void);
+        void *library;
+
+        if (nvml.tried)
+                return nvml.found;
+        nvml.tried = true;
+        library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        if (!library)
+                return false;
+        *(void **)&init = dlsym(library, "nvmlInit_v2");
+        *(void **)&nvml.by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&nvml.uuid = dlsym(library, "nvmlDeviceGetUUID");
+        *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
+        nvml.found = init && nvml.by_uuid && nvml.by_index && nvml.uuid && nvml.memory && init() == 0;
+        return nvml.found;
+}
+
+static bool ask_nvml(const char *uuid, uint64_t *ret_total, uint64_t *ret_used)
+{
+        static const char *const kinds[] = {"GPU-", "MIG-"};
+        struct nvml_memory memory;
+        char text[64];
+        void *device;
+
+        if (!find_nvml())
+                return false;
+        for (size_t i = 0; i < 2; i++) {
+                snprintf(text, sizeof(text), "%s%s", kinds[i], uuid);
+                if (nvml.by_uuid(text, &device) == 0 && nvml.memory(device, &memory) == 0) {
+                        *ret_total = memory.total;
+                        *ret_used = memory.used;
+                        return true;
+                }
+        }
+        return false;
+}
+
+int card_free_by_index(unsigned index, uint64_t *ret_free_bytes, char ret_uuid[37])
+{
+        struct nvml_memory memory;
+        char text[96] = "";
+        void *device;
+
+        if (!find_nvml())
+                return -ENOTSUP;
+        if (nvml.by_index(index, &device) != 0 || nvml.memory(device, &memory) != 0 ||
+            nvml.uuid(device, text, sizeof(text)) != 0 || strlen(text) < 40)
+                return -ENODEV;
+        *ret_free_bytes = memory.free;
+        memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
+        ret_uuid[36] = '\0';
+        return 0;
+}
+
+static int by_pid(const void *left, const void *right)
+{
+        const struct gr_member *a = left, *b = right;
+
+        return a->identity.pid < b->identity.pid ? -1 : a->identity.pid > b->identity.pid;
+}
+
+static int by_name(const void *left, const void *right)
+{
+        const struct card *a = *(struct card *const *)left, *b = *(struct card *const *)right;
+        int order = strcmp(a->uuid, b->uuid);
+
+        return order ? order : strcmp(a->group, b->group);
+}
+
+static void read_members(struct card *card)
+{
+        if (!card->members)
+                card->members = calloc(GR_REGION_SLOTS, sizeof(*card->members));
+        card->count = 0;
+        card->charged_bytes = 0;
+        for (unsigned i = 0; card->members && i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(&card->region, i, &card->members[card->count]) == 0)
+                        card->charged_bytes += card->members[card->count++].charged_bytes;
+        if (card->members)
+                qsort(card->members, card->count, sizeof(*card->members), by_pid);
+}
+
+void card_read(struct card *card, bool ask)
+{
+        const struct gr_request refresh = {.orders = GR_ORDER_REFRESH};
+        uint64_t newest = 0;
+
+        gr_region_sweep(&card->region);
+        read_members(card);
+        if (ask_nvml(card->uuid, &card->total_bytes, &card->used_bytes))
+                return;
+        /* One that answers says it for all. */
+        for (size_t i = 0; ask && i < card->count; i++) {
+                uint64_t given, start;
+                struct gr_member *member = &card->members[i];
+
+                if (member->same_namespace && gr_system_peer(member->identity.pid, &start) == GR_PEER_STOPPED)
+                        continue;
+                if (card_request(card, member, &refresh, &given) == 0) {
+                        gr_region_read(&card->region, member->slot, member);
+                        card->total_bytes = member->figures[GR_FIGURE_card_total];
+                        card->used_bytes = card->total_bytes - member->figures[GR_FIGURE_card_free];
+                        return;
+                }
+        }
+        for (size_t i = 0; i < card->count; i++)
+                if (card->members[i].active_ns >= newest && card->members[i].figures[GR_FIGURE_card_free]) {
+                        newest = card->members[i].active_ns;
+                        card->total_bytes = card->members[i].figures[GR_FIGURE_card_total];
+                        card->used_bytes = card->total_bytes - card->members[i].figures[GR_FIGURE_card_free];
+                }
+}
+
+int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
+{
+        static struct gr_options options;
+        struct card **list = NULL, *cards;
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_identity self;
+        struct dirent *entry;
+        size_t count = 0;
+        DIR *open;
+        int rc = gr_system_identity(&self);
+
+        if (rc)
+                return rc;
+        gr_options_load(&options, (const char *(*)(const char *))getenv, NULL, NULL, NULL);
+        gr_region_default_dir(dir, sizeof(dir));
+        if (options.region_dir.text[0])
+                memcpy(dir, options.region_dir.text, sizeof(dir));
+        *ret_cards = NULL;
+        *ret_count = *ret_other = 0;
+        open = opendir(dir);
+        if (!open)
+                return errno == ENOENT ? 0 : -errno;
+        while ((entry = readdir(open))) {
+                struct card *card;
+
+                if (entry->d_name[0] == '.')
+                        continue;
+                card = calloc(1, sizeof(*card));
+                list = realloc(list, (count + 1) * sizeof(struct card *));
+                if (!card || !list)
+                        break;
+                if (gr_region_parse_file_name(entry->d_name, card->group, card->uuid) != 0 ||
+                    gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false) != 0) {
+                        ++*ret_other;
+                        continue;
+                }
+                card_read(card, false);
+                if (card->count > 0)
+                        list[count++] = card;
+        }
+        closedir(open);
+        if (count > 0)
+                qsort(list, count, sizeof(struct card *), by_name);
+        cards = calloc(count + 1, sizeof(*cards));
+        if (!cards)
+                return -ENOMEM;
+        for (size_t i = 0; i < count; i++)
+                cards[i] = *list[i]; /* the map stays where it is */
+        *ret_cards = cards;
+        *ret_count = count;
+        return 0;
+}
+
+uint64_t card_foreign_bytes(const struct card *card)
+{
+        return card->used_bytes > card->charged_bytes ? card->used_bytes - card->charged_bytes : 0;
+}
+
+int card_request(struct card *card, const struct gr_member *member, const struct gr_request *request,
+                 uint64_t *ret_given_bytes)
+{
+        struct gr_slot *slot = &card->region.map->slots[member->slot];
+        uint64_t before = atomic_load(&slot->given_bytes), deadline = gr_system_now_ns() + ANSWER_NS;
+        uint32_t sequence = gr_region_request(&card->region, member->slot, request);
+
+        if (!gr_region_await(&card->region, member->slot, member->owner, sequence, deadline))
+                return atomic_load(&card->region.map->owners[member->slot]) == member->owner ? -ETIMEDOUT : -ESRCH;
+        *ret_given_bytes = atomic_load(&slot->given_bytes) - before;
+        return 0;
+}
+
+double member_idle_s(const struct card *card, const struct gr_member *member)
+{
+        uint64_t now = card->region.ops->now_ns();
+
+        return now > member->active_ns ? (double)(now - member->active_ns) / 1e9 : 0;
+}
+
+bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
+{
+        struct gr_size size;
+        int rc = gr_size_parse(text, &size);
+
+        if (rc) {
+                complain("%s: %s: %s (expected a size such as 4GiB, 512MB or 50%%, or none)", command, text,
+                         gr_option_reason(rc));
+                return false;
+        }
+        *ret_bytes = size.is_percent ? (uint64_t)((double)total_bytes * size.percent / 100) : size.bytes;
+        return true;
+}

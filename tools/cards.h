@@ -1,0 +1,50 @@
+/*
+ * The cards that processes under the library use, as the regions in shared memory tell. All memory lives until the
+ * command ends.
+ */
+#ifndef GR_CARDS_H
+#define GR_CARDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "region.h"
+
+/* One group of processes on one GPU. */
+struct card {
+        struct gr_region region;
+        char group[GR_GROUP_NAME_BYTES];
+        char uuid[37];
+        uint64_t total_bytes, used_bytes; /* of the card; 0 and 0: nobody can tell */
+        uint64_t charged_bytes;           /* of all members */
+        struct gr_member *members;        /* by pid */
+        size_t count;
+};
+
+/*
+ * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. 0, with cards
+ * that have members, by UUID and group; or -errno. *ret_other: files that are no region of this version.
+ */
+int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other);
+
+/* Reads the members again; ask: after asking one for the card's figures, where the driver's own library is missing. */
+void card_read(struct card *card, bool ask);
+
+/* What is not ours on the card. */
+uint64_t card_foreign_bytes(const struct card *card);
+
+/* Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer. */
+int card_request(struct card *card, const struct gr_member *member, const struct gr_request *request,
+                 uint64_t *ret_given_bytes);
+
+/* Free memory of the card without members, from NVIDIA's management library. Index as nvidia-smi counts. -ENOTSUP. */
+int card_free_by_index(unsigned index, uint64_t *ret_free_bytes, char ret_uuid[37]);
+
+/* Seconds since the process last did something with its memory. */
+double member_idle_s(const struct card *card, const struct gr_member *member);
+
+/* A size argument of command for a member or card of total_bytes; complains. false: not a size. */
+bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
+
+#endif

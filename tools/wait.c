@@ -1,0 +1,105 @@
+/* gpureclaim wait: start a program when the card has room for it. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cards.h"
+#include "command.h"
+#include "size.h"
+#include "system.h"
+
+#define PAUSE_US 200000
+
+/*
+ * What a program under the library could get on the card: what is free, and what the others have cached, for that they
+ * give. false: nobody uses the card under the library, and the driver's management library does not tell.
+ */
+static bool room(unsigned index, uint64_t *ret_bytes)
+{
+        uint64_t free_bytes = 0, total = 0, cached = 0;
+        struct card *cards;
+        size_t count, other;
+        char uuid[37] = "";
+        bool known = card_free_by_index(index, &free_bytes, uuid) == 0;
+
+        if (cards_open(&cards, &count, &other) != 0)
+                count = 0;
+        for (size_t i = 0; i < count; i++) {
+                if (known ? strcmp(cards[i].uuid, uuid) != 0 : i != index)
+                        continue;
+                if (!known)
+                        card_read(&cards[i], true);
+                total = cards[i].total_bytes;
+                if (!known && total)
+                        free_bytes = total - cards[i].used_bytes;
+                for (size_t j = 0; j < cards[i].count; j++)
+                        if (!(cards[i].members[j].flags & GR_SLOT_KEEPS_OUT))
+                                cached += cards[i].members[j].figures[GR_FIGURE_cached];
+        }
+        for (size_t i = 0; i < count; i++) {
+                gr_region_close(&cards[i].region);
+                free(cards[i].members);
+        }
+        free(cards);
+        *ret_bytes = free_bytes + cached;
+        return known || total > 0;
+}
+
+int command_wait(int argc, char **argv)
+{
+        static const char *const known[] = {"--free", "--device", "--timeout", "--help"};
+        uint64_t want = 0, have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
+        unsigned long device = 0;
+        bool wanted = false;
+        char *end;
+        int i;
+
+        for (i = 1; i < argc && argv[i][0] == '-'; i++) {
+                if (help_wanted("wait", argv[i]))
+                        return EXIT_SUCCESS;
+                if (strcmp(argv[i], "--") == 0) {
+                        i++;
+                        break;
+                }
+                if (strcmp(argv[i], "--free") != 0 && strcmp(argv[i], "--device") != 0 &&
+                    strcmp(argv[i], "--timeout") != 0)
+                        return unknown_flag("wait", argv[i], known, 4);
+                if (i + 1 >= argc) {
+                        complain("wait: %s needs a value", argv[i]);
+                        return STATUS_USAGE;
+                }
+                if (argv[i][2] == 'f') {
+                        if (!size_argument("wait", argv[i + 1], 0, &want))
+                                return STATUS_USAGE;
+                        wanted = want > 0 && want != GR_SIZE_NONE;
+                } else if (argv[i][2] == 'd') {
+                        device = strtoul(argv[i + 1], &end, 10);
+                        if (*end || argv[i + 1][0] < '0' || argv[i + 1][0] > '9' || device > 1000) {
+                                complain("wait: --device %s: not a number of a device", argv[i + 1]);
+                                return STATUS_USAGE;
+                        }
+                } else if (gr_duration_parse(argv[i + 1], &timeout_ns) != 0) {
+                        complain("wait: --timeout %s: not understood (expected a time such as 90s)", argv[i + 1]);
+                        return STATUS_USAGE;
+                }
+                i++;
+        }
+        if (!wanted || i >= argc) {
+                complain("wait: needs --free SIZE in bytes and a program after --");
+                return STATUS_USAGE;
+        }
+        while (room((unsigned)device, &have) && have < want) {
+                if (gr_system_now_ns() - begin >= timeout_ns) {
+                        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+
+                        complain("wait: only %s of %s are to be had, and the time is up",
+                                 gr_size_format(have, a, sizeof(a)), gr_size_format(want, b, sizeof(b)));
+                        return EXIT_FAILURE;
+                }
+                usleep(PAUSE_US);
+        }
+        execvp(argv[i], argv + i);
+        complain("wait: %s: %s", argv[i], strerror(errno));
+        return errno == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
+}
