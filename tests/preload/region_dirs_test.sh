@@ -22,6 +22,6 @@ within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0777 "$place/region"' ||
 within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0700 "$place/region" && : >"$place/elsewhere" &&
         for i in default; do ln -s ../elsewhere "$place/region/$i"; done' || { echo "FAILED: links"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && : >"$place/region"' || { echo "FAILED: a file for a folder"; failed=1; }
-within "$1" 'ulimit -f 1; mount -t tmpfs tmpfs "$place"' || { echo "FAILED: a limit on file sizes"; failed=1; }
+within "$1" 'ulimit -f 100; mount -t tmpfs tmpfs "$place"' || { echo "FAILED: a limit on file sizes"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && chmod 0500 "$place"' || { echo "FAILED: a folder without rights"; failed=1; }
 exit $failed

@@ -254,6 +254,10 @@ static void test_share_and_excess(void)
         check_share(70 * PAGE, 100 * PAGE, 12 * PAGE, 12 * PAGE);
         gr_budget_uncache(&device, 25 * PAGE);
 
+        GR_CHECK_EQ(gr_budget_excess(&device), 10 * PAGE); /* under a limit that came down nothing stays cached */
+        atomic_store(&device.hard_bytes, 27 * PAGE);
+        GR_CHECK_EQ(gr_budget_excess(&device), 3 * PAGE);
+        atomic_store(&device.hard_bytes, GR_UNLIMITED);
         GR_CHECK_EQ(gr_budget_excess(&device), 0);
         atomic_store(&device.threshold_bytes, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 6 * PAGE);
@@ -268,8 +272,62 @@ static void test_share_and_excess(void)
         gr_budget_destroy(&device);
 }
 
+static uint64_t group_used, group_limit = 10 * PAGE;
+
+static int group_reserve(void *arg, uint64_t bytes)
+{
+        (void)arg;
+        if (bytes > group_limit - group_used)
+                return -EDQUOT;
+        group_used += bytes;
+        return 0;
+}
+
+static void group_adjust(void *arg, int64_t bytes)
+{
+        (void)arg;
+        group_used += (uint64_t)bytes;
+}
+
+static uint64_t group_room(void *arg)
+{
+        (void)arg;
+        return group_limit - group_used;
+}
+
+/* Other processes count as well; every way of giving back reaches them. */
+static void test_group(void)
+{
+        static const struct gr_group group = {10 * PAGE, group_reserve, group_adjust, group_room, NULL};
+        uint64_t reserved;
+
+        start(GR_UNLIMITED);
+        atomic_store(&device.group, &group);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 4 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, 64 * PAGE, 4 * PAGE, reserved), 0);
+        GR_CHECK_EQ(group_used, 4 * PAGE);
+        group_used += 5 * PAGE; /* somebody else */
+        GR_CHECK_EQ(gr_budget_room(&device), PAGE);
+        GR_CHECK(!gr_budget_own_limit(&device, 2 * PAGE));
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
+        GR_CHECK_EQ(atomic_load(&device.charged_bytes), 4 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 512, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, 80 * PAGE, 512, reserved), 0);
+        GR_CHECK_EQ(group_used, 10 * PAGE);
+        check_share(70 * PAGE, 100 * PAGE, 0, 10 * PAGE);
+        GR_CHECK_EQ(gr_budget_release(&device, 80 * PAGE, 512), PAGE);
+        GR_CHECK_EQ(gr_budget_release(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
+        GR_CHECK_EQ(group_used, 5 * PAGE);
+        atomic_store(&device.hard_bytes, PAGE);
+        GR_CHECK(gr_budget_own_limit(&device, 2 * PAGE));
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
+        GR_CHECK_EQ(group_used, 5 * PAGE);
+        gr_budget_destroy(&device);
+}
+
 int main(void)
 {
+        test_group();
         test_large();
         test_other_size();
         test_limit_full_of_slabs();
