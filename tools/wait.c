@@ -53,9 +53,9 @@ int command_wait(int argc, char **argv)
         unsigned long device = 0;
         bool wanted = false;
         char *end;
-        int i;
+        int i = 1;
 
-        for (i = 1; i < argc && argv[i][0] == '-'; i++) {
+        while (i < argc && argv[i][0] == '-') {
                 if (help_wanted("wait", argv[i]))
                         return EXIT_SUCCESS;
                 if (strcmp(argv[i], "--") == 0) {
@@ -83,7 +83,7 @@ int command_wait(int argc, char **argv)
                         complain("wait: --timeout %s: not understood (expected a time such as 90s)", argv[i + 1]);
                         return STATUS_USAGE;
                 }
-                i++;
+                i += 2;
         }
         if (!wanted || i >= argc) {
                 complain("wait: needs --free SIZE in bytes and a program after --");

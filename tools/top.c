@@ -1,0 +1,236 @@
+/* gpureclaim top: the processes on the cards, live in the terminal. */
+#include <curses.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cards.h"
+#include "command.h"
+#include "ladder_levels.h"
+#include "size.h"
+
+#define REFRESH_MS 1000
+#define BAR_WIDTH  20
+
+enum order { BY_CHARGED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
+
+static const char *const order_words[ORDERS] = {"taken", "cached", "idle", "pid"};
+
+/* One process on one card. */
+struct row {
+        struct card *card;
+        struct gr_member *member;
+};
+
+static struct {
+        struct card *cards;
+        size_t card_count;
+        struct row rows[4096];
+        size_t count, selected;
+        enum order order;
+        char note[160];
+} view;
+
+static int compare(uint64_t a, uint64_t b)
+{
+        return a > b ? -1 : a < b;
+}
+
+static int by_order(const void *left, const void *right)
+{
+        const struct gr_member *a = ((const struct row *)left)->member, *b = ((const struct row *)right)->member;
+
+        switch (view.order) {
+        case BY_CACHED:
+                return compare(a->figures[GR_FIGURE_cached], b->figures[GR_FIGURE_cached]);
+        case BY_IDLE:
+                return compare(b->active_ns, a->active_ns);
+        case BY_PID:
+                return compare(b->identity.pid, a->identity.pid);
+        default:
+                return compare(a->charged_bytes, b->charged_bytes);
+        }
+}
+
+static void close_cards(void)
+{
+        for (size_t i = 0; i < view.card_count; i++) {
+                gr_region_close(&view.cards[i].region);
+                free(view.cards[i].members);
+        }
+        free(view.cards);
+        view.cards = NULL;
+        view.card_count = 0;
+}
+
+static void look(void)
+{
+        size_t other;
+
+        close_cards();
+        view.count = 0;
+        if (cards_open(&view.cards, &view.card_count, &other) != 0)
+                view.card_count = 0;
+        for (size_t i = 0; i < view.card_count; i++) {
+                card_read(&view.cards[i], true);
+                for (size_t j = 0; j < view.cards[i].count && view.count < sizeof(view.rows) / sizeof(view.rows[0]);
+                     j++)
+                        view.rows[view.count++] = (struct row){&view.cards[i], &view.cards[i].members[j]};
+        }
+        qsort(view.rows, view.count, sizeof(view.rows[0]), by_order);
+        if (view.selected >= view.count)
+                view.selected = view.count ? view.count - 1 : 0;
+}
+
+/* '#' in use, '+' cached, '.' the rest. */
+static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
+{
+        for (unsigned i = 0; i < BAR_WIDTH; i++) {
+                uint64_t at = total / BAR_WIDTH * i;
+
+                addch(total > 0 && at < live ? '#' : total > 0 && at < live + cached ? '+' : '.');
+        }
+}
+
+static void draw(void)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
+        int line = 0;
+
+        erase();
+        for (size_t i = 0; i < view.card_count; i++) {
+                const struct card *card = &view.cards[i];
+
+                move(line++, 0);
+                draw_bar(card->used_bytes, 0, card->total_bytes);
+                printw(" GPU %.8s %s: %s of %s, %s not ours", card->uuid, card->group,
+                       gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
+                       gr_size_format(card_foreign_bytes(card), c, sizeof(c)));
+        }
+        attron(A_BOLD);
+        mvprintw(++line, 0, "%8s %-15s %-*s %12s %12s %12s %7s", "PID", "NAME", BAR_WIDTH, "USE", "LIVE", "CACHED",
+                 "LIMIT", "IDLE");
+        attroff(A_BOLD);
+        line++;
+        for (size_t i = 0; i < view.count && line < LINES - 2; i++, line++) {
+                const struct gr_member *member = view.rows[i].member;
+                const uint64_t *figures = member->figures;
+
+                if (i == view.selected)
+                        attron(A_REVERSE);
+                mvprintw(line, 0, "%8u %-15.15s ", member->identity.pid, member->name);
+                draw_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_card_total]);
+                printw(" %12s %12s %12s %6.0fs", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
+                       gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
+                       gr_size_format(figures[GR_FIGURE_limit], c, sizeof(c)),
+                       member_idle_s(view.rows[i].card, member));
+                attroff(A_REVERSE);
+        }
+        if (view.count == 0)
+                mvprintw(line, 0, "No process of yours runs under gpureclaim on a GPU here.");
+        mvprintw(LINES - 2, 0, "%s", view.note);
+        mvprintw(LINES - 1, 0, "q quit  up/down select  s sort (%s)  t trim  l limit", order_words[view.order]);
+        refresh();
+}
+
+/* Asks on the last line but one; without text a single y. */
+static bool prompt(const char *question, char *ret_text, int room)
+{
+        bool yes;
+
+        move(LINES - 2, 0);
+        clrtoeol();
+        printw("%s ", question);
+        timeout(-1);
+        if (ret_text) {
+                echo();
+                yes = getnstr(ret_text, room - 1) == OK && ret_text[0];
+                noecho();
+        } else {
+                yes = getch() == 'y';
+        }
+        timeout(REFRESH_MS);
+        return yes;
+}
+
+static void act(int key)
+{
+        struct gr_request request = {0};
+        char question[128], text[32], a[GR_SIZE_TEXT_BYTES];
+        struct row *row = &view.rows[view.selected];
+        struct gr_size size;
+        uint64_t given;
+        int rc;
+
+        if (view.count == 0)
+                return;
+        if (key == 't') {
+                request = (struct gr_request){.want_bytes = UINT64_C(1) << 50, .level = GR_LEVEL_TRIM};
+                snprintf(question, sizeof(question), "Trim the cache of %u? (y)", row->member->identity.pid);
+        } else {
+                snprintf(question, sizeof(question),
+                         "Hard limit of %u (such as 4GiB, none):", row->member->identity.pid);
+                if (!prompt(question, text, sizeof(text)))
+                        return;
+                if (gr_size_parse(text, &size) != 0 || size.is_percent || size.bytes == 0) {
+                        snprintf(view.note, sizeof(view.note), "%s: not a size", text);
+                        return;
+                }
+                request = (struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = size.bytes};
+                snprintf(question, sizeof(question), "Set the hard limit of %u to %s? (y)", row->member->identity.pid,
+                         gr_size_format(size.bytes, a, sizeof(a)));
+        }
+        if (!prompt(question, NULL, 0)) {
+                snprintf(view.note, sizeof(view.note), "nothing changed");
+                return;
+        }
+        rc = card_request(row->card, row->member, &request, &given);
+        if (rc)
+                snprintf(view.note, sizeof(view.note), "%u does not answer", row->member->identity.pid);
+        else
+                snprintf(view.note, sizeof(view.note), "%u: done, %s came back", row->member->identity.pid,
+                         gr_size_format(given, a, sizeof(a)));
+}
+
+int command_top(int argc, char **argv)
+{
+        static const char *const known[] = {"--help"};
+
+        for (int i = 1; i < argc; i++) {
+                if (help_wanted("top", argv[i]))
+                        return EXIT_SUCCESS;
+                if (argv[i][0] == '-')
+                        return unknown_flag("top", argv[i], known, 1);
+                complain("top: %s: takes nothing", argv[i]);
+                return STATUS_USAGE;
+        }
+        if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
+                complain("top: needs a terminal; gpureclaim status prints once");
+                return STATUS_USAGE;
+        }
+        if (!newterm(NULL, stdout, stdin)) {
+                complain("top: this terminal is not known (TERM)");
+                return EXIT_FAILURE;
+        }
+        noecho();
+        cbreak();
+        keypad(stdscr, TRUE);
+        curs_set(0);
+        timeout(REFRESH_MS);
+        for (int key = ERR; key != 'q';) {
+                look();
+                draw();
+                key = getch();
+                if (key == KEY_UP && view.selected > 0)
+                        view.selected--;
+                else if (key == KEY_DOWN)
+                        view.selected++;
+                else if (key == 's')
+                        view.order = (view.order + 1) % ORDERS;
+                else if (key == 't' || key == 'l')
+                        act(key);
+        }
+        endwin();
+        close_cards();
+        return EXIT_SUCCESS;
+}
