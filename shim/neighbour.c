@@ -33,6 +33,7 @@ struct member {
 };
 
 static struct member members[GR_DEVICES_MAX];
+static _Thread_local unsigned serving; /* 1 in a thread of ours */
 
 static struct {
         pthread_mutex_t lock; /* guards what follows */
@@ -252,12 +253,28 @@ static uint64_t activity(struct member *member)
         return sum;
 }
 
+/*
+ * A process whose main thread ended lives as long as its other threads, and the C library ends it with the last one.
+ * Ours are not to keep it alive: where nobody else is left we do what the C library would have done.
+ */
+static void end_with_the_last(void)
+{
+        unsigned ours = gr_process_threads();
+
+        pthread_mutex_lock(&all.lock);
+        ours += all.threads;
+        pthread_mutex_unlock(&all.lock);
+        if (gr_system_left_alone(ours))
+                exit(0);
+}
+
 static void *serve(void *arg)
 {
         struct member *member = arg;
         struct gr_region *region = atomic_load(&member->region);
         uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
 
+        serving = 1;
         gr_capture_relax();
         while (!atomic_load(&member->stop)) {
                 uint32_t seen = gr_region_seen(region);
@@ -271,6 +288,8 @@ static void *serve(void *arg)
                 gr_region_publish(region, figures, changed);
                 gr_region_look_after_next(region);
                 pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
+                if (!changed)
+                        end_with_the_last();
                 if (!gr_region_member(region)) {
                         region = enter_again(member, region);
                         seen = gr_region_seen(region);
@@ -383,6 +402,7 @@ uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64
 void gr_neighbour_leave(void)
 {
         struct timespec until;
+        unsigned self = serving;
 
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += STOP_NS;
@@ -396,7 +416,7 @@ void gr_neighbour_leave(void)
                         gr_region_wake_self(region);
         }
         pthread_mutex_lock(&all.lock);
-        while (all.threads > 0)
+        while (all.threads > self)
                 if (pthread_cond_timedwait(&all.changed, &all.lock, &until) == ETIMEDOUT)
                         break;
         pthread_mutex_unlock(&all.lock);
@@ -404,7 +424,7 @@ void gr_neighbour_leave(void)
                 struct gr_region *region = atomic_load(&members[i].region);
 
                 /* A slot whose thread did not stop is left to those who find that we are gone. */
-                if (!region || atomic_load(&members[i].running))
+                if (!region || (atomic_load(&members[i].running) && !self))
                         continue;
                 atomic_store(&members[i].device->group, NULL);
                 gr_region_leave(region);

@@ -172,6 +172,16 @@ static void wake(struct gr_core *core)
         pthread_mutex_unlock(&helper.lock);
 }
 
+unsigned gr_process_threads(void)
+{
+        unsigned running;
+
+        pthread_mutex_lock(&helper.lock);
+        running = helper.running;
+        pthread_mutex_unlock(&helper.lock);
+        return running;
+}
+
 static void helper_stop(void)
 {
         struct timespec until;

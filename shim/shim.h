@@ -84,6 +84,9 @@ void gr_process_in_use(void);
 /* public.c: the core is there, and what was registered before joins it. */
 void gr_public_init(void);
 
+/* How many threads of ours process.c has running. */
+unsigned gr_process_threads(void);
+
 /* neighbour.c */
 
 /* The device is about to be used: joins the other processes on it, once. Without them the process works alone. */

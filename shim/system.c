@@ -96,6 +96,14 @@ enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start)
         return process.state == 'T' || process.state == 't' ? GR_PEER_STOPPED : GR_PEER_ALIVE;
 }
 
+bool gr_system_left_alone(unsigned ours)
+{
+        struct process_stat process;
+
+        /* A main thread that ended counts on, as a zombie. */
+        return read_stat("/proc/self/stat", &process) == 0 && process.state == 'Z' && process.threads - 1 <= (long)ours;
+}
+
 uint64_t gr_system_now_ns(void)
 {
         struct timespec now;

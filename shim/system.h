@@ -6,6 +6,7 @@
 #define GR_SYSTEM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "region.h"
@@ -15,6 +16,9 @@ int gr_system_identity(struct gr_identity *ret);
 
 /* As struct gr_region_ops says. */
 enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start);
+
+/* Whether the main thread has ended and no more than ours threads are left. */
+bool gr_system_left_alone(unsigned ours);
 
 /* Monotonic, the same in every process since the machine was started. */
 uint64_t gr_system_now_ns(void);

@@ -257,7 +257,7 @@ static int leaks(void)
                 must(pthread_create(&thread, NULL, short_life, &context), "pthread_create");
                 pthread_join(thread, NULL);
         }
-        /* One thread more than natively is there from the first free on: the helper. */
+        /* One thread more than natively is there from the first free on: the helper; and one for the neighbours. */
         printf("files %d, then %d more; threads: %d more\n", fds, count_in("/proc/self/fd") - fds,
                count_in("/proc/self/task") - tasks);
         return 0;
