@@ -200,7 +200,7 @@ static void tell(struct worker *worker, char order, unsigned argument)
 static struct reply hear(struct worker *worker)
 {
         struct pollfd ready = {.fd = worker->from, .events = POLLIN};
-        struct reply reply;
+        struct reply reply = {0};
 
         if (poll(&ready, 1, 2 * CALL_MS) != 1 || read(worker->from, &reply, sizeof(reply)) != sizeof(reply))
                 fail("a worker does not answer", worker->pid);

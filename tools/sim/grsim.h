@@ -22,6 +22,6 @@
 extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
 unsigned long grSimMisuseCount(void);             /* touches of memory that was not the program's to touch */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
-size_t grSimUsedBytes(int device);                /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
+size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
 
 #endif
