@@ -253,19 +253,14 @@ static uint64_t activity(struct member *member)
         return sum;
 }
 
-/*
- * A process whose main thread ended lives as long as its other threads, and the C library ends it with the last one.
- * Ours are not to keep it alive: where nobody else is left we do what the C library would have done.
- */
-static void end_with_the_last(void)
+unsigned gr_neighbour_threads(void)
 {
-        unsigned ours = gr_process_threads();
+        unsigned threads;
 
         pthread_mutex_lock(&all.lock);
-        ours += all.threads;
+        threads = all.threads;
         pthread_mutex_unlock(&all.lock);
-        if (gr_system_left_alone(ours))
-                exit(0);
+        return threads;
 }
 
 static void *serve(void *arg)
@@ -288,8 +283,8 @@ static void *serve(void *arg)
                 gr_region_publish(region, figures, changed);
                 gr_region_look_after_next(region);
                 pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
-                if (!changed)
-                        end_with_the_last();
+                if (!changed && gr_system_left_alone(gr_process_threads() + gr_neighbour_threads()))
+                        break;
                 if (!gr_region_member(region)) {
                         region = enter_again(member, region);
                         seen = gr_region_seen(region);

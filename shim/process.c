@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "apart.h"
 #include "log.h"
 #include "shim.h"
+#include "system.h"
 
 #define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
@@ -69,30 +69,6 @@ static uint64_t jitter(void)
         return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
 }
 
-/*
- * Whether the main thread has ended and no other but this one is left: then the process is over as soon as this thread
- * ends too, and must not live on for the helper's sake.
- */
-static bool left_alone(void)
-{
-        struct stat tasks;
-        char text[256], *state;
-        ssize_t length;
-        int fd;
-
-        /* A folder per thread; the main thread keeps its own after its end. */
-        if (stat("/proc/self/task", &tasks) != 0 || tasks.st_nlink > 2 + 2)
-                return false;
-        fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
-                return false;
-        length = read(fd, text, sizeof(text) - 1);
-        close(fd);
-        text[length > 0 ? length : 0] = '\0';
-        state = strrchr(text, ')'); /* the name before it may hold anything */
-        return state && state[1] == ' ' && state[2] == 'Z';
-}
-
 /* Ends where nothing is cached beyond a limit and nothing decays; the next free that matters starts it anew. */
 static void *helper_main(void *arg)
 {
@@ -114,7 +90,7 @@ static void *helper_main(void *arg)
                 } else if (!wanted) {
                         break;
                 }
-                if (helper.stop || left_alone())
+                if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads()))
                         break;
                 pthread_mutex_unlock(&helper.lock);
                 if (atomic_load(&helper.wanted)) {

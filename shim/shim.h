@@ -98,6 +98,9 @@ void gr_neighbour_leave(void);
 /* In a child after fork: what was joined is the parent's. */
 void gr_neighbour_forget(void);
 
+/* How many threads serve neighbours. */
+unsigned gr_neighbour_threads(void);
+
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 

@@ -17,7 +17,10 @@ int gr_system_identity(struct gr_identity *ret);
 /* As struct gr_region_ops says. */
 enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start);
 
-/* Whether the main thread has ended and no more than ours threads are left. */
+/*
+ * Whether the main thread has ended and no more than ours threads are left. The C library ends a process with its last
+ * thread; ours must not keep it alive, so they end where this is true, and the last of them takes the process along.
+ */
 bool gr_system_left_alone(unsigned ours);
 
 /* Monotonic, the same in every process since the machine was started. */
