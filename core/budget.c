@@ -202,7 +202,7 @@ uint64_t gr_budget_excess(struct gr_device *device)
 
         if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED)
                 return 0;
-        cached = gr_budget_cached(device);
+        cached = gr_budget_returnable(device);
         if (soft != GR_UNLIMITED) {
                 uint64_t live = gr_budget_live(device);
 
@@ -217,11 +217,12 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
         uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
+        uint64_t kept = live - idle + atomic_load(&device->pinned_bytes); /* what no other request can have */
         uint64_t total = min_u64(card_total_bytes, hard);
-        uint64_t free_bytes = card_free_bytes + gr_budget_cached(device) + idle;
+        uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
 
         if (hard != GR_UNLIMITED)
-                free_bytes = min_u64(free_bytes, hard > live - idle ? hard - (live - idle) : 0);
+                free_bytes = min_u64(free_bytes, hard > kept ? hard - kept : 0);
         atomic_store(&device->card_free_bytes, card_free_bytes);
         *ret_free_bytes = min_u64(free_bytes, total);
         *ret_total_bytes = total;

@@ -254,6 +254,7 @@ static void at_exit(void)
                 return;
         gr_apart_stop();
         helper_stop();
+        gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
 }
@@ -286,6 +287,7 @@ void gr_process_init(void)
                                      (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
         atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_public_init();
+        gr_trace_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }
