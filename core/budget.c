@@ -244,7 +244,7 @@ uint64_t gr_budget_excess(struct gr_device *device)
 
         if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED && charged <= hard)
                 return 0;
-        cached = gr_budget_cached(device);
+        cached = gr_budget_returnable(device);
         if (soft != GR_UNLIMITED) {
                 uint64_t live = gr_budget_live(device);
 
@@ -263,14 +263,15 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
         uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
+        uint64_t kept = live - idle + atomic_load(&device->pinned_bytes); /* what no other request can have */
         uint64_t total = gr_budget_total(device, card_total_bytes);
-        uint64_t free_bytes = card_free_bytes + gr_budget_cached(device) + idle;
+        uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);
 
         if (hard != GR_UNLIMITED)
-                free_bytes = min_u64(free_bytes, hard > live - idle ? hard - (live - idle) : 0);
+                free_bytes = min_u64(free_bytes, hard > kept ? hard - kept : 0);
         if (group) {
-                uint64_t room = group->room(group->arg), own = gr_budget_cached(device) + idle;
+                uint64_t room = group->room(group->arg), own = gr_budget_returnable(device) + idle;
 
                 free_bytes = min_u64(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
         }

@@ -43,7 +43,8 @@ struct gr_device {
         _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
         struct gr_counter cached_bytes; /* footprint of the cached blocks; <= charged_bytes */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
-        _Atomic uint64_t idle_bytes; /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
+        _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
+        _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
         _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
@@ -110,6 +111,15 @@ static inline uint64_t gr_budget_cached(struct gr_device *device)
         return cached <= INT64_MAX ? cached : 0;
 }
 
+/* What of the cache can go back to the driver, once it is idle. */
+static inline uint64_t gr_budget_returnable(struct gr_device *device)
+{
+        uint64_t cached = gr_budget_cached(device);
+        uint64_t pinned = atomic_load_explicit(&device->pinned_bytes, memory_order_relaxed);
+
+        return cached > pinned ? cached - pinned : 0;
+}
+
 /* Charged and not cached; never negative, also while other threads move blocks. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
@@ -131,7 +141,8 @@ bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);
 /* The card's size as the program sees it: not more than the limits allow. */
 uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
 
-/* How much the cache holds beyond what threshold, soft limit and a hard limit lowered meanwhile allow. */
+/* How much the cache holds, and can give back, beyond what threshold, soft limit and a hard limit lowered meanwhile
+ * allow. */
 uint64_t gr_budget_excess(struct gr_device *device);
 
 /*

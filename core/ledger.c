@@ -82,6 +82,19 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         return there;
 }
 
+enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block)
+{
+        struct gr_ledger_shard *shard = shard_of(ledger, mix(block->ptr));
+        enum gr_block_state before;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        before = atomic_exchange(&block->state, GR_BLOCK_GONE);
+        if (before != GR_BLOCK_GONE)
+                HASH_DELETE(hh, shard->blocks, block);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return before;
+}
+
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
 {
         uint64_t hash = mix(ptr);
@@ -124,6 +137,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .live = block->state == GR_BLOCK_LIVE,
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                         .spilled = block->flags & GR_BLOCK_SPILLED,
+                        .split = block->split,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return block ? 0 : -ENOENT;

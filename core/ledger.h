@@ -40,6 +40,7 @@ struct gr_block {
         uint16_t class;
         uint16_t flags;        /* guarded by the shard's lock */
         _Atomic uint8_t state; /* enum gr_block_state; whoever changes it from LIVE or to GONE holds the shard's lock */
+        bool split;            /* a range of a segment (split.h), not an allocation of its own */
 };
 
 struct gr_ledger_shard {
@@ -60,6 +61,7 @@ struct gr_block_info {
         bool live;
         bool exported;
         bool spilled;
+        bool split;
 };
 
 void gr_ledger_init(struct gr_ledger *ledger);
@@ -78,6 +80,9 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
 /* Takes block out; the caller owns it again. False: it was out already, GONE, and its address may be another block's.
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
+
+/* Takes block out, as GONE; the caller knows who owns it. Returns its state before, GONE where it was out already. */
+enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
  * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller; a full barrier on x86-64.

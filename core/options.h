@@ -29,6 +29,8 @@
 
 #define GR_POOL_KINDS(X)                                                                                               \
         X(GR_POOL_BINS, "bins")                                                                                        \
+        X(GR_POOL_SPLIT, "split")                                                                                      \
+        X(GR_POOL_AUTO, "auto")                                                                                        \
         X(GR_POOL_NONE, "none")
 
 #define GR_ENUMERATOR(id, word) id,

@@ -41,6 +41,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         gr_fence_init(context);
         gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
         atomic_init(&context->arenas[0], &context->first_arena);
+        gr_split_init(context);
 }
 
 static void context_fini(struct gr_context *context)
@@ -48,6 +49,7 @@ static void context_fini(struct gr_context *context)
         for (unsigned i = 1; i < GR_SHARDS; i++)
                 free(gr_arena_at(context, i));
         gr_lock_destroy(&context->spilled.lock);
+        gr_split_destroy(context);
         gr_fence_destroy(context);
 }
 
@@ -154,6 +156,8 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
 
 void gr_block_uncharge(struct gr_block *block)
 {
+        if (block->split)
+                return; /* its segment is charged, and released as a whole */
         if (block->flags & GR_BLOCK_SPILLED)
                 atomic_fetch_sub(&block->context->device->spilled_bytes, block->capacity_bytes);
         else
@@ -213,6 +217,7 @@ void gr_context_drop(struct gr_context *context)
 
         gr_core_each_context(core, -1, forget_in, context);
         gr_fence_reset(context);
+        gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, dropped);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
@@ -345,6 +350,11 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
 
         if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
                 return NULL;
+        if (gr_split_active(&context->split)) {
+                block = gr_split_take(context, bytes, may_be_larger);
+                if (block)
+                        return block; /* else what bins hold: from before the move, or sized by the driver */
+        }
         if (may_be_larger) {
                 /* Under pressure a block of up to twice the size is better than a failure or a stall. */
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
@@ -374,6 +384,11 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         uint64_t reserved, ptr;
         int rc;
 
+        if (!allocate) {
+                gr_split_consider(context, bytes);
+                if (gr_split_active(&context->split))
+                        return gr_split_grow(context, bytes, ret_block);
+        }
         rc = gr_budget_reserve(device, capacity, &reserved);
         if (rc) {
                 gr_count(core, GR_STAT_limit_hits, 1);
@@ -475,8 +490,12 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         bool barrier;
         struct gr_block *block;
 
-        if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes)))
+        if (gr_split_active(&context->split)) {
+                if (!gr_split_waiting(&context->split) && class_empty(context, gr_class_of(bytes)))
+                        return NULL;
+        } else if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes))) {
                 return NULL;
+        }
         if (reuse == GR_REUSE_BARRIER) {
                 barrier = true;
         } else if (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
@@ -494,7 +513,8 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                         bound = QUARANTINE_BYTES;
                 barrier = reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
                           gr_fence_quarantine_bytes(&context->fence) > bound &&
-                          gr_fence_oldest_age_ns(context) < STUCK_NS;
+                          gr_fence_oldest_age_ns(context) < STUCK_NS &&
+                          (!gr_split_active(&context->split) || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context))
                 return NULL;
@@ -587,6 +607,34 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         return 0;
 }
 
+/* As gr_pool_free goes on, for a range of a segment: it can go back to the driver only with its whole segment. */
+static int free_split(struct gr_core *core, struct gr_block *block)
+{
+        struct gr_context *context = block->context;
+        struct gr_fence *fence = &context->fence;
+        bool never = block->flags & GR_BLOCK_EXPORTED || fence->reach_overflow ||
+                     atomic_load_explicit(&fence->broken, memory_order_relaxed);
+        bool by_driver = never || bypassed(core, context->device), much = false;
+        uint64_t epoch = GR_SPLIT_NEVER;
+        int rc;
+
+        if (!never) {
+                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
+                if (!rc)
+                        epoch = 0;
+                else if (rc == -EBUSY)
+                        epoch = gr_fence_freed(fence, block->capacity_bytes);
+                else
+                        by_driver = true;
+        }
+        rc = gr_split_put(block, epoch, by_driver, &much);
+        if (!rc && much)
+                gr_fence_close(context);
+        if (core->wake && gr_budget_excess(context->device) > 0)
+                core->wake(core);
+        return rc;
+}
+
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
         struct gr_context *context;
@@ -595,6 +643,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         int rc;
 
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
+        if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
+                return -EALREADY; /* inside a segment of ours, which the driver must not be asked to free */
         if (rc)
                 return rc;
         context = block->context;
@@ -605,6 +655,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
                         core->wake(core);
                 return 0;
         }
+        if (block->split)
+                return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) ||
             bypassed(core, context->device))
@@ -725,6 +777,8 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
+        if (back < want_bytes)
+                back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 atomic_store(&context->core->spare_bytes,
                              0); /* they went first or soon will; let them be earned again */

@@ -1,5 +1,6 @@
 /*
- * The pool: per context, bins of freed blocks by size class; one block is one driver allocation.
+ * The pool: per context, bins of freed blocks by size class, where one block is one driver allocation; or segments that
+ * split (split.h).
  *
  * A core holds everything of one process. Contexts are added when first seen and dropped when the program destroys
  * them; their structures stay valid for the life of the core, so that a thread that still holds one cannot fall.
@@ -29,6 +30,7 @@
 #include "reclaimable.h"
 #include "shard.h"
 #include "spill.h"
+#include "split.h"
 #include "stats.h"
 
 #define GR_DEVICES_MAX 64
@@ -62,6 +64,7 @@ struct gr_context {
         _Atomic unsigned streams; /* that the program created */
         struct gr_context *next;
         struct gr_fence fence;
+        struct gr_split split;
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena first_arena;
         struct gr_spilled spilled;
@@ -91,6 +94,7 @@ struct gr_core {
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences */
         _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
         struct gr_early early;
+        _Atomic bool split_barred; /* gr_split_bar */
 
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;

@@ -12,7 +12,7 @@ struct out {
         void *arg;
 };
 
-/* What the bins of all contexts counted. */
+/* What the bins and segments of all contexts counted. */
 struct bin_totals {
         uint64_t hits, frees, cached_blocks;
 };
@@ -46,7 +46,14 @@ static void sum_bins(struct gr_core *core, struct bin_totals *ret)
 {
         *ret = (struct bin_totals){0};
         gr_lock(&core->contexts_lock);
-        for (struct gr_context *context = core->contexts; context; context = context->next)
+        for (struct gr_context *context = core->contexts; context; context = context->next) {
+                struct gr_split *split = &context->split;
+
+                gr_lock(&split->lock);
+                ret->hits += split->hits;
+                ret->frees += split->frees;
+                ret->cached_blocks += split->free_count;
+                gr_unlock(&split->lock);
                 for (unsigned i = 0; i < GR_SHARDS; i++) {
                         struct gr_arena *arena = gr_arena_at(context, i);
 
@@ -60,6 +67,7 @@ static void sum_bins(struct gr_core *core, struct bin_totals *ret)
                         }
                         gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
                 }
+        }
         gr_unlock(&core->contexts_lock);
 }
 

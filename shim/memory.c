@@ -41,6 +41,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
         rc = gr_pool_alloc(context, bytesize, &ptr);
         if (rc == 0)
                 *dptr = ptr;
+        if (gr_tracing() && rc == 0)
+                gr_trace_alloc(ptr, bytesize);
         errno = saved_errno;
         return gr_result(rc);
 }
@@ -126,6 +128,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         if (rc == 0) {
                 *dptr = ptr;
                 *pitch = key.pitch_bytes;
+                if (gr_tracing())
+                        gr_trace_alloc(ptr, key.pitch_bytes * height);
         }
         errno = saved_errno;
         return gr_result(rc);
@@ -138,6 +142,8 @@ GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
         if (!gr_shim_ready() || !dptr)
                 return GR_REAL(cuMemFree_v2, dptr);
         saved_errno = errno;
+        if (gr_tracing())
+                gr_trace_free(dptr);
         rc = gr_pool_free(&gr_core, dptr);
         errno = saved_errno;
         return rc == -ENOENT ? gr_free_foreign(dptr) : gr_result(rc);
@@ -161,6 +167,8 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFr
         if (atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
             (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
                 return real(dptr, stream);
+        if (gr_tracing())
+                gr_trace_free(dptr);
         rc = gr_pool_free(&gr_core, dptr);
         errno = saved_errno;
         if (rc != -ENOENT)

@@ -242,6 +242,7 @@ static void at_exit(void)
         gr_apart_stop();
         helper_stop();
         gr_neighbour_leave();
+        gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
 }
@@ -276,6 +277,7 @@ void gr_process_init(void)
         gr_public_init();
         if (gr_options.neighbour)
                 gr_core.ask_neighbours = gr_neighbour_ask;
+        gr_trace_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }

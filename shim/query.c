@@ -5,14 +5,23 @@
  */
 #include <errno.h>
 
+#include "log.h"
 #include "shim.h"
 
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         CUdeviceptr base = ptr;
+        struct gr_split_place place;
 
-        /* Most questions are about the first byte; for the others the driver knows the allocation. */
+        /* Most questions are about the first byte; for the others the driver knows the allocation, but no range of it.
+         */
         if (gr_ledger_find(&gr_core.ledger, ptr, ret_info) != 0) {
+                if (gr_split_find(&gr_core, ptr, &place) == 0) {
+                        if (!place.live || gr_ledger_find(&gr_core.ledger, place.base_ptr, ret_info) != 0)
+                                *ret_info = (struct gr_block_info){.split = true};
+                        *ret_base = place.base_ptr;
+                        return 0;
+                }
                 if (gr_real.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr) != CUDA_SUCCESS ||
                     gr_ledger_find(&gr_core.ledger, base, ret_info) != 0)
                         return -ENOENT;
@@ -108,6 +117,8 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         }
         if (result == CUDA_SUCCESS && size)
                 *size = info.requested_bytes;
+        if (result == CUDA_SUCCESS && base)
+                *base = block;
         return result;
 }
 
@@ -119,6 +130,10 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         /* The driver numbers its allocations one by one; ours are told apart by which use of the block they are. */
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->handouts > 1)
                 *(unsigned long long *)data |= (unsigned long long)(info->handouts - 1) << 40;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
+                *(CUdeviceptr *)data = block;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
+                *(int *)data = 0;
         /* From here on somebody outside can know the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
                 gr_ledger_mark_exported(&gr_core.ledger, block);
@@ -168,10 +183,32 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
         return result;
 }
 
+/*
+ * A handle stands for a whole allocation, which the importer gets at its first byte: for a range of a segment it would
+ * give away other blocks, at another offset than the program means. Refused as for memory that cannot be shared.
+ */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
-        CUresult result = GR_REAL(cuIpcGetMemHandle, handle, unless_cached(dptr));
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
 
+        if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS) {
+                int saved_errno = errno;
+
+                gr_split_bar(&gr_core);
+                if (gr_block_at(dptr, &block, &info) == 0 && info.split) {
+                        static _Atomic bool said;
+
+                        if (!atomic_exchange(&said, true))
+                                gr_log(GR_LOG_WARN, "legacy IPC was asked for memory of a shared segment, and refused; "
+                                                    "for programs that use it set GPURECLAIM_POOL=bins");
+                        errno = saved_errno;
+                        return CUDA_ERROR_INVALID_VALUE;
+                }
+                errno = saved_errno;
+        }
+        result = GR_REAL(cuIpcGetMemHandle, handle, unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
         return result;

@@ -151,4 +151,20 @@ CUresult gr_free_foreign(CUdeviceptr ptr);
 /* The block of ours that ptr lies in. -ENOENT: none. *ret_base its first byte. */
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info);
 
+/* trace.c */
+extern _Atomic bool gr_trace_on;
+
+/* Opens the file that GPURECLAIM_TRACE names, if any; after the driver's operations and the options are there. */
+void gr_trace_init(void);
+void gr_trace_end(void);
+
+/* Where gr_trace_on; a free is told before it happens, as its address may be handed out at once. */
+void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
+void gr_trace_free(CUdeviceptr ptr);
+
+static inline bool gr_tracing(void)
+{
+        return __builtin_expect(atomic_load_explicit(&gr_trace_on, memory_order_relaxed), 0);
+}
+
 #endif

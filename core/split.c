@@ -1,0 +1,777 @@
+#include "split.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "pool.h"
+
+#define SLACK_SHARE       32                 /* footprint above the peak of live memory: this share of it */
+#define CREDIT_MOST_NS    UINT64_C(20000000) /* what can be saved up for better fits */
+#define CREDIT_SHARE      32                 /* of all time, to be spent on better fits */
+#define RELEASE_BATCH     64
+#define CLOSE_STEP_BYTES  (UINT64_C(32) << 20) /* so much freed, and the epoch is closed at once */
+#define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
+#define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
+#define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
+#define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
+
+enum range_state {
+        RANGE_USED,    /* a block in the ledger */
+        RANGE_WAITING, /* in the queue */
+        RANGE_FREE,    /* in a tree */
+        RANGE_STUCK,   /* freed, never to be reused */
+};
+
+/* Which tree a free range stands in. */
+enum { SMALL, LARGE /* part of a segment in use */, WHOLE /* a free segment for large requests */ };
+
+/* Guarded by the split's lock, but for the block's fields that the ledger guards. */
+struct gr_range {
+        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's */
+        struct gr_segment *segment;
+        struct gr_range *before, *after; /* neighbours in the segment, by address */
+        struct gr_range *left, *right;   /* in the tree: a treap by size and address */
+        uint32_t priority;               /* in the treap */
+        enum range_state state;
+};
+
+struct gr_segment {
+        uint64_t ptr;
+        size_t bytes;
+        struct gr_range *first;
+        size_t used_count, used_bytes;
+        uint32_t handouts; /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
+        bool small;
+        bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
+};
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t unit)
+{
+        return (bytes + unit - 1) & ~(unit - 1);
+}
+
+static struct gr_range *range_of(struct gr_block *block)
+{
+        return (struct gr_range *)block;
+}
+
+/* Cached bytes that cannot go back because other ranges of the segment are used. */
+static uint64_t pinned_bytes(const struct gr_segment *segment)
+{
+        return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
+}
+
+/* The segment has ranges more or fewer in use, of so many bytes. */
+static void use(struct gr_context *context, struct gr_segment *segment, int ranges, size_t bytes)
+{
+        uint64_t before = pinned_bytes(segment);
+
+        if (ranges > 0) {
+                segment->used_count++;
+                segment->used_bytes += bytes;
+                gr_budget_uncache(context->device, bytes);
+        } else {
+                segment->used_count--;
+                segment->used_bytes -= bytes;
+                gr_budget_cache(context->device, bytes);
+        }
+        atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
+}
+
+/* The treap: a heap by priority, which a hash of the address gives, and so balanced whatever the order of calls. */
+
+static bool comes_before(const struct gr_range *a, size_t bytes, uint64_t ptr)
+{
+        return a->block.capacity_bytes != bytes ? a->block.capacity_bytes < bytes : a->block.ptr < ptr;
+}
+
+static void tree_insert(struct gr_range **root, struct gr_range *range)
+{
+        struct gr_range **link = root, *rest, **less, **more;
+        size_t bytes = range->block.capacity_bytes;
+        uint64_t ptr = range->block.ptr;
+
+        range->priority = (uint32_t)((ptr / GR_SPLIT_UNIT_BYTES * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
+        while (*link && (*link)->priority >= range->priority)
+                link = comes_before(*link, bytes, ptr) ? &(*link)->right : &(*link)->left;
+        /* The subtree that it displaces is cut in two along its place. */
+        rest = *link;
+        *link = range;
+        less = &range->left;
+        more = &range->right;
+        while (rest) {
+                if (comes_before(rest, bytes, ptr)) {
+                        *less = rest;
+                        less = &rest->right;
+                        rest = rest->right;
+                } else {
+                        *more = rest;
+                        more = &rest->left;
+                        rest = rest->left;
+                }
+        }
+        *less = NULL;
+        *more = NULL;
+}
+
+static void tree_remove(struct gr_range **root, struct gr_range *range)
+{
+        struct gr_range **link = root, *left = range->left, *right = range->right;
+
+        while (*link != range)
+                link = comes_before(*link, range->block.capacity_bytes, range->block.ptr) ? &(*link)->right
+                                                                                          : &(*link)->left;
+        while (left && right) {
+                if (left->priority >= right->priority) {
+                        *link = left;
+                        link = &left->right;
+                        left = left->right;
+                } else {
+                        *link = right;
+                        link = &right->left;
+                        right = right->left;
+                }
+        }
+        *link = left ? left : right;
+}
+
+/* The smallest range of at least bytes, the lowest address among equals. */
+static struct gr_range *tree_best(struct gr_range *root, size_t bytes)
+{
+        struct gr_range *best = NULL;
+
+        while (root) {
+                if (root->block.capacity_bytes >= bytes) {
+                        best = root;
+                        root = root->left;
+                } else {
+                        root = root->right;
+                }
+        }
+        return best;
+}
+
+void gr_split_init(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+
+        memset(split, 0, sizeof(*split));
+        gr_lock_init(&split->lock, GR_RANK_ARENA);
+        atomic_init(&split->active, context->core->config.pool == GR_POOL_SPLIT);
+}
+
+static void segment_destroy(struct gr_segment *segment)
+{
+        struct gr_range *range, *after;
+
+        for (range = segment->first; range; range = after) {
+                after = range->after;
+                if (range->state != RANGE_USED)
+                        free(range);
+        }
+        free(segment);
+}
+
+void gr_split_destroy(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+
+        for (size_t i = 0; i < split->segment_count; i++)
+                segment_destroy(split->segments[i]);
+        free(split->segments);
+        gr_lock_destroy(&split->lock);
+}
+
+void gr_split_drop(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_device *device = context->device;
+
+        gr_lock(&split->lock);
+        for (size_t i = 0; i < split->segment_count; i++) {
+                struct gr_segment *segment = split->segments[i];
+                struct gr_range *range, *after;
+
+                for (range = segment->first; range; range = after) {
+                        after = range->after;
+                        if (range->state != RANGE_USED)
+                                gr_budget_uncache(device, range->block.capacity_bytes);
+                        /* One that another thread is just handing out or freeing is freed by that thread. */
+                        if (range->state != RANGE_USED ||
+                            gr_ledger_drop(&context->core->ledger, &range->block) == GR_BLOCK_LIVE)
+                                free(range);
+                }
+                atomic_fetch_sub(&device->pinned_bytes, pinned_bytes(segment));
+                gr_budget_release(device, segment->ptr, segment->bytes);
+                free(segment);
+        }
+        split->segment_count = 0;
+        split->trees[0] = split->trees[1] = split->trees[2] = NULL;
+        split->queue = NULL;
+        split->free_count = 0;
+        atomic_store(&split->waiting_bytes, 0);
+        atomic_store(&split->wasted_bytes, 0);
+        atomic_store(&split->active,
+                     context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
+        gr_unlock(&split->lock);
+}
+
+/* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
+
+static struct gr_range **tree_of(struct gr_split *split, const struct gr_range *range)
+{
+        if (range->segment->small)
+                return &split->trees[SMALL];
+        return &split->trees[range->block.capacity_bytes == range->segment->bytes ? WHOLE : LARGE];
+}
+
+/* Takes after, the neighbour of range, into it. Both are free and in no tree. */
+static void swallow(struct gr_split *split, struct gr_range *range, struct gr_range *after)
+{
+        range->block.capacity_bytes += after->block.capacity_bytes;
+        range->block.freed_epoch = max_u64(range->block.freed_epoch, after->block.freed_epoch);
+        range->after = after->after;
+        if (range->after)
+                range->after->before = range;
+        split->free_count--;
+        free(after);
+}
+
+/* The range, in no tree and usable, becomes free. */
+static void make_free(struct gr_split *split, struct gr_range *range)
+{
+        if (range->after && range->after->state == RANGE_FREE) {
+                tree_remove(tree_of(split, range->after), range->after);
+                swallow(split, range, range->after);
+        }
+        if (range->before && range->before->state == RANGE_FREE) {
+                tree_remove(tree_of(split, range->before), range->before);
+                range = range->before;
+                swallow(split, range, range->after);
+        }
+        range->state = RANGE_FREE;
+        tree_insert(tree_of(split, range), range);
+}
+
+/* Ranges whose epoch has become usable leave the queue. */
+static void drain(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block;
+
+        while ((block = split->queue) && gr_fence_usable(&context->fence, block->freed_epoch)) {
+                DL_DELETE(split->queue, block);
+                atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                make_free(split, range_of(block));
+        }
+}
+
+/* The first bytes of range, in no tree, become a block; the rest stays free where there is memory to say so. */
+static struct gr_block *carve(struct gr_context *context, struct gr_range *range, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block = &range->block, *stale;
+        size_t left = block->capacity_bytes - bytes;
+        struct gr_range *rest = left ? calloc(1, sizeof(*rest)) : NULL;
+
+        block->state = GR_BLOCK_CACHED;
+        block->flags = 0;
+        block->class = (uint16_t)gr_class_of(bytes); /* for the report of who holds what */
+        block->handouts = range->segment->handouts++;
+        if (gr_ledger_add(&context->core->ledger, block, &stale)) {
+                free(rest);
+                make_free(split, range);
+                return NULL;
+        }
+        if (stale && !stale->split) {
+                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+                free(stale);
+        }
+        if (rest) {
+                rest->block.ptr = block->ptr + bytes;
+                rest->block.capacity_bytes = left;
+                rest->block.freed_epoch = block->freed_epoch;
+                rest->block.context = context;
+                rest->block.split = true;
+                rest->segment = range->segment;
+                rest->before = range;
+                rest->after = range->after;
+                if (rest->after)
+                        rest->after->before = rest;
+                range->after = rest;
+                rest->state = RANGE_FREE;
+                tree_insert(tree_of(split, rest), rest);
+                block->capacity_bytes = bytes;
+        } else {
+                split->free_count--;
+        }
+        range->state = RANGE_USED;
+        use(context, range->segment, 1, block->capacity_bytes);
+        return block;
+}
+
+static size_t range_bytes(size_t bytes)
+{
+        return round_up(bytes, GR_SPLIT_UNIT_BYTES);
+}
+
+/* Adds what the time since the last call earned. */
+static void add_credit(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = context->core->driver->now_ns();
+
+        if (split->credit_at_ns == 0)
+                split->credit_ns = CREDIT_MOST_NS;
+        else if (now_ns > split->credit_at_ns)
+                split->credit_ns += (int64_t)((now_ns - split->credit_at_ns) / CREDIT_SHARE);
+        if (split->credit_ns > (int64_t)CREDIT_MOST_NS)
+                split->credit_ns = CREDIT_MOST_NS;
+        split->credit_at_ns = now_ns;
+}
+
+/*
+ * How large a free segment may be to be cut for this request. A small piece in a large segment keeps all of it from
+ * going back, so a free one is rather returned and one that fits taken, as long as the time that this costs is
+ * affordable: the more of it was spent lately, the worse a fit is accepted.
+ */
+static uint64_t worth_opening(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        unsigned shift; /* 3 to 0 as the credit runs down: 1/8 too large, 1/4, 1/2, twice */
+
+        add_credit(context);
+        if (split->credit_ns <= 0)
+                return UINT64_MAX;
+        shift = (unsigned)((uint64_t)split->credit_ns * 4 / (CREDIT_MOST_NS + 1));
+        return round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
+}
+
+/* Lock not held. */
+struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
+{
+        struct gr_split *split = &context->split;
+        struct gr_range **tree = &split->trees[gr_is_small(bytes) ? SMALL : LARGE];
+        struct gr_block *block = NULL;
+        struct gr_range *range;
+
+        bytes = range_bytes(bytes);
+        gr_lock(&split->lock);
+        drain(context);
+        range = tree_best(*tree, bytes);
+        if (!range && tree == &split->trees[LARGE]) {
+                range = tree_best(split->trees[WHOLE], bytes);
+                if (range && !lax && range->segment->bytes > worth_opening(context, bytes))
+                        range = NULL;
+        }
+        if (range) {
+                tree_remove(tree_of(split, range), range);
+                block = carve(context, range, bytes);
+                if (block && ++split->hits % NOTE_LIVE_HITS == 0)
+                        gr_budget_note_live(context->device);
+        }
+        gr_unlock(&split->lock);
+        return block;
+}
+
+/* Lock not held. */
+bool gr_split_would_help(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        bool small = gr_is_small(bytes), helps = false;
+        unsigned looked_at = 0;
+        struct gr_block *block;
+
+        gr_lock(&split->lock);
+        DL_FOREACH (split->queue, block) {
+                struct gr_segment *segment = range_of(block)->segment;
+
+                helps = segment->small == small && block->capacity_bytes >= bytes &&
+                        (small || segment->used_count > 0 || segment->bytes <= worth_opening(context, bytes));
+                if (helps || ++looked_at == QUEUE_LOOK)
+                        break;
+        }
+        gr_unlock(&split->lock);
+        return helps;
+}
+
+/* The index of the first segment above ptr. */
+static size_t segment_above(const struct gr_split *split, uint64_t ptr)
+{
+        size_t low = 0, high = split->segment_count;
+
+        while (low < high) {
+                size_t middle = (low + high) / 2;
+
+                if (split->segments[middle]->ptr <= ptr)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+static bool segment_add(struct gr_split *split, struct gr_segment *segment)
+{
+        size_t at;
+
+        if (split->segment_count == split->segment_room) {
+                size_t room = split->segment_room ? 2 * split->segment_room : 64;
+                struct gr_segment **grown = realloc(split->segments, room * sizeof(struct gr_segment *));
+
+                if (!grown)
+                        return false;
+                split->segments = grown;
+                split->segment_room = room;
+        }
+        at = segment_above(split, segment->ptr);
+        memmove(&split->segments[at + 1], &split->segments[at],
+                (split->segment_count - at) * sizeof(struct gr_segment *));
+        split->segments[at] = segment;
+        split->segment_count++;
+        return true;
+}
+
+/* Takes a segment without used ranges out; the caller frees it and returns its memory. */
+static void segment_remove(struct gr_context *context, size_t index)
+{
+        struct gr_split *split = &context->split;
+        struct gr_segment *segment = split->segments[index];
+
+        for (struct gr_range *range = segment->first; range; range = range->after) {
+                if (range->state == RANGE_FREE) {
+                        tree_remove(tree_of(split, range), range);
+                } else if (range->state == RANGE_WAITING) {
+                        struct gr_block *block = &range->block;
+
+                        DL_DELETE(split->queue, block);
+                        atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                }
+                split->free_count--;
+        }
+        gr_budget_uncache(context->device, segment->bytes);
+        split->segment_count--;
+        memmove(&split->segments[index], &split->segments[index + 1],
+                (split->segment_count - index) * sizeof(struct gr_segment *));
+}
+
+/* A segment from the driver, in nobody's list, charged and counted as cached. Lock not held. */
+static int segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_segment *segment = calloc(1, sizeof(*segment));
+        struct gr_range *range = calloc(1, sizeof(*range));
+        uint64_t reserved, ptr;
+        int rc = -ENOMEM;
+
+        if (!segment || !range)
+                goto fail;
+        rc = gr_budget_reserve(device, bytes, &reserved);
+        if (rc) {
+                gr_count(core, GR_STAT_limit_hits, 1);
+                goto fail;
+        }
+        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
+        gr_budget_cache(device, bytes);
+        rc = core->driver->mem_alloc(context->handle, bytes, &ptr);
+        if (rc) {
+                gr_budget_uncache(device, bytes);
+                gr_budget_cancel(device, reserved);
+                goto fail;
+        }
+        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
+        gr_count(core, GR_STAT_driver_allocs, 1);
+        segment->ptr = ptr;
+        segment->bytes = bytes;
+        segment->first = range;
+        range->segment = segment;
+        range->block.ptr = ptr;
+        range->block.capacity_bytes = bytes;
+        range->block.context = context;
+        range->block.split = true;
+        *ret_segment = segment;
+        return 0;
+fail:
+        free(range);
+        free(segment);
+        return rc;
+}
+
+/* Returns what segments hold, count of them in nobody's list, to the driver. Lock not held. */
+static uint64_t segments_release(struct gr_context *context, struct gr_segment **segments, size_t count)
+{
+        struct gr_core *core = context->core;
+        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
+        size_t done = 0;
+
+        for (size_t i = 0; i < count; i++)
+                ptrs[i] = segments[i]->ptr;
+        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
+                done = count;
+        gr_count(core, GR_STAT_released_blocks, done);
+        for (size_t i = 0; i < count; i++) {
+                bool gone = i < done;
+
+                if (!gone && core->driver->mem_free(ptrs[i]) == 0) {
+                        gr_count(core, GR_STAT_driver_frees, 1);
+                        gone = true;
+                }
+                if (gone)
+                        bytes += gr_budget_release(context->device, ptrs[i], segments[i]->bytes);
+                segment_destroy(segments[i]);
+        }
+        gr_count(core, GR_STAT_released_bytes, bytes);
+        return bytes;
+}
+
+/* How much the device's footprint would pass what growth may lift it to. Lock not held. */
+static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t segment_bytes)
+{
+        struct gr_device *device = context->device;
+        uint64_t peak =
+                max_u64(atomic_load(&device->peak_live_bytes), gr_budget_live(device) + range_bytes(request_bytes));
+        uint64_t bound = peak + peak / SLACK_SHARE;
+        uint64_t charged = atomic_load(&device->charged_bytes);
+
+        return charged + segment_bytes > bound ? charged + segment_bytes - bound : 0;
+}
+
+/* Lock not held. */
+static void spend(struct gr_context *context, uint64_t begin_ns)
+{
+        struct gr_split *split = &context->split;
+
+        gr_lock(&split->lock);
+        split->credit_ns -= (int64_t)(context->core->driver->now_ns() - begin_ns);
+        gr_unlock(&split->lock);
+}
+
+/* Lock not held. */
+int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        struct gr_split *split = &context->split;
+        uint64_t segment_bytes = round_up(bytes, GR_PAGE_BYTES);
+        uint64_t above = above_bound(context, bytes, segment_bytes), begin_ns = context->core->driver->now_ns();
+        struct gr_segment *segment;
+        int rc;
+
+        if (above > 0) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                /* What bins hold from before the move goes first. */
+                if (context->core->config.pool == GR_POOL_AUTO)
+                        gr_pool_trim(context, above);
+                else
+                        gr_split_trim(context, above);
+                /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back.
+                 */
+                if (above_bound(context, bytes, segment_bytes) > 0 && gr_budget_excess(context->device) == 0) {
+                        *ret_block = gr_split_take(context, bytes, true);
+                        if (*ret_block) {
+                                spend(context, begin_ns);
+                                return 0;
+                        }
+                }
+        }
+        rc = segment_take(context, segment_bytes, &segment);
+        if (above > 0)
+                spend(context, begin_ns);
+        if (rc)
+                return rc;
+        segment->small = gr_is_small(bytes);
+        gr_lock(&split->lock);
+        if (!segment_add(split, segment)) {
+                gr_unlock(&split->lock);
+                gr_budget_uncache(context->device, segment->bytes);
+                segments_release(context, &segment, 1);
+                return -ENOMEM;
+        }
+        split->free_count++;
+        *ret_block = carve(context, segment->first, range_bytes(bytes));
+        gr_unlock(&split->lock);
+        gr_budget_note_live(context->device);
+        gr_early_note(context);
+        return *ret_block ? 0 : -ENOMEM;
+}
+
+/* Lock not held. */
+int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
+{
+        struct gr_range *range = range_of(block);
+        struct gr_context *context = block->context;
+        struct gr_split *split = &context->split;
+        struct gr_segment *segment;
+        int rc;
+
+        gr_lock(&split->lock);
+        if (gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
+                gr_unlock(&split->lock);
+                free(range);
+                return 0;
+        }
+        segment = range->segment;
+        use(context, segment, -1, block->capacity_bytes);
+        split->frees++;
+        split->free_count++;
+        split->open_bytes += block->capacity_bytes;
+        *ret_much = split->open_bytes >= CLOSE_STEP_BYTES;
+        if (*ret_much)
+                split->open_bytes = 0;
+        block->freed_epoch = epoch;
+        if (epoch == GR_SPLIT_NEVER) {
+                range->state = RANGE_STUCK;
+                segment->stuck = true;
+        } else {
+                range->state = RANGE_WAITING;
+                DL_APPEND(split->queue, block);
+                atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+        }
+        if (segment->used_count > 0 || !(by_driver || segment->stuck)) {
+                gr_unlock(&split->lock);
+                return 0;
+        }
+        segment_remove(context, segment_above(split, segment->ptr) - 1);
+        gr_unlock(&split->lock);
+        rc = context->core->driver->mem_free(segment->ptr);
+        if (rc == 0) {
+                gr_count(context->core, GR_STAT_driver_frees, 1);
+                gr_budget_release(context->device, segment->ptr, segment->bytes);
+        }
+        segment_destroy(segment);
+        return rc;
+}
+
+/* An idle segment that is wholly free. */
+static bool segment_idle(struct gr_context *context, const struct gr_segment *segment)
+{
+        const struct gr_range *range = segment->first;
+
+        return range->state == RANGE_FREE && !range->after && gr_fence_idle(&context->fence, range->block.freed_epoch);
+}
+
+/* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
+static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
+{
+        struct gr_split *split = &context->split;
+        size_t count = 0, best = SIZE_MAX;
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < split->segment_count; i++) {
+                size_t size = split->segments[i]->bytes;
+
+                if (size >= want_bytes && (best == SIZE_MAX || size < split->segments[best]->bytes) &&
+                    segment_idle(context, split->segments[i]))
+                        best = i;
+        }
+        if (best != SIZE_MAX) {
+                segments[count++] = split->segments[best];
+                segment_remove(context, best);
+                return count;
+        }
+        for (int small = 0; small < 2; small++)
+                for (size_t i = split->segment_count; i-- > 0 && count < room && bytes < want_bytes;) {
+                        struct gr_segment *segment = split->segments[i];
+
+                        if (segment->small != (small == 1) || !segment_idle(context, segment))
+                                continue;
+                        segments[count++] = segment;
+                        bytes += segment->bytes;
+                        segment_remove(context, i);
+                }
+        return count;
+}
+
+/* Lock not held. */
+uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
+{
+        struct gr_segment *segments[RELEASE_BATCH];
+        uint64_t back = 0;
+        size_t count = 1;
+
+        while (count > 0 && back < want_bytes) {
+                gr_lock(&context->split.lock);
+                drain(context);
+                count = collect(context, want_bytes - back, segments, RELEASE_BATCH);
+                gr_unlock(&context->split.lock);
+                if (count > 0)
+                        back += segments_release(context, segments, count);
+        }
+        return back;
+}
+
+struct find {
+        uint64_t ptr;
+        struct gr_split_place place;
+        bool found;
+};
+
+static bool find_in(struct gr_context *context, void *arg)
+{
+        struct gr_split *split = &context->split;
+        struct find *find = arg;
+        size_t at;
+
+        gr_lock(&split->lock);
+        at = segment_above(split, find->ptr);
+        if (at > 0 && find->ptr - split->segments[at - 1]->ptr < split->segments[at - 1]->bytes) {
+                struct gr_range *range = split->segments[at - 1]->first;
+
+                while (find->ptr - range->block.ptr >= range->block.capacity_bytes)
+                        range = range->after;
+                find->place.base_ptr = range->block.ptr;
+                find->place.live = range->state == RANGE_USED;
+                find->found = true;
+        }
+        gr_unlock(&split->lock);
+        return !find->found;
+}
+
+int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place)
+{
+        struct find find = {.ptr = ptr};
+
+        if (core->config.pool != GR_POOL_SPLIT && core->config.pool != GR_POOL_AUTO)
+                return -ENOENT;
+        gr_core_each_context(core, -1, find_in, &find);
+        if (!find.found)
+                return -ENOENT;
+        *ret_place = find.place;
+        return 0;
+}
+
+void gr_split_consider(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t live = gr_budget_live(context->device), waste = max_u64(live / WASTE_SHARE, WASTE_LEAST_BYTES);
+        uint64_t cached = gr_budget_cached(context->device);
+
+        if (context->core->config.pool != GR_POOL_AUTO || cached < waste || gr_split_active(split) ||
+            atomic_load(&context->core->split_barred))
+                return;
+        if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {
+                atomic_store(&split->active, true);
+                gr_count(context->core, GR_STAT_split_moves, 1);
+        }
+}
+
+static bool bar_one(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        atomic_store(&context->split.active, false);
+        return true;
+}
+
+void gr_split_bar(struct gr_core *core)
+{
+        if (!atomic_exchange(&core->split_barred, true))
+                gr_core_each_context(core, -1, bar_one, NULL);
+}

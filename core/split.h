@@ -1,0 +1,116 @@
+/*
+ * The pool kind `split`: segments from the driver, cut into ranges of any multiple of 512 B. For programs whose sizes
+ * keep changing, where blocks kept by size would pile up.
+ *
+ * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
+ * order they were freed; once its epoch is usable a range leaves the queue, merges with free neighbours, and enters a
+ * tree by size and address, from which the best fit is taken. Only free ranges merge, and the merged one carries the
+ * later epoch: both were usable, so it is; and whoever asks whether it is idle asks for the work of both. So memory is
+ * never held back by a neighbour that was freed later, and ranges of one epoch meet as soon as it is usable.
+ *
+ * Requests up to 1 MiB live in segments of one page of their own, so that they do not pin the large ones; a larger one
+ * that nothing fits gets a segment of its own size. A segment that is wholly free can go back to the driver. Two rules
+ * keep the footprint near the peak of live memory: a new segment that would lift it further first gives idle free ones
+ * back; and a free segment is not cut for a request much smaller than itself, as the piece would keep all of it. Both
+ * cost calls of the driver, and a fixed share of the time is what they may cost: the more was spent lately, the worse a
+ * fit is accepted.
+ *
+ * Every used range is a block in the ledger. Free ones are not; gr_split_find knows them.
+ */
+#ifndef GR_SPLIT_H
+#define GR_SPLIT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ledger.h"
+#include "lock.h"
+
+struct gr_context;
+struct gr_core;
+struct gr_range;
+struct gr_segment;
+
+#define GR_SPLIT_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
+
+struct gr_split {
+        _Atomic bool active;            /* new requests are served here */
+        _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
+        _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
+
+        struct gr_lock lock;          /* guards what follows */
+        struct gr_segment **segments; /* by address */
+        size_t segment_count, segment_room;
+        struct gr_range *trees[3]; /* free ranges: in small segments, in large ones in use, whole large ones */
+        struct gr_block *queue;    /* waiting ranges, oldest first */
+        uint64_t open_bytes;       /* freed since an epoch was closed for it */
+        int64_t credit_ns;         /* time that may be spent on better fits */
+        uint64_t credit_at_ns;     /* when it was last added to; 0: never */
+        uint64_t hits, frees;      /* requests served without the driver; ranges freed */
+        uint64_t free_count;       /* free and waiting ranges */
+};
+
+/* What gr_split_find says of an address. */
+struct gr_split_place {
+        uint64_t base_ptr; /* of the range */
+        bool live;         /* a used range: the ledger knows it by base_ptr */
+};
+
+void gr_split_init(struct gr_context *context);
+
+/* Frees the structures, except those of used ranges, which the ledger owns. */
+void gr_split_destroy(struct gr_context *context);
+
+/* The context has gone and its memory with it: forgets all segments; used ranges leave the ledger. */
+void gr_split_drop(struct gr_context *context);
+
+static inline bool gr_split_active(struct gr_split *split)
+{
+        return __builtin_expect(atomic_load_explicit(&split->active, memory_order_relaxed), 0);
+}
+
+/*
+ * A cached block for the request, in the ledger as CACHED; NULL: none is usable, or, where not lax, none that is worth
+ * cutting a large free segment for.
+ */
+struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
+
+/* Whether freed ranges wait for their fence. */
+static inline bool gr_split_waiting(struct gr_split *split)
+{
+        return atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) > 0;
+}
+
+/* Whether one of the ranges that wait, by itself, would serve the request: worth a barrier that costs overlap. */
+bool gr_split_would_help(struct gr_context *context, size_t bytes);
+
+/* A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error. Calls the driver. */
+int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
+
+/*
+ * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
+ * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
+ * goes back to the driver at once, which may block. *ret_much: so much was freed that the epoch should be closed. 0, or
+ * the driver's error: then the segment is lost, still charged.
+ */
+#define GR_SPLIT_NEVER UINT64_MAX
+int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much);
+
+/* Gives idle free segments back, without waiting, until want_bytes are. Returns the bytes that the device got back. */
+uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
+
+/* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
+int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
+
+/*
+ * Before fresh memory is taken in a context of bins: GR_POOL_AUTO moves new requests to split once much more than they
+ * need lies in bins that do not fit. What the bins hold goes back as it is in the way.
+ */
+void gr_split_consider(struct gr_context *context, size_t bytes);
+
+/* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
+void gr_split_bar(struct gr_core *core);
+
+#endif

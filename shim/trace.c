@@ -1,0 +1,106 @@
+/*
+ * GPURECLAIM_TRACE: every allocation and free of the program as a line of CSV, in the columns of RMM's replay logs, so
+ * that its replayer reads them as well as ours. Pointer is hexadecimal, Time in nanoseconds since the file was opened.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "log.h"
+#include "shim.h"
+
+#define BUFFER_BYTES 65536
+#define LINE_BYTES   128 /* no line is longer */
+
+_Atomic bool gr_trace_on;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; held across write */
+static char buffer[BUFFER_BYTES];
+static size_t used;
+static int fd = -1;
+static uint64_t begin_ns;
+
+/* Lock held. A file that cannot be written any more ends the trace. */
+static void flush(void)
+{
+        size_t done = 0;
+
+        while (done < used) {
+                ssize_t written = write(fd, buffer + done, used - done);
+
+                if (written < 0 && errno == EINTR)
+                        continue;
+                if (written <= 0) {
+                        gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s",
+                               strerror(errno));
+                        atomic_store(&gr_trace_on, false);
+                        break;
+                }
+                done += (size_t)written;
+        }
+        used = 0;
+}
+
+void gr_trace_init(void)
+{
+        static const char header[] = "Thread,Time,Action,Pointer,Size,Stream\n";
+        char path[GR_PATH_BYTES];
+
+        if (!gr_options.trace.text[0] || gr_path_expand(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
+                return;
+        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd < 0) {
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", path, strerror(errno));
+                return;
+        }
+        memcpy(buffer, header, sizeof(header) - 1);
+        used = sizeof(header) - 1;
+        begin_ns = gr_driver.now_ns();
+        atomic_store(&gr_trace_on, true);
+}
+
+void gr_trace_end(void)
+{
+        pthread_mutex_lock(&lock);
+        if (atomic_exchange(&gr_trace_on, false)) {
+                flush();
+                close(fd);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+static void note(const char *action, CUdeviceptr ptr, size_t bytes)
+{
+        static _Thread_local long thread __attribute__((tls_model("initial-exec")));
+        int saved_errno = errno;
+
+        if (!thread)
+                thread = syscall(SYS_gettid);
+        pthread_mutex_lock(&lock);
+        if (atomic_load(&gr_trace_on)) {
+                if (used + LINE_BYTES > BUFFER_BYTES)
+                        flush();
+                used += (size_t)snprintf(buffer + used, LINE_BYTES, "%ld,%" PRIu64 ",%s,0x%llx,%zu,0x0\n", thread,
+                                         gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
+        }
+        pthread_mutex_unlock(&lock);
+        errno = saved_errno;
+}
+
+void gr_trace_alloc(CUdeviceptr ptr, size_t bytes)
+{
+        note("allocate", ptr, bytes);
+}
+
+void gr_trace_free(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+
+        if (gr_ledger_find(&gr_core.ledger, ptr, &info) == 0 && info.live)
+                note("free", ptr, info.requested_bytes);
+}

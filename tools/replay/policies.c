@@ -1,0 +1,244 @@
+/*
+ * What pools would reserve for a recorded trace: the library's own core on a driver that only counts, beside a model of
+ * PyTorch's allocator. No GPU and no time: what the driver's calls would cost is modelled from an H200's figures.
+ *
+ *   policies [--lag=DURATION] TRACE.csv...
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "pool.h"
+#include "size.h"
+#include "torch_model.h"
+#include "trace.h"
+
+#define ALLOC_US   35 /* cuMemAlloc */
+#define RELEASE_US 50 /* cuMemFreeAsync and its part of a synchronisation */
+
+static struct {
+        uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
+        uint64_t next_small, next_large;
+        uint64_t allocs, releases;
+} counting;
+
+static int count_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)context;
+        counting.allocs++;
+        counting.now_ns += ALLOC_US * 1000;
+        if (bytes <= GR_SMALL_MAX_BYTES) {
+                uint64_t size = (bytes + 511) & ~UINT64_C(511);
+
+                if (counting.next_small % GR_PAGE_BYTES + size > GR_PAGE_BYTES)
+                        counting.next_small = (counting.next_small + GR_PAGE_BYTES) & ~(GR_PAGE_BYTES - 1);
+                *ret_ptr = counting.next_small;
+                counting.next_small += size;
+        } else {
+                *ret_ptr = counting.next_large;
+                counting.next_large += gr_footprint_bytes(bytes);
+        }
+        return 0;
+}
+
+static int count_free(uint64_t ptr)
+{
+        (void)ptr;
+        counting.releases++;
+        return 0;
+}
+
+static int count_release(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done)
+{
+        (void)context, (void)ptrs;
+        counting.releases += count;
+        counting.now_ns += count * RELEASE_US * 1000;
+        *ret_done = count;
+        return 0;
+}
+
+static int count_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+{
+        (void)context;
+        *ret_free_bytes = *ret_total_bytes = UINT64_C(1) << 40;
+        return 0;
+}
+
+static int event_create(void *context, void **ret_event)
+{
+        (void)context;
+        *ret_event = calloc(1, sizeof(uint64_t));
+        return *ret_event ? 0 : -ENOMEM;
+}
+
+static void event_destroy(void *context, void *event)
+{
+        (void)context;
+        free(event);
+}
+
+static int event_query(void *event)
+{
+        return *(uint64_t *)event + counting.lag_ns <= counting.now_ns ? 0 : -EAGAIN;
+}
+
+static int context_record(void *context, void *event)
+{
+        (void)context;
+        *(uint64_t *)event = counting.now_ns;
+        return 0;
+}
+
+static int context_wait(void *context, void *event)
+{
+        (void)context, (void)event;
+        return 0;
+}
+
+static int context_sync(void *context)
+{
+        (void)context;
+        return 0;
+}
+
+static int trim_pools(void *context, int device)
+{
+        (void)context, (void)device;
+        return 0;
+}
+
+static uint64_t now_ns(void)
+{
+        return counting.now_ns;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+        counting.now_ns += ns;
+}
+
+static const struct gr_driver driver = {
+        .mem_alloc = count_alloc,
+        .mem_free = count_free,
+        .mem_release = count_release,
+        .mem_info = count_info,
+        .event_create = event_create,
+        .event_destroy = event_destroy,
+        .event_query = event_query,
+        .context_record = context_record,
+        .context_wait = context_wait,
+        .context_sync = context_sync,
+        .trim_pools = trim_pools,
+        .now_ns = now_ns,
+        .sleep_ns = sleep_ns,
+};
+
+static double real_seconds(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void row(const struct gr_trace *trace, const char *name, uint64_t reserved, uint64_t allocs, uint64_t releases)
+{
+        char text[GR_SIZE_TEXT_BYTES];
+
+        printf("  %-30s %12s %7.3f %9" PRIu64 " %9" PRIu64 " %9.2f", name, gr_size_format(reserved, text, sizeof(text)),
+               (double)reserved / (double)trace->peak_live_bytes, allocs, releases,
+               (double)(allocs * ALLOC_US + releases * RELEASE_US) / (double)trace->count);
+}
+
+static int play(const struct gr_trace *trace, const char *name, const struct gr_config *config)
+{
+        static struct gr_core core;
+        uint64_t *ptrs = calloc(trace->slot_count, sizeof(*ptrs));
+        struct gr_context *context;
+        double begin;
+        int rc = 0;
+
+        if (!ptrs)
+                return -ENOMEM;
+        counting.now_ns = 1;
+        counting.next_small = UINT64_C(1) << 44;
+        counting.next_large = UINT64_C(1) << 45;
+        counting.allocs = counting.releases = 0;
+        gr_core_init(&core, &driver, config);
+        context = gr_context_add(&core, &core, 0);
+        begin = real_seconds();
+        for (size_t i = 0; context && i < trace->count && !rc; i++) {
+                const struct gr_trace_op *op = &trace->ops[i];
+
+                if (counting.now_ns < op->time_ns)
+                        counting.now_ns = op->time_ns;
+                if (op->is_free)
+                        rc = gr_pool_free(&core, ptrs[op->slot]);
+                else
+                        rc = gr_pool_alloc(context, op->bytes, &ptrs[op->slot]);
+        }
+        if (context && !rc) {
+                row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases);
+                printf(" %9.0f\n", (real_seconds() - begin) * 1e9 / (double)trace->count);
+        }
+        gr_core_destroy(&core);
+        free(ptrs);
+        return context ? rc : -ENOMEM;
+}
+
+static int evaluate(const char *path)
+{
+        static const struct {
+                const char *name;
+                struct gr_config config;
+        } policies[] = {
+                {"bins", {.pool = GR_POOL_BINS}},
+                {"split", {.pool = GR_POOL_SPLIT}},
+                {"auto", {.pool = GR_POOL_AUTO}},
+        };
+        struct gr_trace trace;
+        uint64_t segments, reserved;
+        char text[GR_SIZE_TEXT_BYTES];
+        size_t line;
+        int rc = gr_trace_read(path, &trace, &line);
+
+        if (rc) {
+                fprintf(stderr, "%s, line %zu: %s\n", path, line, strerror(-rc));
+                return rc;
+        }
+        printf("%s: %zu operations, peak of live memory %s\n", path, trace.count,
+               gr_size_format(trace.peak_live_bytes, text, sizeof(text)));
+        printf("  %-30s %12s %7s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
+               "ns of ours");
+        for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]) && !rc; i++)
+                rc = play(&trace, policies[i].name, &policies[i].config);
+        for (int expandable = 0; expandable < 2 && !rc; expandable++) {
+                reserved = gr_torch_model(&trace, expandable, &segments);
+                row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0);
+                printf(" %9s\n", "-");
+        }
+        if (rc)
+                fprintf(stderr, "%s: %s\n", path, strerror(-rc));
+        free(trace.ops);
+        return rc;
+}
+
+int main(int argc, char **argv)
+{
+        int rc = 0;
+
+        for (int i = 1; i < argc; i++) {
+                if (!strncmp(argv[i], "--lag=", 6) && gr_duration_parse(argv[i] + 6, &counting.lag_ns) == 0)
+                        continue;
+                else if (argv[i][0] != '-' && evaluate(argv[i]) == 0)
+                        continue;
+                else
+                        rc = 2;
+        }
+        if (rc || argc < 2)
+                fprintf(stderr, "usage: policies [--lag=DURATION] TRACE.csv...\n");
+        return argc < 2 ? 2 : rc;
+}
