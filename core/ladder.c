@@ -119,8 +119,8 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                 if (visit(context, &reclaim))
                         gr_core_each_context(core, device->ordinal, visit, &reclaim);
                 /* What is freed in stream order comes back once the host has seen the stream get there. */
-                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && atomic_load(&device->idle_bytes) > 0 &&
-                    gr_fence_sync(context) == 0)
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes &&
+                    atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 && gr_fence_sync(context) == 0)
                         reclaim.back_bytes += trim_driver(context);
                 /* Where the device's memory is the host's, free memory of the heap is as good as any. */
                 if (core->driver->host_trim &&

@@ -218,8 +218,11 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
                 snprintf(buf, buf_bytes, "%lld to %lld", (long long)option->min, (long long)option->max);
                 break;
         case GR_KIND_DURATION:
-                snprintf(buf, buf_bytes, "time such as 10ms or 2s, %lld to %lld us", (long long)option->min / 1000,
-                         (long long)option->max / 1000);
+                if (option->min <= 0 && option->max == INT64_MAX)
+                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
+                else
+                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, %lld to %lld us",
+                                 (long long)option->min / 1000, (long long)option->max / 1000);
                 break;
         }
         return buf;

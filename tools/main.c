@@ -1,6 +1,9 @@
+#include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "command.h"
 #include "options.h"
@@ -120,6 +123,28 @@ int command_help(int argc, char **argv)
         print_command(command);
         return EXIT_SUCCESS;
 }
+
+#if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
+/* Only top needs a terminal library, so it is a program of its own beside this one: this very program, and top.c. */
+int command_top(int argc, char **argv)
+{
+        char path[PATH_MAX + sizeof("/gpureclaim-top")];
+        char **arguments = calloc((size_t)argc + 2, sizeof(*arguments));
+
+        if (!arguments || find_self_dir(path, PATH_MAX) != 0) {
+                complain("top: cannot find gpureclaim-top");
+                free(arguments);
+                return EXIT_FAILURE;
+        }
+        strcat(path, "/gpureclaim-top");
+        arguments[0] = path;
+        memcpy(arguments + 1, argv, (size_t)argc * sizeof(*argv));
+        execv(path, arguments);
+        complain("top: %s: %s", path, strerror(errno));
+        free(arguments);
+        return EXIT_FAILURE;
+}
+#endif
 
 static int dispatch(int argc, char **argv)
 {

@@ -344,6 +344,8 @@ static CUresult copy_of_stream_ordered(const struct scene *s, CUstream stream, C
         CUdeviceptr between;
         CUresult result = cuMemAllocAsync(&between, bytes, stream);
 
+        if (result == CUDA_ERROR_OUT_OF_MEMORY) /* a limit that leaves no room for a second block */
+                return CUDA_ERROR_NOT_SUPPORTED;
         if (result != CUDA_SUCCESS)
                 return result;
         result = cuMemcpyHtoDAsync(between, s->pinned[tag], bytes, stream);
