@@ -1,0 +1,399 @@
+#!/usr/bin/env python3
+"""Runs programs natively and under the shim and writes a table of what came out; called by scripts/transparency.
+
+A list says what to run, one program a line: NAME | SECONDS | OPTIONS | COMMAND. COMMAND may begin with NAME=VALUE
+settings, and @ in it stands for the folder of the list. It runs in a fresh copy of the folder NAME beside the list, or
+in an empty one. OPTIONS are words: quick (part of the short run), alone (nothing beside it), unordered (several
+threads or processes print), gpus=N (skipped with fewer cards).
+"""
+
+import argparse
+import fnmatch
+import glob
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import outcome
+from outcome import Outcome
+
+# Native runs that show what varies by itself, once a difference was seen.
+REPEATS = 3
+
+# Settings for where packages keep compiled kernels.
+CACHES = ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH"]
+
+
+@dataclass
+class Program:
+    name: str
+    seconds: int
+    options: list
+    command: list
+    folder: str
+    settings: dict
+
+    def gpus(self):
+        return max([int(word[5:]) for word in self.options if word.startswith("gpus=")], default=1)
+
+
+@dataclass
+class Row:
+    program: Program
+    native: str
+    shim: str = "-"
+    served: str = ""
+    verdict: str = "same"
+    note: str = ""
+    found: tuple = ()
+
+
+def read_list(path):
+    folder = os.path.dirname(os.path.abspath(path))
+    programs = []
+    with open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            line = line.split("#", 1)[0].strip()
+            if not line:
+                continue
+            parts = [part.strip() for part in line.split("|")]
+            if len(parts) != 4 or not parts[1].isdigit():
+                raise SystemExit(f"{path}:{number}: not NAME | SECONDS | OPTIONS | COMMAND")
+            words = [re.sub(r"^@(?=/)", folder, word) for word in shlex.split(parts[3])]
+            settings = {}
+            while words and re.match(r"[A-Za-z_]\w*=", words[0]):
+                name, _, value = words.pop(0).partition("=")
+                settings[name] = value
+            if not words:
+                raise SystemExit(f"{path}:{number}: no command")
+            programs.append(Program(parts[0], int(parts[1]), parts[2].split(), words, folder, settings))
+    return programs
+
+
+def read_notes(path):
+    """[(name pattern, regular expression for one difference, explanation)]"""
+    notes = []
+    if not os.path.exists(path):
+        return notes
+    with open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            match = re.match(r"(\S+)\s+(.*?)\s+->\s+(.*\S)", line)
+            if not match:
+                raise SystemExit(f"{path}:{number}: not NAME EXPRESSION -> EXPLANATION")
+            notes.append((match[1], re.compile(match[2]), match[3]))
+    return notes
+
+
+def explained(notes, name, found):
+    """The explanations that together cover every difference, or None."""
+    texts = []
+    for line in found:
+        for pattern, expression, text in notes:
+            if fnmatch.fnmatchcase(name, pattern) and expression.search(line):
+                texts.append(text)
+                break
+        else:
+            return None
+    return " ".join(dict.fromkeys(texts))
+
+
+class Runner:
+    def __init__(self, arguments):
+        self.shim = arguments.shim
+        self.libraries = arguments.libraries
+        self.simulated = arguments.simulated
+        self.scripts_folder = arguments.scripts_folder
+        self.logs = arguments.logs
+        self.extra = dict(item.split("=", 1) for item in arguments.set)
+        self.scratch = tempfile.mkdtemp(prefix="side-by-side-")
+        self.lock = threading.Lock()
+        self.begin = time.monotonic()
+
+    def say(self, text):
+        with self.lock:
+            print(f"{time.monotonic() - self.begin:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def environment(self, program, place, shim):
+        kept = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("GPURECLAIM_")}
+        kept |= program.settings
+        # Python's packages find their own libraries, and mind those of another version.
+        libraries = self.libraries if self.simulated or program.folder != self.scripts_folder else ""
+        paths = [path for path in [libraries, kept.get("LD_LIBRARY_PATH")] if path]
+        if paths:
+            kept["LD_LIBRARY_PATH"] = ":".join(paths)
+        # Compiled kernels of one run are no help to the next: both do the same work.
+        for name in CACHES:
+            kept[name] = os.path.join(place, "cache", name.split("_")[0].lower())
+        kept["PYTHONDONTWRITEBYTECODE"] = "1"
+        if shim:
+            # What the program preloads itself stays behind the shim.
+            kept["LD_PRELOAD"] = ":".join([self.shim] + [p for p in [program.settings.get("LD_PRELOAD")] if p])
+            kept["GPURECLAIM_STATS_FILE"] = os.path.join(place, "stats.%p")
+            kept |= self.extra
+        return kept
+
+    def run(self, program, how, turn):
+        """One run in a place of its own: its Outcome, and what served() says of it."""
+        place = tempfile.mkdtemp(prefix="run-", dir=self.scratch)
+        work = os.path.join(place, "work")
+        beside = os.path.join(program.folder, program.name)
+        if os.path.isdir(beside):
+            shutil.copytree(beside, work)
+        else:
+            os.mkdir(work)
+        before = outcome.digests(work)
+        log = os.path.join(self.logs, f"{program.name}.{how}{turn or ''}")
+        with open(log, "wb") as out, open(log + ".err", "wb") as err:
+            try:
+                process = subprocess.Popen(
+                    program.command,
+                    cwd=work,
+                    env=self.environment(program, place, how == "shim"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+                status = process.wait(program.seconds)
+            except subprocess.TimeoutExpired:
+                status = None
+            except OSError as error:
+                err.write(str(error).encode())
+                process, status = None, 127
+        if process:
+            # Children that outlived the program would disturb the next run.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        folders = [place, program.folder]
+        lines, text = [], ""
+        for name in [log, log + ".err"]:
+            with open(name, errors="replace") as file:
+                part = file.read()
+            text += part
+            lines += outcome.filtered(part, folders)
+        files = {name: digest for name, digest in outcome.digests(work).items() if before.get(name) != digest}
+        served = self.served(place)
+        shutil.rmtree(place, ignore_errors=True)
+        return Outcome(status, lines, files, text), served
+
+    def served(self, place):
+        """(allocations from the cache, from the driver, processes) of a run under the shim, or None."""
+        totals = [0, 0, 0]
+        for name in glob.glob(os.path.join(place, "stats.*")):
+            try:
+                with open(name) as file:
+                    stats = json.load(file)
+                totals = [totals[0] + stats["hits"], totals[1] + stats["driver_allocs"], totals[2] + 1]
+            except (OSError, ValueError, KeyError):
+                pass
+        return tuple(totals) if totals[2] else None
+
+    def compare(self, program):
+        native, _ = self.run(program, "native", 0)
+        if native.status == 77:
+            reason = native.text.strip().splitlines()[-1:] or ["no reason given"]
+            return Row(program, "skipped", "-", "", "skipped", reason[0].removeprefix("skipped:").strip())
+        if native.status == 127:
+            reason = native.text.strip().splitlines()[-1:] or ["not found"]
+            return Row(program, "-", "-", "", "skipped", f"cannot be started: {reason[0]}")
+        shim, served = self.run(program, "shim", 0)
+        row = Row(program, native.word(), shim.word())
+        if native.status:
+            # That both fail shows little; say how, so that it is not overlooked.
+            row.note = "fails natively: " + (native.text.strip().splitlines() or ["without a word"])[-1].strip()[:120]
+        if served:
+            row.served = f"{served[0]} of {served[0] + served[1]}"
+        if native.status is None and shim.status is None:
+            row.verdict = "no verdict"
+            row.note = f"longer than {program.seconds} s both times"
+            return row
+        unordered = "unordered" in program.options
+        found = outcome.differences(native, shim, unordered)
+        if not found:
+            return row
+        return self.look_again(program, row, native, shim, unordered)
+
+    def look_again(self, program, row, native, shim, unordered):
+        """A difference counts when native runs do not differ in the same way."""
+        self.say(f"{program.name}: a difference; {REPEATS - 1} more native runs to compare with")
+        natives = [native] + [self.run(program, "native", turn)[0] for turn in range(1, REPEATS)]
+        if any(other.status != native.status for other in natives):
+            row.verdict = "no verdict"
+            row.note = "natively " + ", ".join(other.word() for other in natives)
+            return row
+        vary = outcome.varying(natives)
+        row.found = tuple(
+            outcome.differences(
+                outcome.without(native, vary),
+                outcome.without(shim, vary),
+                unordered or vary.order or bool(vary.templates),
+            )
+        )
+        if row.found:
+            row.verdict = "differs"
+            return row
+        reasons = []
+        if vary.templates:
+            reasons.append(f"{len(vary.templates)} kind{'s' * (len(vary.templates) > 1)} of line")
+        if vary.files:
+            reasons.append(", ".join(sorted(vary.files)[:3]))
+        if vary.order:
+            reasons.append("order of lines")
+        row.note = "; ".join(filter(None, [row.note, "varies natively too, not compared: " + ", ".join(reasons)]))
+        return row
+
+    def work(self, program):
+        try:
+            row = self.compare(program)
+        except Exception as error:  # one broken entry must not hide the others
+            row = Row(program, "-", "-", "", "no verdict", f"could not be run: {error!r}")
+        self.say(f"{program.name}: {row.verdict} ({row.native}, {row.shim})")
+        return row
+
+
+def cell(text):
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(rows, arguments, took):
+    ran = [row for row in rows if row.verdict in ("same", "differs")]
+    same = [row for row in ran if row.verdict == "same"]
+    well = [row for row in same if row.native == "ok"]
+    lines = [
+        "# Programs not written here, natively and under the shim",
+        "",
+        "Written by `scripts/transparency`; not to be edited. Each program ran natively and with `libgpureclaim.so`",
+        "preloaded on the same card. *Same* means: equal exit status, equal output, equal files left behind.",
+        f"Not compared: {', '.join(outcome.rules())}.",
+        "Where native runs differ among themselves, the note says in what, and the shim's run differs in nothing else.",
+        "",
+    ]
+    if arguments.card:
+        lines += [f"Card: {arguments.card}.", ""]
+    if arguments.set:
+        lines += ["Settings of the shim: " + ", ".join(f"`{item}`" for item in arguments.set) + ".", ""]
+    verdicts = [row.verdict for row in rows]
+    lines += [
+        f"**{len(same)} of {len(ran)} the same** ({len(well)} of them succeed, the others end otherwise natively too), "
+        f"{verdicts.count('differs')} differ, {verdicts.count('no verdict')} without verdict, "
+        f"{verdicts.count('skipped')} skipped. {took:.0f} s.",
+        "",
+    ]
+    folder = None
+    for row in rows:
+        if row.program.folder != folder:
+            folder = row.program.folder
+            title = "Scripts" if folder == arguments.scripts_folder else "Compiled programs"
+            lines += [
+                "" if lines[-1] else None,
+                f"## {title}",
+                "",
+                "| program | native | shim | same? | from the cache | note |",
+                "| --- | --- | --- | --- | --- | --- |",
+            ]
+        verdict = {"same": "yes", "differs": "NO"}.get(row.verdict, row.verdict)
+        cells = [row.program.name, row.native, row.shim, verdict, row.served, row.note]
+        lines.append("| " + " | ".join(cell(text) for text in cells) + " |")
+    lines += [
+        "",
+        "*From the cache*: allocations that the shim served without the driver, of all that its pool was asked for;",
+        "empty where no process of the program came to its end with the shim's figures.",
+    ]
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shim", required=True)
+    parser.add_argument("--libraries", default="")
+    parser.add_argument("--logs", required=True)
+    parser.add_argument("--notes", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--card", default="")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--scripts-folder", default="")
+    parser.add_argument("lists", nargs="+")
+    arguments = parser.parse_args()
+
+    notes = read_notes(arguments.notes)
+    programs = [program for path in arguments.lists for program in read_list(path)]
+    programs = [
+        program
+        for program in programs
+        if fnmatch.fnmatchcase(program.name, arguments.only) and (not arguments.quick or "quick" in program.options)
+    ]
+    if not programs:
+        raise SystemExit("side_by_side: nothing to run")
+    names = [program.name for program in programs]
+    if len(set(names)) != len(names):
+        raise SystemExit("side_by_side: a name stands twice in the lists")
+
+    runner = Runner(arguments)
+    rows = {}
+    try:
+        for program in programs:
+            if program.gpus() > arguments.gpus:
+                rows[program.name] = Row(program, "-", "-", "", "skipped", f"needs {program.gpus()} cards")
+        left = [program for program in programs if program.name not in rows]
+        together = [program for program in left if "alone" not in program.options]
+        # The longest first, so that the last ones to end are short.
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for row in pool.map(runner.work, sorted(together, key=lambda program: -program.seconds)):
+                rows[row.program.name] = row
+        for program in left:
+            if "alone" in program.options:
+                rows[program.name] = runner.work(program)
+    finally:
+        shutil.rmtree(runner.scratch, ignore_errors=True)
+
+    unexplained = []
+    for row in rows.values():
+        if row.verdict != "differs":
+            continue
+        text = explained(notes, row.program.name, row.found)
+        if text is None:
+            unexplained.append(row)
+            row.note = "**unexplained**: " + "; ".join(f"`{line[:80]}`" for line in row.found[:3])
+        else:
+            row.note = text
+    ordered = [rows[name] for name in names]
+    text = table(ordered, arguments, time.monotonic() - runner.begin)
+    with open(arguments.out, "w") as file:
+        file.write(text)
+    for row in unexplained:
+        print(f"\n{row.program.name}: {row.native} natively, {row.shim} under the shim")
+        print("\n".join("    " + line[:200] for line in row.found[:20]))
+    for row in ordered:
+        if row.verdict == "same" and row.native != "ok":
+            print(f"{row.program.name}: {row.note} ({row.native})")
+    verdicts = [row.verdict for row in ordered]
+    print(
+        f"{verdicts.count('same')} the same, {verdicts.count('differs')} differ ({len(unexplained)} unexplained), "
+        f"{verdicts.count('no verdict')} without verdict, {verdicts.count('skipped')} skipped; "
+        f"table in {arguments.out}"
+    )
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""For every script here: skipping, and a checksum that does not hide a single changed bit."""
+
+import os
+import warnings
+import zlib
+
+# cuBLAS and PyTorch choose the same kernels on every run.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What packages say about each other's versions is not the GPU's doing.
+warnings.filterwarnings("ignore")
+
+
+def skip(why):
+    print("skipped:", why)
+    raise SystemExit(77)
+
+
+def bits(*arrays):
+    """A checksum over the bytes of NumPy arrays, CUDA tensors or anything NumPy can read."""
+    import numpy
+
+    sum = 0
+    for array in arrays:
+        if hasattr(array, "detach"):
+            array = array.detach().cpu()
+            array = array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
+        elif hasattr(array, "get"):
+            array = array.get()
+        sum = zlib.crc32(numpy.ascontiguousarray(array).tobytes(), sum)
+    return f"{sum:08x}"
+
+
+def check(what, good):
+    """Prints the answer; a wrong one ends the script with status 1."""
+    print(f"{what}: {'ok' if good else 'WRONG'}")
+    if not good:
+        raise SystemExit(1)
+
+
+def torch_with_gpu():
+    """The module, set up to repeat itself exactly; skips the script without a GPU."""
+    try:
+        import torch
+    except ImportError:
+        skip("no PyTorch")
+    if not torch.cuda.is_available():
+        skip("PyTorch sees no GPU")
+    torch.manual_seed(7)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    return torch
+
+
+def cupy_with_gpu():
+    try:
+        import cupy
+    except ImportError:
+        skip("no CuPy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        skip(f"CuPy sees no GPU: {error}")
+    return cupy

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# transparency_test.sh SCRIPT BUILD_FOLDER: scripts/transparency must call alike what is alike and notice what is not.
+# Shell stand-ins look for the shim among what is preloaded; real programs run on the simulated device.
+set -u
+
+script=$1
+build=$2
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+failed=0
+mkdir "$folder/programs" "$folder/programs/files"
+echo given >"$folder/programs/files/input"
+
+# stand_in NAME OPTIONS TEXT: a shell program; $shim is 1 in it under the shim, $turn counts its runs.
+stand_in() {
+        printf '#!/bin/bash\nshim=0; [[ ${LD_PRELOAD:-} == *libgpureclaim* ]] && shim=1\n' >"$folder/programs/$1.sh"
+        printf 'exec 9>>%q; flock 9; echo >&9; turn=$(wc -l <%q)\n%s\n' "$folder/$1.turns" "$folder/$1.turns" "$3" \
+                >>"$folder/programs/$1.sh"
+        printf '%s | %s | %s | bash @/%s.sh\n' "$1" 5 "$2" "$1" >>"$folder/programs/list.txt"
+}
+stand_in equal quick 'echo hello; echo oops >&2'
+stand_in times "" 'echo "took $RANDOM.5 ms at 0x7f00000$RANDOM, $RANDOM GB/s"'
+stand_in files "" 'cat input; echo result >output'
+stand_in line "" 'echo "a line of $shim"'
+stand_in status "" 'exit $((3 * shim))'
+stand_in crash "" '[ $shim = 0 ] || kill -SEGV $$'
+stand_in error "" 'echo "text $shim" >&2'
+stand_in output "" 'echo $shim >output'
+stand_in order "" '[ $shim = 1 ] && echo "one
+two" || echo "two
+one"'
+stand_in threads unordered '[ $shim = 1 ] && echo "one
+two" || echo "two
+one"'
+stand_in varies "" 'echo "sum $RANDOM$RANDOM"; echo steady'
+stand_in hides "" 'echo "sum $RANDOM$RANDOM"; [ $shim = 1 ] && echo wrong || echo right'
+stand_in loses "" '[ $shim = 1 ] || echo "sum $RANDOM$RANDOM"; echo steady'
+stand_in unsteady "" '[ $shim = 1 ] && exit 4; exit $((turn % 2))'
+stand_in fails "" 'echo "cannot"; exit 3'
+stand_in waived "" 'echo "waived: no such card"; exit 2'
+stand_in absent "" 'echo "skipped: no such package"; exit 77'
+stand_in slow "" 'sleep 30'
+stand_in hangs "" '[ $shim = 0 ] || sleep 30'
+stand_in cards gpus=64 'echo never'
+stand_in noted "" 'echo "size $((1 + shim))"'
+stand_in halfnoted "" 'echo "size $((1 + shim))"; echo "other $shim"'
+printf 'behaviour | 60 | quick | %q\n' "$build/tests/gpu/behaviour" >>"$folder/programs/list.txt"
+printf 'missing | 5 | | /nonexistent/program\n' >>"$folder/programs/list.txt"
+printf '%s\n' '# comment' '*noted ^[-+] size [12]$ -> known to be so' >"$folder/notes"
+
+run() {
+        "$script" --simulated --programs "$folder/programs" --scripts none --notes "$folder/notes" \
+                --logs "$folder/logs" --out "$folder/table.md" "$@" "$build" >"$folder/said" 2>"$folder/progress"
+}
+
+# expect NAME VERDICT [TEXT]: the row of NAME in the table.
+expect() {
+        local row
+        row=$(grep "^| $1 |" "$folder/table.md")
+        if [[ $row != *"| $2 |"* || $row != *"${3:-}"* ]]; then
+                printf 'FAILED: %s should be "%s" with "%s": %s\n' "$1" "$2" "${3:-}" "$row"
+                failed=1
+        fi
+}
+
+# The first column of the table, its heading included.
+names() {
+        sed -n 's/^| \([a-z]*\) | .*/\1/p' "$folder/table.md" | paste -sd ' '
+}
+
+must() {
+        if ! "${@:2}"; then
+                printf 'FAILED: %s\n' "$1"
+                failed=1
+        fi
+}
+
+run
+must "exit status 1 with unexplained differences" [ $? -eq 1 ]
+for name in equal times files threads; do
+        expect $name yes
+done
+for name in line status error output order hides loses; do
+        expect $name NO "**unexplained**"
+done
+expect crash NO "signal 11"
+expect hangs NO "timed out"
+expect varies yes "varies natively"
+expect unsteady "no verdict" "natively"
+expect fails yes "fails natively: cannot"
+expect waived yes "exit 2, waived"
+expect absent skipped "no such package"
+expect slow "no verdict" "timed out"
+expect cards skipped "needs 64 cards"
+expect noted NO "known to be so"
+expect halfnoted NO "**unexplained**"
+expect missing skipped "No such file"
+expect behaviour yes
+must "the shim's own figures" grep -qE '^\| behaviour .*\| [1-9][0-9]* of [1-9][0-9]* \|' "$folder/table.md"
+must "a row for each program" [ "$(names | wc -w)" -eq $(($(wc -l <"$folder/programs/list.txt") + 1)) ]
+must "the list's order" [ "$(names | cut -d ' ' -f 2-4)" = "equal times files" ]
+must "nothing left in the programs' folder" [ "$(ls "$folder/programs/files")" = input ]
+
+run --quick
+must "exit status 0 when all is the same" [ $? -eq 0 ]
+must "the short run has the quick ones only" [ "$(names)" = "program equal behaviour" ]
+run --only "noted"
+must "exit status 0 when all is explained" [ $? -eq 0 ]
+run --only "behaviour" --set GPURECLAIM_POOL=none
+must "settings reach the shim" grep -q 'GPURECLAIM_POOL=none' "$folder/table.md"
+must "without a pool nothing comes from the cache" grep -qE '^\| behaviour .*\| 0 of [0-9]+ \|' "$folder/table.md"
+[ $failed -eq 0 ] || cat "$folder/said" "$folder/table.md"
+exit $failed
