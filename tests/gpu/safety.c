@@ -5,7 +5,7 @@
  * Readers are tried the other way round: a slow reader of a freed block must still see what was there.
  *
  *   safety [--sizes=4KiB,1MiB] [--spin-us=N] [--only=TEXT] [--expect-reuse]
- *   safety --seconds=N [--seed=S] [--threads=T] [--streams=K]      random traffic instead
+ *   safety --seconds=N [--seed=S] [--threads=T] [--streams=K] [--may-refuse]   random traffic instead
  *
  * "unfenced" tells whether the row overtakes the slow kernel when nothing is freed between: a row that does not proves
  * little. --expect-reuse fails when fewer than nine in ten blocks came back at the freed address, for then the run has
@@ -322,15 +322,11 @@ static void parse_sizes(char *list)
 static void parse(int argc, char **argv)
 {
         static const struct option options[] = {
-                {"sizes", required_argument, NULL, 'z'},
-                {"spin-us", required_argument, NULL, 'u'},
-                {"only", required_argument, NULL, 'o'},
-                {"expect-reuse", no_argument, NULL, 'r'},
-                {"seconds", required_argument, NULL, 's'},
-                {"seed", required_argument, NULL, 'e'},
-                {"threads", required_argument, NULL, 't'},
-                {"streams", required_argument, NULL, 'k'},
-                {NULL, 0, NULL, 0},
+                {"sizes", required_argument, NULL, 'z'},   {"spin-us", required_argument, NULL, 'u'},
+                {"only", required_argument, NULL, 'o'},    {"expect-reuse", no_argument, NULL, 'r'},
+                {"seconds", required_argument, NULL, 's'}, {"seed", required_argument, NULL, 'e'},
+                {"threads", required_argument, NULL, 't'}, {"streams", required_argument, NULL, 'k'},
+                {"may-refuse", no_argument, NULL, 'm'},    {NULL, 0, NULL, 0},
         };
         int option;
 
@@ -360,6 +356,9 @@ static void parse(int argc, char **argv)
                         break;
                 case 'k':
                         settings.soak.streams = (int)strtol(optarg, NULL, 10);
+                        break;
+                case 'm':
+                        settings.soak.may_refuse = true;
                         break;
                 default:
                         exit(2);

@@ -69,7 +69,7 @@ if command -v strace >/dev/null && strace -o "$folder/trace" true 2>/dev/null; t
                 # From the end of loading on; addresses differ from run to run.
                 sed -n '/munmap/,$p' "$folder/$run.trace" | sed 's/^[0-9]* *//; s/0x[0-9a-f]*/ADDRESS/g; s/, [0-9]*) = 0$/) = 0/' >"$folder/$run.calls"
                 grep -c . "$folder/$run.calls" >/dev/null || fail "strace shows nothing of the $run run"
-                grep -q 'clone' "$folder/$run.trace" && fail "a thread or process in the $run run"
+                grep -qE '^[0-9]+ +v?(fork|clone3?)\(' "$folder/$run.trace" && fail "a thread or process in the $run run"
         done
         diff "$folder/native.calls" "$folder/shim.calls" >"$folder/calls.diff" || { cat "$folder/calls.diff"; fail "system calls after loading differ"; }
         printf 'system calls of true: %s natively, %s under the library\n' "$(wc -l <"$folder/native.trace")" "$(wc -l <"$folder/shim.trace")"
