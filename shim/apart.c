@@ -63,7 +63,7 @@ static void *thread_main(void *arg)
         return NULL;
 }
 
-static bool start_thread(void)
+bool gr_thread_start(void *(*run)(void *arg), void *arg)
 {
         sigset_t all, before;
         pthread_attr_t attributes;
@@ -74,7 +74,7 @@ static bool start_thread(void)
         pthread_sigmask(SIG_SETMASK, &all, &before);
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        started = pthread_create(&thread, &attributes, thread_main, NULL) == 0;
+        started = pthread_create(&thread, &attributes, run, arg) == 0;
         pthread_attr_destroy(&attributes);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         return started;
@@ -86,7 +86,8 @@ bool gr_apart_call(void (*work)(void *arg), void *arg)
 
         pthread_mutex_lock(&apart.lock);
         /* A thread for every call that waits: the busy ones may never come back. */
-        if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || start_thread())) {
+        if (!apart.stop && apart.count < CALLS_MAX &&
+            (apart.idle > apart.count || gr_thread_start(thread_main, NULL))) {
                 apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
                 pthread_cond_signal(&apart.changed);
                 taken = true;

@@ -18,4 +18,8 @@ bool gr_apart_call(void (*work)(void *arg), void *arg);
 /* No call is begun from here on; those that run are not waited for. */
 void gr_apart_stop(void);
 
+/* Starts a detached thread that takes none of the signals the program waits for. False where there is none to be had.
+ */
+bool gr_thread_start(void *(*run)(void *arg), void *arg);
+
 #endif

@@ -5,11 +5,11 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "apart.h"
 #include "log.h"
 #include "shim.h"
 #include "system.h"
@@ -300,23 +300,15 @@ static void *serve(void *arg)
         return NULL;
 }
 
-/* It must not take signals that the program waits for. */
 static bool start_thread(struct member *member)
 {
-        sigset_t every, before;
-        pthread_attr_t attributes;
-        pthread_t thread;
+        bool started;
 
-        sigfillset(&every);
-        pthread_sigmask(SIG_SETMASK, &every, &before);
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         atomic_store(&member->running, true);
-        if (pthread_create(&thread, &attributes, serve, member) != 0)
+        started = gr_thread_start(serve, member);
+        if (!started)
                 atomic_store(&member->running, false);
-        pthread_attr_destroy(&attributes);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        return atomic_load(&member->running);
+        return started;
 }
 
 /* Without the others their limit is still one: nobody may have more than all together. */

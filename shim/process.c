@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,22 +119,6 @@ static void *helper_main(void *arg)
         return NULL;
 }
 
-/* The helper must not take signals that the program waits for. */
-static void helper_start_locked(void)
-{
-        sigset_t all, before;
-        pthread_attr_t attributes;
-        pthread_t thread;
-
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        helper.running = pthread_create(&thread, &attributes, helper_main, NULL) == 0;
-        pthread_attr_destroy(&attributes);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
 static void wake(struct gr_core *core)
 {
         (void)core;
@@ -143,7 +126,7 @@ static void wake(struct gr_core *core)
                 return;
         pthread_mutex_lock(&helper.lock);
         if (!helper.running && !helper.stop)
-                helper_start_locked();
+                helper.running = gr_thread_start(helper_main, NULL);
         pthread_cond_signal(&helper.changed);
         pthread_mutex_unlock(&helper.lock);
 }
