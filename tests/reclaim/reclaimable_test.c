@@ -294,6 +294,9 @@ static void test_under_load(void)
                 pthread_join(threads[i], &wrong);
                 GR_CHECK_EQ((uintptr_t)wrong, 0);
         }
+        /* However the threads fell in with each other: by now the broken one has failed often enough. */
+        for (int i = 0; i < 3; i++)
+                gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
         atomic_store(&let_go, true);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &stone), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &broken), 0);
