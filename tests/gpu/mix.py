@@ -32,7 +32,8 @@ filters = [torch.randn(shape, device="cuda") * 0.1 for shape in ((16, 3, 3, 3), 
 
 
 def image(scale):
-    x = torch.rand(random.randint(1, 4), 3, random.randint(32, 160 * scale), random.randint(32, 160 * scale), device="cuda")
+    height, width = (random.randint(32, 160 * scale) for _ in range(2))
+    x = torch.rand(random.randint(1, 4), 3, height, width, device="cuda")
     for weight in filters:
         x = functional.max_pool2d(functional.relu(functional.conv2d(x, weight, padding=1)), 2)
     return x
