@@ -3,7 +3,7 @@
 import math
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 70, 170, 44, 48
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 60, 180, 44, 48
 # Colours that people tell apart who see few; the first ones are for what is most often shown.
 COLOURS = ["#888888", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
 
@@ -28,25 +28,24 @@ class Canvas:
         self.text(LEFT, 36, unit)
 
     def text(self, x, y, words, anchor="start", size=12):
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>')
+        where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
+        self.parts.append(f"<text {where}>{escape(words)}</text>")
 
     def line(self, x1, y1, x2, y2, colour="#dddddd"):
         self.parts.append(f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" fill="none"/>')
 
     def legend(self, names):
         for i, name in enumerate(names):
-            y = TOP + 12 + 20 * i
-            self.parts.append(
-                f'<rect x="{WIDTH - RIGHT + 14}" y="{y - 9}" width="12" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>'
-            )
-            self.text(WIDTH - RIGHT + 32, y, name)
+            x, y, colour = WIDTH - RIGHT + 14, TOP + 12 + 20 * i, COLOURS[i % len(COLOURS)]
+            self.parts.append(f'<rect x="{x}" y="{y - 9}" width="12" height="10" fill="{colour}"/>')
+            self.text(x + 18, y, name)
 
     def done(self):
         return "\n".join([*self.parts, "</svg>"]) + "\n"
 
 
-def lines(title, unit, x_label, series):
-    """SERIES: {name: [(x, y)]}, all above 0. Both axes are logarithmic."""
+def lines(title, unit, x_label, series, x_text=short):
+    """SERIES: {name: [(x, y)]}, all above 0. Both axes are logarithmic; X_TEXT makes labels of x."""
     points = [point for values in series.values() for point in values]
     low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
     low, high = (math.log10(bound(y for _, y in points)) for bound in (min, max))
@@ -65,7 +64,7 @@ def lines(title, unit, x_label, series):
         canvas.line(LEFT, y, WIDTH - RIGHT, y)
         canvas.text(LEFT - 8, y + 4, short(10.0**power), "end")
     for x in sorted({x for x, _ in points}):
-        canvas.text(place(x, 10.0**low)[0], HEIGHT - BOTTOM + 18, short(x), "middle")
+        canvas.text(place(x, 10.0**low)[0], HEIGHT - BOTTOM + 18, x_text(x), "middle")
     canvas.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "middle")
     for i, values in enumerate(series.values()):
         colour = COLOURS[i % len(COLOURS)]

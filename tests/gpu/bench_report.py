@@ -8,6 +8,11 @@ import bench_plot
 
 FIELDS = ["group", "table", "row", "column", "unit", "median", "least", "most", "samples"]
 
+# Allocators that are not ours, as columns.
+OTHERS = ["native", "cudaMallocAsync", "its own pool", "PyTorch", "PyTorch, expandable"]
+
+DOORS = {"pair_static": "static runtime", "pair_shared": "shared runtime", "pair_driver": "driver API"}
+
 TABLES = {
     "pair_static": "Static CUDA runtime",
     "pair_shared": "Shared CUDA runtime",
@@ -120,7 +125,7 @@ def headlines(tables, pool):
         if any(both.values()):
             lines.append((what, {name: value for name, value in both.items() if value}, "x"))
 
-    for table, name in (("pair_static", "static runtime"), ("pair_shared", "shared runtime"), ("pair_driver", "driver API")):
+    for table, name in DOORS.items():
         plain(f"malloc + free, 1 MiB, {name}", table, "pair 1 MiB", "us")
         plain(f"256 live blocks, {name}", table, "256 live, 4 KiB to 1 MiB", "us")
         over(f"malloc, short kernel, free / the kernel alone, {name}", table, "malloc + kernel + free", "kernel alone")
@@ -137,14 +142,28 @@ def headlines(tables, pool):
             plain(name, "traces", name, "x")
     programs = tables.get("programs", {})
     for row, columns in programs.items():
-        compared = {name: ratio(values, columns.get("PyTorch's cache")) for name, values in columns.items()}
-        lines.append((f"{row} / with PyTorch's own cache", {name: value for name, value in compared.items() if value}, "x"))
+        compared = {name: ratio(values, columns.get("PyTorch")) for name, values in columns.items()}
+        compared = {name: value for name, value in compared.items() if value}
+        lines.append((f"{row} / PyTorch's with its own cache", compared, "x"))
     rows = tables.get("first call", {})
     for row in ("all of these", "a program without CUDA, start to end"):
         columns = rows.get(row, {})
         if "native" in columns and pool in columns:
-            difference = statistics.median(columns[pool]) - statistics.median(columns["native"])
+            difference = statistics.median(a - b for a, b in zip(columns[pool], columns["native"]))
             lines.append((f"{row.replace('all of these', 'first calls')}: preloaded - plain", {pool: difference}, "us"))
+    return lines
+
+
+def behind(tables, pool):
+    """Lines for the rows where the default pool lies more than 5 % above another allocator."""
+    lines = []
+    for table, rows in tables.items():
+        for row, columns in rows.items():
+            ours = columns.get(pool)
+            others = {name: ratio(ours, columns.get(name)) for name in OTHERS}
+            worse = [f"{number(value)} x {name}" for name, value in others.items() if value and value > 1.05]
+            if worse:
+                lines.append(f"- {table}, {row}: " + ", ".join(worse))
     return lines
 
 
@@ -158,9 +177,8 @@ def markdown(rows, first, order):
 
 def report(results, pool):
     tables = results.tables()
-    order = list(dict.fromkeys(["native", "cudaMallocAsync", "its own pool", "PyTorch", "PyTorch, expandable",
-                                "PyTorch's cache", "PyTorch's cache, preloaded",
-                                *(column for rows in tables.values() for cells in rows.values() for column in cells)]))
+    columns = (column for rows in tables.values() for cells in rows.values() for column in cells)
+    order = list(dict.fromkeys([*OTHERS, "PyTorch, preloaded", *columns]))
     lines = ["# What allocating costs", "",
              "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
              f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*.", ""]
@@ -171,6 +189,8 @@ def report(results, pool):
     short = [(f"{what}, {unit}", {name: number(value) for name, value in values.items()})
              for what, values, unit in headlines(tables, pool)]
     lines += markdown(short, "", order)
+    slower = behind(tables, pool)
+    lines += ["", f"## Where *{pool}* is slower or holds more", "", *(slower or ["Nowhere among the rows below."])]
     for table, title in TABLES.items():
         if table not in tables:
             continue
@@ -185,7 +205,11 @@ def report(results, pool):
     return "\n".join(lines) + "\n"
 
 
-SIZES = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}
+SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def size_text(size):
+    return next(f"{size // unit} {name}" for name, unit in reversed(SIZES.items()) if size >= unit)
 
 
 def series(tables, table, pattern, x_of, wanted=None):
@@ -203,13 +227,13 @@ def plotted(tables):
     """{name: SVG} of what there are figures for."""
     plots = {}
 
-    def lines(name, title, unit, x_label, values):
+    def lines(name, title, unit, x_label, values, x_text=bench_plot.short):
         if values and len({x for points in values.values() for x, _ in points}) > 1:
-            plots[name] = bench_plot.lines(title, unit, x_label, values)
+            plots[name] = bench_plot.lines(title, unit, x_label, values, x_text)
 
     door = next((name for name in ("pair_static", "pair_driver") if name in tables), "")
-    lines("sizes", "malloc + free", "us, logarithmic", "MiB",
-          series(tables, door, r"pair (\d+) (KiB|MiB|GiB)", lambda m: int(m[1]) * SIZES[m[2]]))
+    lines("sizes", "malloc + free", "us, logarithmic", "size of the block",
+          series(tables, door, r"pair (\d+) (KiB|MiB|GiB)", lambda m: int(m[1]) * SIZES[m[2]]), size_text)
     lines("live", "One block replaced among many", "us, logarithmic", "live blocks",
           series(tables, "live", r"(\d+) live blocks", lambda m: int(m[1])))
     lines("threads", "malloc + free in many threads", "us for a pair in each, logarithmic", "threads",
@@ -230,9 +254,10 @@ def plotted(tables):
         if groups:
             plots[name] = bench_plot.bars(title, unit, groups, names)
 
-    bars("footprint", "Memory held for recorded allocations", "most held / most live", r"(\w+): most memory held / .*", "traces")
+    held = r"(\w+): most memory held"
+    bars("footprint", "Memory held for recorded allocations", "most held / most live", f"{held} / .*", "traces")
     bars("programs", "PyTorch programs", "s", r"(\w+): time", "programs")
-    bars("programs-memory", "PyTorch programs: most memory held on the card", "MiB", r"(\w+): most memory held", "programs")
+    bars("programs-memory", "PyTorch programs: most memory held on the card", "MiB", held, "programs")
     return plots
 
 

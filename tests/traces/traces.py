@@ -20,7 +20,7 @@ EVERY = 64  # operations from one kept time to the next
 
 
 def read_csv(path):
-    """[(thread, ns, is_free, number of the allocation, bytes)]; frees of what the trace never allocated are left out."""
+    """[(thread, ns, is_free, number of the allocation, bytes)], without frees of what the trace never allocated."""
     operations, live, threads, made = [], {}, {}, 0
     with open(path) as lines:
         names = None
