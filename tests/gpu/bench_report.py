@@ -39,7 +39,8 @@ class Results:
         self.where = {}  # hardware and day of each group
 
     def add(self, table, row, column, unit, value):
-        self.samples.setdefault((self.group, table, row, column), []).append(value)
+        # Rounded here, so that figures do not change when they are read again.
+        self.samples.setdefault((self.group, table, row, column), []).append(float(f"{value:.5g}"))
         self.units[self.group, table, row] = unit
 
     def load(self, path):
