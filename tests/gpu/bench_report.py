@@ -251,7 +251,8 @@ def plotted(tables):
             match = re.fullmatch(pattern, row)
             if match:
                 groups[match[1]] = {column: statistics.median(values) for column, values in columns.items()}
-        names = list(dict.fromkeys(column for columns in groups.values() for column in columns))
+        found = dict.fromkeys(column for columns in groups.values() for column in columns)
+        names = sorted(found, key=lambda name: OTHERS.index(name) if name in OTHERS else len(OTHERS))
         if groups:
             plots[name] = bench_plot.bars(title, unit, groups, names)
 
