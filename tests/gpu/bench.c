@@ -8,6 +8,8 @@
 
 enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
 
+#define TOO_LONG_US 15e6
+
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
@@ -221,20 +223,26 @@ static uint64_t random_number(struct bench *bench)
         return bench->seed;
 }
 
-/* Random ones of width live blocks replaced: N counts the frees, each with an allocation after it. */
+/*
+ * Random ones of width live blocks replaced: N counts the frees, each with an allocation after it. Below 0: to have so
+ * many takes this allocator too long.
+ */
 static double among_live(struct bench *bench, const struct scenario *scenario, long n, void *p)
 {
-        double begin;
+        double begin = bench_now_us();
 
         (void)p;
         if (bench->live_count < scenario->width) {
                 bench->live = realloc(bench->live, (size_t)scenario->width * sizeof *bench->live);
                 must(!bench->live, "realloc");
         }
-        while (bench->live_count < scenario->width)
+        while (bench->live_count < scenario->width) {
                 must(bench->ops->alloc(&bench->live[bench->live_count++],
                                        scenario->bytes * (1 + random_number(bench) % 8), 0),
                      "alloc");
+                if (bench_now_us() - begin > TOO_LONG_US)
+                        return -1;
+        }
         begin = bench_now_us();
         for (long i = 0; i < n; i++) {
                 void **place = &bench->live[random_number(bench) % (uint64_t)scenario->width];
@@ -315,19 +323,22 @@ static void measure(struct bench *bench, const struct scenario *scenario)
 {
         double enough_us = bench->settings->quick ? 4000 : 20000;
         double us[REPETITIONS];
-        struct result *result = &bench->results[bench->count++];
         long n = scenario->step;
+        double took;
         void *p;
 
         must(bench->ops->alloc(&p, scenario->bytes, 0), "alloc");
         /* Enough operations for the clock, few enough for the slowest driver; the first rounds also warm up. */
-        while (scenario->run(bench, scenario, n, p) < enough_us && n < 1000000)
+        while ((took = scenario->run(bench, scenario, n, p)) < enough_us && took >= 0 && n < 1000000)
                 n *= 2;
-        for (int i = 0; i < REPETITIONS; i++)
+        for (int i = 0; i < REPETITIONS && took >= 0; i++)
                 us[i] = scenario->run(bench, scenario, n, p) / (double)n;
         must(bench->ops->release(p, 0), "free");
+        if (took < 0)
+                return;
         qsort(us, REPETITIONS, sizeof us[0], by_value);
-        *result = (struct result){scenario->name, us[REPETITIONS / 2], us[0], us[REPETITIONS - 1]};
+        bench->results[bench->count++] =
+                (struct result){scenario->name, us[REPETITIONS / 2], us[0], us[REPETITIONS - 1]};
 }
 
 static void print_table(const struct bench *bench)
