@@ -321,7 +321,7 @@ static int by_value(const void *a, const void *b)
 
 static void measure(struct bench *bench, const struct scenario *scenario)
 {
-        double enough_us = bench->settings->quick ? 4000 : 20000;
+        double enough_us = bench->settings->quick ? 4000 : 10000;
         double us[REPETITIONS];
         long n = scenario->step;
         double took;

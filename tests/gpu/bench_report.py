@@ -156,13 +156,14 @@ def headlines(tables, pool):
 
 
 def behind(tables, pool):
-    """Lines for the rows where the default pool lies more than 5 % above another allocator."""
+    """Lines for the rows where the default pool lies more than 5 % above another allocator, and no turn contradicts."""
     lines = []
     for table, rows in tables.items():
         for row, columns in rows.items():
             ours = columns.get(pool)
-            others = {name: ratio(ours, columns.get(name)) for name in OTHERS}
-            worse = [f"{number(value)} x {name}" for name, value in others.items() if value and value > 1.05]
+            others = {name: columns[name] for name in OTHERS if ours and name in columns}
+            others = {name: ratio(ours, values) for name, values in others.items() if min(ours) > max(values)}
+            worse = [f"{number(value)} x {name}" for name, value in others.items() if value > 1.05]
             if worse:
                 lines.append(f"- {table}, {row}: " + ", ".join(worse))
     return lines

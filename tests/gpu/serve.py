@@ -13,7 +13,7 @@ import time
 from card import Card, skip
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--groups", type=int, default=12, help="how many groups of requests arrive")
+parser.add_argument("--groups", type=int, default=6, help="how many groups of requests arrive")
 args = parser.parse_args()
 
 card = Card()
@@ -111,7 +111,7 @@ with torch.inference_mode():
     tokens = serve(args.groups)
     seconds = time.perf_counter() - begin
     with card.watched():
-        serve(4)
+        serve(2)
 
 print(f"tokens {tokens}")
 print(f"# seconds {seconds:.3f}")
