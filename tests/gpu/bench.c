@@ -1,17 +1,20 @@
 #include "bench.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { REPETITIONS = 7, LIVE = 256, MOST_RESULTS = 40 };
+enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
+
+#define TOO_LONG_US 15e6
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
 
 struct result {
-        char name[48];
+        const char *name;
         double median, least, most; /* us per operation, over the repetitions */
 };
 
@@ -20,10 +23,22 @@ struct bench {
         const struct bench_ops *ops;
         struct result results[MOST_RESULTS];
         size_t count;
+        void **live; /* of the scenarios that keep many blocks */
+        long live_count;
+        uint64_t seed;
 };
 
-/* One repetition: N operations of one scenario. P is a block that outlives it. */
-typedef void (*scenario)(const struct bench *bench, size_t bytes, long n, void *p);
+struct scenario {
+        const char *group, *name;
+        /* Does N operations; P is a block of BYTES that outlives them. Returns the microseconds they took. */
+        double (*run)(struct bench *bench, const struct scenario *scenario, long n, void *p);
+        size_t bytes;
+        long width;  /* how many streams, threads or blocks */
+        long step;   /* N is a multiple of it */
+        unsigned us; /* of each kernel */
+        bool fresh;  /* a new block for each kernel */
+        bool slow;   /* left out of a quick run */
+};
 
 double bench_now_us(void)
 {
@@ -37,14 +52,20 @@ struct bench_settings bench_arguments(int argc, char **argv)
 {
         const char *slash = strrchr(argv[0], '/');
         struct bench_settings settings = {.program = slash ? slash + 1 : argv[0]};
+        int groups = 0;
 
         for (int i = 1; i < argc; i++) {
                 if (!strcmp(argv[i], "--json")) {
                         settings.json = true;
+                } else if (!strcmp(argv[i], "--async")) {
+                        settings.async = true;
                 } else if (!strcmp(argv[i], "--quick")) {
                         settings.quick = true;
+                } else if (!strncmp(argv[i], "--group=", 8) && groups < BENCH_GROUPS) {
+                        settings.groups[groups++] = argv[i] + 8;
                 } else {
-                        fprintf(stderr, "%s: unknown argument %s (known: --json --quick)\n", settings.program, argv[i]);
+                        fprintf(stderr, "%s: unknown argument %s (known: --json --async --quick --group=NAME)\n",
+                                settings.program, argv[i]);
                         exit(2);
                 }
         }
@@ -59,69 +80,236 @@ static void must(int error, const char *what)
         exit(EXIT_FAILURE);
 }
 
-static void pairs(const struct bench *bench, size_t bytes, long n, void *p)
+static double since(const struct bench *bench, double begin)
 {
-        for (long i = 0; i < n; i++) {
-                must(bench->ops->alloc(&p, bytes), "alloc");
-                must(bench->ops->release(p), "free");
-        }
+        must(bench->ops->synchronize(), "synchronize");
+        return bench_now_us() - begin;
 }
 
-static void async_pairs(const struct bench *bench, size_t bytes, long n, void *p)
-{
-        for (long i = 0; i < n; i++) {
-                must(bench->ops->alloc_async(&p, bytes), "alloc async");
-                must(bench->ops->release_async(p), "free async");
-        }
-}
-
-/* Many blocks of different sizes at once: N counts blocks. */
-static void mixed(const struct bench *bench, size_t bytes, long n, void *p)
-{
-        void *live[LIVE];
-
-        (void)p;
-        for (long done = 0; done < n; done += LIVE) {
-                for (size_t i = 0; i < LIVE; i++)
-                        must(bench->ops->alloc(&live[i], (i + 1) * bytes), "alloc");
-                for (size_t i = 0; i < LIVE; i++)
-                        must(bench->ops->release(live[i]), "free");
-        }
-}
-
-static void kernel_loop(const struct bench *bench, size_t bytes, long n, void *p, int streams, unsigned us, bool fresh)
-{
-        for (long i = 0; i < n; i++) {
-                if (fresh)
-                        must(bench->ops->alloc(&p, bytes), "alloc");
-                must(bench->ops->work((int)(i % streams), p, us), "kernel");
-                if (fresh)
-                        must(bench->ops->release(p), "free");
-        }
-}
-
-/* Scenarios with a kernel between, and the same kernels on one block for comparison. */
-#define KERNEL_LOOP(name, streams, us, fresh)                                                                          \
-        static void name(const struct bench *bench, size_t bytes, long n, void *p)                                     \
-        {                                                                                                              \
-                kernel_loop(bench, bytes, n, p, streams, us, fresh);                                                   \
-        }
-KERNEL_LOOP(short_kernel, 1, 0, true)
-KERNEL_LOOP(short_kernel_alone, 1, 0, false)
-KERNEL_LOOP(kernel_10us, 1, 10, true)
-KERNEL_LOOP(kernel_10us_alone, 1, 10, false)
-KERNEL_LOOP(one_stream_100us, 1, 100, true)
-KERNEL_LOOP(one_stream_100us_alone, 1, 100, false)
-KERNEL_LOOP(eight_streams_100us, BENCH_STREAMS, 100, true)
-KERNEL_LOOP(eight_streams_100us_alone, BENCH_STREAMS, 100, false)
-
-static double timed(const struct bench *bench, scenario run, size_t bytes, long n, void *p)
+static double pairs(struct bench *bench, const struct scenario *scenario, long n, void *p)
 {
         double begin = bench_now_us();
 
-        run(bench, bytes, n, p);
-        must(bench->ops->synchronize(), "synchronize");
-        return bench_now_us() - begin;
+        for (long i = 0; i < n; i++) {
+                must(bench->ops->alloc(&p, scenario->bytes, 0), "alloc");
+                must(bench->ops->release(p, 0), "free");
+        }
+        return since(bench, begin);
+}
+
+static double pinned(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        double begin = bench_now_us();
+
+        for (long i = 0; i < n; i++) {
+                must(bench->ops->alloc_pinned(&p, scenario->bytes), "alloc pinned");
+                must(bench->ops->release_pinned(p), "free pinned");
+        }
+        return since(bench, begin);
+}
+
+/* Many blocks of different sizes at once: N counts blocks. */
+static double mixed(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        double begin = bench_now_us();
+        void *live[MIXED];
+
+        (void)p;
+        for (long done = 0; done < n; done += MIXED) {
+                for (size_t i = 0; i < MIXED; i++)
+                        must(bench->ops->alloc(&live[i], (i + 1) * scenario->bytes, 0), "alloc");
+                for (size_t i = 0; i < MIXED; i++)
+                        must(bench->ops->release(live[i], 0), "free");
+        }
+        return since(bench, begin);
+}
+
+static double kernels(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        double begin = bench_now_us();
+
+        for (long i = 0; i < n; i++) {
+                int stream = scenario->width > 1 ? 1 + (int)(i % scenario->width) : 0;
+
+                if (scenario->fresh)
+                        must(bench->ops->alloc(&p, scenario->bytes, stream), "alloc");
+                must(bench->ops->work(stream, p, scenario->us), "kernel");
+                if (scenario->fresh)
+                        must(bench->ops->release(p, stream), "free");
+        }
+        return since(bench, begin);
+}
+
+/* Short kernels on one stream while another always has a longer one to do. */
+static double beside_work(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        double begin = bench_now_us();
+        void *kept = p;
+
+        for (long i = 0; i < n; i++) {
+                if (i % 16 == 0)
+                        must(bench->ops->work(2, kept, scenario->us), "kernel");
+                if (scenario->fresh)
+                        must(bench->ops->alloc(&p, scenario->bytes, 1), "alloc");
+                must(bench->ops->work(1, p, 0), "kernel");
+                if (scenario->fresh)
+                        must(bench->ops->release(p, 1), "free");
+        }
+        return since(bench, begin);
+}
+
+struct worker {
+        struct bench *bench;
+        pthread_barrier_t *start;
+        size_t bytes;
+        int stream;
+        long n;
+        double begin_us, end_us;
+};
+
+static void *worker_run(void *data)
+{
+        struct worker *worker = data;
+        const struct bench_ops *ops = worker->bench->ops;
+        void *p;
+
+        must(ops->attach(), "attach");
+        for (long i = -WARM_PAIRS; i < worker->n; i++) {
+                if (i == 0) {
+                        pthread_barrier_wait(worker->start);
+                        worker->begin_us = bench_now_us();
+                }
+                must(ops->alloc(&p, worker->bytes, worker->stream), "alloc");
+                must(ops->release(p, worker->stream), "free");
+        }
+        worker->end_us = bench_now_us();
+        return NULL;
+}
+
+/* N counts the pairs of each thread, each of its own size and stream. */
+static double threads(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        struct worker workers[MOST_THREADS];
+        pthread_t ids[MOST_THREADS];
+        pthread_barrier_t start;
+        double begin, end;
+
+        (void)p;
+        pthread_barrier_init(&start, NULL, (unsigned)scenario->width);
+        for (int i = 0; i < scenario->width; i++) {
+                workers[i] = (struct worker){.bench = bench, .start = &start, .n = n, .stream = i + 1};
+                workers[i].bytes = scenario->bytes * (size_t)(i + 1);
+                if (pthread_create(&ids[i], NULL, worker_run, &workers[i])) {
+                        fprintf(stderr, "bench: no thread\n");
+                        exit(EXIT_FAILURE);
+                }
+        }
+        for (int i = 0; i < scenario->width; i++)
+                pthread_join(ids[i], NULL);
+        pthread_barrier_destroy(&start);
+        begin = workers[0].begin_us, end = workers[0].end_us;
+        for (int i = 1; i < scenario->width; i++) {
+                begin = workers[i].begin_us < begin ? workers[i].begin_us : begin;
+                end = workers[i].end_us > end ? workers[i].end_us : end;
+        }
+        return end - begin;
+}
+
+static uint64_t random_number(struct bench *bench)
+{
+        bench->seed ^= bench->seed << 13;
+        bench->seed ^= bench->seed >> 7;
+        bench->seed ^= bench->seed << 17;
+        return bench->seed;
+}
+
+/*
+ * Random ones of width live blocks replaced: N counts the frees, each with an allocation after it. Below 0: to have so
+ * many takes this allocator too long.
+ */
+static double among_live(struct bench *bench, const struct scenario *scenario, long n, void *p)
+{
+        double begin = bench_now_us();
+
+        (void)p;
+        if (bench->live_count < scenario->width) {
+                bench->live = realloc(bench->live, (size_t)scenario->width * sizeof *bench->live);
+                must(!bench->live, "realloc");
+        }
+        while (bench->live_count < scenario->width) {
+                must(bench->ops->alloc(&bench->live[bench->live_count++],
+                                       scenario->bytes * (1 + random_number(bench) % 8), 0),
+                     "alloc");
+                if (bench_now_us() - begin > TOO_LONG_US)
+                        return -1;
+        }
+        begin = bench_now_us();
+        for (long i = 0; i < n; i++) {
+                void **place = &bench->live[random_number(bench) % (uint64_t)scenario->width];
+
+                must(bench->ops->release(*place, 0), "free");
+                must(bench->ops->alloc(place, scenario->bytes * (1 + random_number(bench) % 8), 0), "alloc");
+        }
+        return since(bench, begin);
+}
+
+static const struct scenario scenarios[] = {
+        {"pairs", "pair 4 KiB", pairs, 4 * KIB, .step = 8},
+        {"pairs", "pair 64 KiB", pairs, 64 * KIB, .step = 8},
+        {"pairs", "pair 1 MiB", pairs, MIB, .step = 8},
+        {"pairs", "pair 3 MiB", pairs, 3 * MIB, .step = 8},
+        {"pairs", "pair 20 MiB", pairs, 20 * MIB, .step = 8},
+        {"pairs", "pair 64 MiB", pairs, 64 * MIB, .step = 8},
+        {"pairs", "pair 256 MiB", pairs, 256 * MIB, .step = 8, .slow = true},
+        {"pairs", "pair 1 GiB", pairs, 1024 * MIB, .step = 8, .slow = true},
+        {"mixed", "256 live, 4 KiB to 1 MiB", mixed, 4 * KIB, .step = MIXED},
+        /* On the default stream, in a program that made no other so far. */
+        {"loops", "malloc + kernel + free", kernels, MIB, 1, 64, 0, true},
+        {"loops", "kernel alone", kernels, MIB, 1, 64, 0, false},
+        {"loops", "malloc + 10 us kernel + free", kernels, MIB, 1, 64, 10, true},
+        {"loops", "10 us kernel alone", kernels, MIB, 1, 64, 10, false},
+        {"loops", "1 stream, 100 us kernels, fresh", kernels, MIB, 1, 64, 100, true},
+        {"loops", "1 stream, 100 us kernels alone", kernels, MIB, 1, 64, 100, false},
+        {"overlap", "8 streams, 100 us kernels, fresh", kernels, MIB, 8, 512, 100, true},
+        {"overlap", "8 streams, 100 us kernels alone", kernels, MIB, 8, 512, 100, false},
+        {"overlap", "beside 100 us kernels, fresh", beside_work, MIB, 1, 64, 100, true},
+        {"overlap", "beside 100 us kernels, kernel alone", beside_work, MIB, 1, 64, 100, false},
+        {"live", "10 live blocks", among_live, 512, 10, 64},
+        {"live", "100 live blocks", among_live, 512, 100, 64},
+        {"live", "1000 live blocks", among_live, 512, 1000, 64},
+        {"live", "10000 live blocks", among_live, 512, 10000, 64},
+        {"live", "100000 live blocks", among_live, 512, 100000, 64},
+        {"live", "1000000 live blocks", among_live, 512, 1000000, 64, .slow = true},
+        {"threads", "1 thread", threads, 64 * KIB, 1, 64},
+        {"threads", "2 threads", threads, 64 * KIB, 2, 64},
+        {"threads", "4 threads", threads, 64 * KIB, 4, 64},
+        {"threads", "8 threads", threads, 64 * KIB, 8, 64},
+        {"threads", "16 threads", threads, 64 * KIB, 16, 64},
+        {"streams", "2 streams, fresh", kernels, MIB, 2, 64, 0, true},
+        {"streams", "2 streams alone", kernels, MIB, 2, 64, 0, false},
+        {"streams", "4 streams, fresh", kernels, MIB, 4, 64, 0, true},
+        {"streams", "4 streams alone", kernels, MIB, 4, 64, 0, false},
+        {"streams", "8 streams, fresh", kernels, MIB, 8, 64, 0, true},
+        {"streams", "8 streams alone", kernels, MIB, 8, 64, 0, false},
+        {"streams", "16 streams, fresh", kernels, MIB, 16, 64, 0, true},
+        {"streams", "16 streams alone", kernels, MIB, 16, 64, 0, false},
+        {"streams", "32 streams, fresh", kernels, MIB, 32, 64, 0, true},
+        {"streams", "32 streams alone", kernels, MIB, 32, 64, 0, false},
+        {"streams", "64 streams, fresh", kernels, MIB, 64, 64, 0, true},
+        {"streams", "64 streams alone", kernels, MIB, 64, 64, 0, false},
+        {"pinned", "pinned 64 KiB", pinned, 64 * KIB, .step = 1},
+        {"pinned", "pinned 1 MiB", pinned, MIB, .step = 1},
+        {"pinned", "pinned 64 MiB", pinned, 64 * MIB, .step = 1},
+};
+
+static bool wanted(const struct bench_settings *settings, const struct scenario *scenario)
+{
+        static const char *const usual[] = {"pairs", "mixed", "loops", "overlap", NULL};
+
+        for (const char *const *group = settings->groups[0] ? settings->groups : usual; *group; group++)
+                if (!strcmp(*group, scenario->group))
+                        return !scenario->slow || !settings->quick;
+        return false;
 }
 
 static int by_value(const void *a, const void *b)
@@ -131,26 +319,26 @@ static int by_value(const void *a, const void *b)
         return (*x > *y) - (*x < *y);
 }
 
-static void measure(struct bench *bench, const char *name, scenario run, size_t bytes, long step)
+static void measure(struct bench *bench, const struct scenario *scenario)
 {
-        double enough_us = bench->settings->quick ? 4000 : 20000;
+        double enough_us = bench->settings->quick ? 4000 : 10000;
         double us[REPETITIONS];
-        struct result *result = &bench->results[bench->count++];
-        long n = step;
+        long n = scenario->step;
+        double took;
         void *p;
 
-        must(bench->ops->alloc(&p, bytes), "alloc");
+        must(bench->ops->alloc(&p, scenario->bytes, 0), "alloc");
         /* Enough operations for the clock, few enough for the slowest driver; the first rounds also warm up. */
-        while (timed(bench, run, bytes, n, p) < enough_us && n < 1000000)
+        while ((took = scenario->run(bench, scenario, n, p)) < enough_us && took >= 0 && n < 1000000)
                 n *= 2;
-        for (int i = 0; i < REPETITIONS; i++)
-                us[i] = timed(bench, run, bytes, n, p) / (double)n;
-        must(bench->ops->release(p), "free");
+        for (int i = 0; i < REPETITIONS && took >= 0; i++)
+                us[i] = scenario->run(bench, scenario, n, p) / (double)n;
+        must(bench->ops->release(p, 0), "free");
+        if (took < 0)
+                return;
         qsort(us, REPETITIONS, sizeof us[0], by_value);
-        snprintf(result->name, sizeof result->name, "%s", name);
-        result->median = us[REPETITIONS / 2];
-        result->least = us[0];
-        result->most = us[REPETITIONS - 1];
+        bench->results[bench->count++] =
+                (struct result){scenario->name, us[REPETITIONS / 2], us[0], us[REPETITIONS - 1]};
 }
 
 static void print_table(const struct bench *bench)
@@ -175,39 +363,19 @@ static void print_json(const struct bench *bench)
 
 void bench_run(const struct bench_settings *settings, const struct bench_ops *ops)
 {
-        static const struct {
-                const char *name;
-                size_t bytes;
-                bool slow;
-        } sizes[] = {
-                {"pair 4 KiB", 4 * KIB, false},    {"pair 64 KiB", 64 * KIB, false}, {"pair 1 MiB", MIB, false},
-                {"pair 3 MiB", 3 * MIB, false},    {"pair 20 MiB", 20 * MIB, false}, {"pair 64 MiB", 64 * MIB, false},
-                {"pair 256 MiB", 256 * MIB, true}, {"pair 1 GiB", 1024 * MIB, true},
-        };
-        static const struct {
-                const char *name;
-                scenario run;
-                long step;
-        } loops[] = {
-                {"malloc + kernel + free", short_kernel, 64},
-                {"kernel alone", short_kernel_alone, 64},
-                {"malloc + 10 us kernel + free", kernel_10us, 64},
-                {"10 us kernel alone", kernel_10us_alone, 64},
-                {"1 stream, 100 us kernels, fresh", one_stream_100us, 64},
-                {"1 stream, 100 us kernels alone", one_stream_100us_alone, 64},
-                {"8 streams, 100 us kernels, fresh", eight_streams_100us, 512},
-                {"8 streams, 100 us kernels alone", eight_streams_100us_alone, 512},
-        };
-        struct bench bench = {.settings = settings, .ops = ops};
+        struct bench bench = {.settings = settings, .ops = ops, .seed = 1};
 
-        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-                if (!sizes[i].slow || !settings->quick)
-                        measure(&bench, sizes[i].name, pairs, sizes[i].bytes, 8);
-        measure(&bench, "256 live, 4 KiB to 1 MiB", mixed, 4 * KIB, LIVE);
-        for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++)
-                measure(&bench, loops[i].name, loops[i].run, MIB, loops[i].step);
-        if (ops->alloc_async)
-                measure(&bench, "async pair 1 MiB", async_pairs, MIB, 64);
+        for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)
+                if (wanted(settings, &scenarios[i]))
+                        measure(&bench, &scenarios[i]);
+        for (long i = 0; i < bench.live_count; i++)
+                must(ops->release(bench.live[i], 0), "free");
+        free(bench.live);
+        must(ops->synchronize(), "synchronize");
+        if (bench.count == 0) {
+                fprintf(stderr, "bench: no such group\n");
+                exit(2);
+        }
         if (settings->json)
                 print_json(&bench);
         else

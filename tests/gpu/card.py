@@ -1,6 +1,8 @@
 """What a process holds on the card, asked of NVML: under the shim cuMemGetInfo answers with the program's share."""
 
+import contextlib
 import ctypes
+import threading
 
 
 class _Memory(ctypes.Structure):
@@ -37,6 +39,23 @@ class Card:
             return None
         self.peak = max(self.peak, now - self._before)
         return now - self._before
+
+    @contextlib.contextmanager
+    def watched(self):
+        """Looks all the time, from a thread, for the peaks between two calls of used(); not for what is timed."""
+        stop = threading.Event()
+
+        def look():
+            while not stop.wait(0.001):
+                self.used()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
 def skip(why):

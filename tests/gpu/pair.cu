@@ -10,7 +10,7 @@
 
 namespace
 {
-cudaStream_t streams[BENCH_STREAMS];
+cudaStream_t streams[BENCH_STREAMS + 1]; /* the first is the default stream */
 enum { THREADS = 32, SKIPPED = 77 };
 } // namespace
 
@@ -33,32 +33,68 @@ extern "C" __global__ void gr_late_fill(uint32_t *p, uint32_t value, uint64_t n,
                 p[i] = value;
 }
 
-static int alloc(void **ret, size_t bytes)
+/* A thread makes only streams of its own, or nobody else is there. */
+static int stream_of(cudaStream_t *ret, int stream)
+{
+        if (stream > 0 && !streams[stream]) {
+                int error = cudaStreamCreateWithFlags(&streams[stream], cudaStreamNonBlocking);
+
+                if (error)
+                        return error;
+        }
+        *ret = streams[stream];
+        return 0;
+}
+
+static int attach(void)
+{
+        return cudaSetDevice(0);
+}
+
+static int alloc(void **ret, size_t bytes, int)
 {
         return cudaMalloc(ret, bytes);
 }
 
-static int release(void *p)
+static int release(void *p, int)
 {
         return cudaFree(p);
 }
 
-static int alloc_async(void **ret, size_t bytes)
+static int alloc_async(void **ret, size_t bytes, int stream)
 {
-        return cudaMallocAsync(ret, bytes, streams[0]);
+        cudaStream_t on;
+        int error = stream_of(&on, stream);
+
+        return error ? error : (int)cudaMallocAsync(ret, bytes, on);
 }
 
-static int release_async(void *p)
+static int release_async(void *p, int stream)
 {
-        return cudaFreeAsync(p, streams[0]);
+        return cudaFreeAsync(p, streams[stream]);
+}
+
+static int alloc_pinned(void **ret, size_t bytes)
+{
+        return cudaMallocHost(ret, bytes);
+}
+
+static int release_pinned(void *p)
+{
+        return cudaFreeHost(p);
 }
 
 static int work(int stream, void *p, unsigned us)
 {
+        cudaStream_t on;
+        int error = stream_of(&on, stream);
+
+        if (error)
+                return error;
         if (us)
-                gr_late_fill<<<1, THREADS, 0, streams[stream]>>>((uint32_t *)p, 1, THREADS, us * UINT64_C(1000));
+                gr_late_fill<<<1, THREADS, 0, on>>>((uint32_t *)p, 1, THREADS, us * UINT64_C(1000));
         else
-                gr_fill<<<1, THREADS, 0, streams[stream]>>>((uint32_t *)p, 1, THREADS);
+                gr_fill<<<1, THREADS, 0, on>>>((uint32_t *)p, 1, THREADS);
         return cudaGetLastError();
 }
 
@@ -67,20 +103,32 @@ static int synchronize(void)
         return cudaDeviceSynchronize();
 }
 
+/* The pool at its best: it gives nothing back. */
+static int keep_all(void)
+{
+        uint64_t all = UINT64_MAX;
+        cudaMemPool_t pool;
+        int error = cudaDeviceGetDefaultMemPool(&pool, 0);
+
+        return error ? error : (int)cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);
+}
+
 int main(int argc, char **argv)
 {
         bench_settings settings = bench_arguments(argc, argv);
-        bench_ops ops = {alloc, release, alloc_async, release_async, work, synchronize};
+        bench_ops ops = {attach, alloc, release, alloc_pinned, release_pinned, work, synchronize};
         int devices = 0, error = cudaGetDeviceCount(&devices);
 
         if (error || devices == 0) {
                 fprintf(stderr, "skipped: no CUDA device (%s)\n", cudaGetErrorName((cudaError_t)error));
                 return SKIPPED;
         }
-        for (int i = 0; i < BENCH_STREAMS; i++) {
-                error = cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking);
+        if (settings.async) {
+                ops.alloc = alloc_async;
+                ops.release = release_async;
+                error = keep_all();
                 if (error) {
-                        fprintf(stderr, "no stream: %s\n", cudaGetErrorName((cudaError_t)error));
+                        fprintf(stderr, "no pool of the driver: %s\n", cudaGetErrorName((cudaError_t)error));
                         return 1;
                 }
         }

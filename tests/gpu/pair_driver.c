@@ -1,6 +1,7 @@
 /*
  * Costs through the driver API, as a program linked with -lcuda sees them. With --demo it is the workload of
- * scripts/run: cost and footprint of a program that peaks and then needs little.
+ * scripts/run: cost and footprint of a program that peaks and then needs little. With --first it says how long the
+ * first calls of a process take.
  */
 #include "bench.h"
 #include "gputest.h"
@@ -10,34 +11,60 @@
 #include <string.h>
 
 static struct gt gt;
-static CUstream streams[BENCH_STREAMS];
+static CUstream streams[BENCH_STREAMS + 1]; /* the first is the default stream */
 
-static int alloc(void **ret, size_t bytes)
+/* A thread makes only streams of its own, or nobody else is there. */
+static CUstream stream_of(int stream)
+{
+        if (stream > 0 && !streams[stream])
+                streams[stream] = gt_stream();
+        return streams[stream];
+}
+
+static int attach(void)
+{
+        gt_attach(&gt);
+        return 0;
+}
+
+static int alloc(void **ret, size_t bytes, int stream)
 {
         CUdeviceptr p = 0;
         CUresult result = cuMemAlloc(&p, bytes);
 
+        (void)stream;
         *ret = (void *)(uintptr_t)p;
         return (int)result;
 }
 
-static int release(void *p)
+static int release(void *p, int stream)
 {
+        (void)stream;
         return (int)cuMemFree((CUdeviceptr)(uintptr_t)p);
 }
 
-static int alloc_async(void **ret, size_t bytes)
+static int alloc_async(void **ret, size_t bytes, int stream)
 {
         CUdeviceptr p = 0;
-        CUresult result = cuMemAllocAsync(&p, bytes, streams[0]);
+        CUresult result = cuMemAllocAsync(&p, bytes, stream_of(stream));
 
         *ret = (void *)(uintptr_t)p;
         return (int)result;
 }
 
-static int release_async(void *p)
+static int release_async(void *p, int stream)
 {
-        return (int)cuMemFreeAsync((CUdeviceptr)(uintptr_t)p, streams[0]);
+        return (int)cuMemFreeAsync((CUdeviceptr)(uintptr_t)p, stream_of(stream));
+}
+
+static int alloc_pinned(void **ret, size_t bytes)
+{
+        return (int)cuMemHostAlloc(ret, bytes, 0);
+}
+
+static int release_pinned(void *p)
+{
+        return (int)cuMemFreeHost(p);
 }
 
 /* The same shape as pair.cu: one block of one warp. */
@@ -48,7 +75,7 @@ static int work(int stream, void *p, unsigned us)
         uint64_t words = 32, ns = us * UINT64_C(1000);
         void *args[] = {&at, &value, &words, &ns};
 
-        return (int)cuLaunchKernel(us ? gt.late_fill : gt.fill, 1, 1, 1, 32, 1, 1, 0, streams[stream], args, NULL);
+        return (int)cuLaunchKernel(us ? gt.late_fill : gt.fill, 1, 1, 1, 32, 1, 1, 0, stream_of(stream), args, NULL);
 }
 
 static int synchronize(void)
@@ -65,7 +92,7 @@ static double footprint_mib(void)
         return ((double)bytes - (double)gt.context_bytes) / (double)GT_MIB;
 }
 
-enum { DEMO_BLOCKS = 96, DEMO_LOOPS = 4000, DEMO_KEEP = 4 };
+enum { DEMO_BLOCKS = 96, DEMO_LOOPS = 4000, DEMO_KEEP = 4, DEMO_STREAMS = 8 };
 
 /* N rounds of malloc, 10 us kernel, free on two streams: us per round. */
 static double demo_loop(int n)
@@ -76,7 +103,7 @@ static double demo_loop(int n)
                 CUdeviceptr p;
 
                 GT_MUST(cuMemAlloc(&p, GT_MIB + (size_t)(i % 7) * 64 * GT_KIB));
-                GT_MUST((CUresult)work(i % 2, (void *)(uintptr_t)p, 10));
+                GT_MUST((CUresult)work(1 + i % 2, (void *)(uintptr_t)p, 10));
                 GT_MUST(cuMemFree(p));
         }
         GT_MUST(cuCtxSynchronize());
@@ -114,7 +141,8 @@ static void demo(void)
                 size_t bytes = 1 + gt_random(&seed) % (2 * budget);
 
                 GT_MUST(cuMemAlloc(&blocks[i], bytes));
-                GT_MUST(gt_fill(&gt, streams[i % BENCH_STREAMS], blocks[i], 1, bytes / 4 < 1024 ? bytes / 4 : 1024));
+                GT_MUST(gt_fill(&gt, stream_of(1 + i % DEMO_STREAMS), blocks[i], 1,
+                                bytes / 4 < 1024 ? bytes / 4 : 1024));
                 asked += bytes;
                 kept += i < DEMO_KEEP ? bytes : 0;
         }
@@ -135,17 +163,70 @@ static void demo(void)
                 GT_MUST(cuMemFree(blocks[i]));
 }
 
+/* The pool at its best: it gives nothing back. */
+static void keep_all(void)
+{
+        cuuint64_t all = UINT64_MAX;
+        CUmemoryPool pool;
+
+        GT_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
+        GT_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+}
+
+enum { FIRST_BLOCKS = 500 };
+
+#define FIRST_BYTES (3 * GT_MIB / 2)
+
+/* What no cache can serve: the start of a process, and its first allocations of many blocks. */
+static int first(void)
+{
+        double begin = bench_now_us(), initialised, made, allocated, freed;
+        CUresult result = cuInit(0);
+        CUdeviceptr p, blocks[FIRST_BLOCKS];
+        CUcontext context;
+
+        initialised = bench_now_us();
+        if (result != CUDA_SUCCESS) {
+                fprintf(stderr, "skipped: no CUDA device (%s)\n", gt_result_name(result));
+                return GT_SKIPPED;
+        }
+        GT_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GT_MUST(cuCtxSetCurrent(context));
+        made = bench_now_us();
+        GT_MUST(cuMemAlloc(&p, GT_MIB));
+        allocated = bench_now_us();
+        GT_MUST(cuMemFree(p));
+        freed = bench_now_us();
+        printf("init_us %.1f\ncontext_us %.1f\nalloc_us %.1f\nfree_us %.1f\n", initialised - begin, made - initialised,
+               allocated - made, freed - allocated);
+        begin = bench_now_us();
+        for (int i = 0; i < FIRST_BLOCKS; i++)
+                GT_MUST(cuMemAlloc(&blocks[i], FIRST_BYTES));
+        allocated = bench_now_us();
+        for (int i = 0; i < FIRST_BLOCKS; i++)
+                GT_MUST(cuMemFree(blocks[i]));
+        freed = bench_now_us();
+        printf("allocs_us %.1f\nfrees_us %.1f\n", allocated - begin, freed - allocated);
+        GT_MUST(cuDevicePrimaryCtxRelease(0));
+        return 0;
+}
+
 int main(int argc, char **argv)
 {
-        static const struct bench_ops ops = {alloc, release, alloc_async, release_async, work, synchronize};
+        struct bench_ops ops = {attach, alloc, release, alloc_pinned, release_pinned, work, synchronize};
         bool is_demo = argc == 2 && !strcmp(argv[1], "--demo");
         struct bench_settings settings = {.program = "pair_driver"};
 
+        if (argc == 2 && !strcmp(argv[1], "--first"))
+                return first();
         if (!is_demo)
                 settings = bench_arguments(argc, argv);
         gt_open(&gt);
-        for (int i = 0; i < BENCH_STREAMS; i++)
-                streams[i] = gt_stream();
+        if (settings.async) {
+                ops.alloc = alloc_async;
+                ops.release = release_async;
+                keep_all();
+        }
         if (is_demo)
                 demo();
         else

@@ -1,0 +1,271 @@
+"""What scripts/bench measured, kept as CSV and shown as tables and plots."""
+
+import csv
+import re
+import statistics
+
+import bench_plot
+
+FIELDS = ["group", "table", "row", "column", "unit", "median", "least", "most", "samples"]
+
+# Allocators that are not ours, as columns.
+OTHERS = ["native", "cudaMallocAsync", "its own pool", "PyTorch", "PyTorch, expandable"]
+
+DOORS = {"pair_static": "static runtime", "pair_shared": "shared runtime", "pair_driver": "driver API"}
+
+TABLES = {
+    "pair_static": "Static CUDA runtime",
+    "pair_shared": "Shared CUDA runtime",
+    "pair_driver": "Driver API",
+    "threads": "Threads, each with pairs of its own size: time of a pair in each",
+    "streams": "malloc, short kernel, free over streams in turn, and the kernels alone",
+    "live": "One block freed and another allocated among many live ones (512 B to 4 KiB)",
+    "policies": "How freed memory becomes safe to reuse (`GPURECLAIM_REUSE`)",
+    "first call": "The start of a process",
+    "pinned": "Pinned host memory, allocated and freed",
+    "packages": "Pools of Python packages; Python's own part is in each figure",
+    "traces": "Recorded allocations, played again",
+    "programs": "Whole PyTorch programs",
+}
+
+
+class Results:
+    """Samples by (group, table, row, column); one sample is one process, itself a median where it repeats."""
+
+    def __init__(self):
+        self.group = ""
+        self.samples = {}
+        self.units = {}
+        self.where = {}  # hardware and day of each group
+
+    def add(self, table, row, column, unit, value):
+        # Rounded here, so that figures do not change when they are read again.
+        self.samples.setdefault((self.group, table, row, column), []).append(float(f"{value:.5g}"))
+        self.units[self.group, table, row] = unit
+
+    def load(self, path):
+        """What an earlier run left."""
+        if not path.exists():
+            return
+        with open(path, newline="") as file:
+            text = file.read().splitlines()
+        for line in text:
+            if line.startswith("# "):
+                group, _, where = line[2:].partition(": ")
+                self.where[group] = where
+        for row in csv.DictReader(line for line in text if not line.startswith("#")):
+            key = row["group"], row["table"], row["row"], row["column"]
+            self.samples[key] = [float(value) for value in row["samples"].split()]
+            self.units[key[:3]] = row["unit"]
+
+    def start(self, group, where):
+        """Forgets the group's figures; what is added from here on is the group's."""
+        self.group = group
+        self.where[group] = where
+        self.samples = {key: values for key, values in self.samples.items() if key[0] != group}
+
+    def save(self, path):
+        with open(path, "w", newline="") as file:
+            for group, where in self.where.items():
+                file.write(f"# {group}: {where}\n")
+            out = csv.writer(file, lineterminator="\n")
+            out.writerow(FIELDS)
+            for key, values in self.samples.items():
+                figures = [f"{value:.5g}" for value in (statistics.median(values), min(values), max(values))]
+                out.writerow([*key, self.units[key[:3]], *figures, " ".join(f"{value:.5g}" for value in values)])
+
+    def tables(self):
+        """{table: {row: {column: samples}}} in the order they were measured."""
+        found = {}
+        for (_, table, row, column), values in self.samples.items():
+            found.setdefault(table, {}).setdefault(row, {})[column] = values
+        return found
+
+    def unit(self, table, row):
+        return next(unit for (_, t, r), unit in self.units.items() if (t, r) == (table, row))
+
+
+def number(value):
+    if value == 0:
+        return "0"
+    digits = 3 if abs(value) < 1000 else 4
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e" in text else text
+
+
+def cell(values):
+    if not values:
+        return ""
+    text = number(statistics.median(values))
+    if len(values) > 1:
+        text += f" ({number(min(values))} .. {number(max(values))})"
+    return text
+
+
+def ratio(of, to):
+    """Median of the ratios turn by turn, so that a slow moment counts on both sides."""
+    if not of or not to:
+        return None
+    if len(of) == len(to):
+        return statistics.median(a / b for a, b in zip(of, to))
+    return statistics.median(of) / statistics.median(to)
+
+
+def headlines(tables, pool):
+    """[(what, {column: value}, unit)]: what the tables below say in few lines."""
+    lines = []
+
+    def plain(what, table, row, unit):
+        columns = tables.get(table, {}).get(row)
+        if columns:
+            lines.append((what, {name: statistics.median(values) for name, values in columns.items()}, unit))
+
+    def over(what, table, row, base):
+        rows = tables.get(table, {})
+        both = {name: ratio(values, rows.get(base, {}).get(name)) for name, values in rows.get(row, {}).items()}
+        if any(both.values()):
+            lines.append((what, {name: value for name, value in both.items() if value}, "x"))
+
+    for table, name in DOORS.items():
+        plain(f"malloc + free, 1 MiB, {name}", table, "pair 1 MiB", "us")
+        plain(f"256 live blocks, {name}", table, "256 live, 4 KiB to 1 MiB", "us")
+        over(f"malloc, short kernel, free / the kernel alone, {name}", table, "malloc + kernel + free", "kernel alone")
+        over(f"the same with 10 us kernels, {name}", table, "malloc + 10 us kernel + free", "10 us kernel alone")
+        over(f"the same beside a busy stream, {name}", table, "beside 100 us kernels, fresh",
+             "beside 100 us kernels, kernel alone")
+        over(f"the same on 8 streams, 100 us kernels, {name}", table, "8 streams, 100 us kernels, fresh",
+             "8 streams, 100 us kernels alone")
+    over("a pair in each of 16 threads / in one thread", "threads", "16 threads", "1 thread")
+    over("a pair among 100,000 live blocks / among 10", "live", "100000 live blocks", "10 live blocks")
+    plain("pinned memory, 64 MiB, allocated + freed", "pinned", "pinned 64 MiB", "us")
+    for name in tables.get("traces", {}):
+        if name.endswith("most live"):
+            plain(name, "traces", name, "x")
+    programs = tables.get("programs", {})
+    for row, columns in programs.items():
+        compared = {name: ratio(values, columns.get("PyTorch")) for name, values in columns.items()}
+        compared = {name: value for name, value in compared.items() if value}
+        lines.append((f"{row} / PyTorch's with its own cache", compared, "x"))
+    rows = tables.get("first call", {})
+    for row in ("all of these", "a program without CUDA, start to end"):
+        columns = rows.get(row, {})
+        if "native" in columns and pool in columns:
+            difference = statistics.median(a - b for a, b in zip(columns[pool], columns["native"]))
+            lines.append((f"{row.replace('all of these', 'first calls')}: preloaded - plain", {pool: difference}, "us"))
+    return lines
+
+
+def behind(tables, pool):
+    """Lines for the rows where the default pool lies more than 5 % above another allocator, and no turn contradicts."""
+    lines = []
+    for table, rows in tables.items():
+        for row, columns in rows.items():
+            ours = columns.get(pool)
+            others = {name: columns[name] for name in OTHERS if ours and name in columns}
+            others = {name: ratio(ours, values) for name, values in others.items() if min(ours) > max(values)}
+            worse = [f"{number(value)} x {name}" for name, value in others.items() if value > 1.05]
+            if worse:
+                lines.append(f"- {table}, {row}: " + ", ".join(worse))
+    return lines
+
+
+def markdown(rows, first, order):
+    """ROWS: [(name, {column: text})]; columns in the given order, those that no row has left out."""
+    columns = [name for name in order if any(name in cells for _, cells in rows)]
+    lines = [f"| {first} | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    lines += [f"| {name} | " + " | ".join(cells.get(column, "") for column in columns) + " |" for name, cells in rows]
+    return lines
+
+
+def report(results, pool):
+    tables = results.tables()
+    columns = (column for rows in tables.values() for cells in rows.values() for column in cells)
+    order = list(dict.fromkeys([*OTHERS, "PyTorch, preloaded", *columns]))
+    lines = ["# What allocating costs", "",
+             "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
+             f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*.", ""]
+    for where in dict.fromkeys(results.where.values()):
+        groups = [group for group, there in results.where.items() if there == where]
+        lines.append(f"{where} ({', '.join(groups)}).")
+    lines += ["", "## In short", ""]
+    short = [(f"{what}, {unit}", {name: number(value) for name, value in values.items()})
+             for what, values, unit in headlines(tables, pool)]
+    lines += markdown(short, "", order)
+    slower = behind(tables, pool)
+    lines += ["", f"## Where *{pool}* is slower or holds more", "", *(slower or ["Nowhere among the rows below."])]
+    for table, title in TABLES.items():
+        if table not in tables:
+            continue
+        rows = []
+        for row, columns in tables[table].items():
+            unit = results.unit(table, row)
+            rows.append((f"{row}, {unit}" if unit else row, {name: cell(values) for name, values in columns.items()}))
+        lines += ["", f"## {title}", "", *markdown(rows, "", order)]
+    plots = plotted(tables)
+    if plots:
+        lines += ["", "## Plots", "", *(f"![{name}]({name}.svg)" for name in plots)]
+    return "\n".join(lines) + "\n"
+
+
+SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def size_text(size):
+    return next(f"{size // unit} {name}" for name, unit in reversed(SIZES.items()) if size >= unit)
+
+
+def series(tables, table, pattern, x_of, wanted=None):
+    """{column: [(x, median)]} of the rows that match, x from the first group of the pattern."""
+    found = {}
+    for row, columns in tables.get(table, {}).items():
+        match = re.fullmatch(pattern, row)
+        for column, values in columns.items() if match else ():
+            if wanted is None or column in wanted:
+                found.setdefault(column, []).append((x_of(match), statistics.median(values)))
+    return found
+
+
+def plotted(tables):
+    """{name: SVG} of what there are figures for."""
+    plots = {}
+
+    def lines(name, title, unit, x_label, values, x_text=bench_plot.short):
+        if values and len({x for points in values.values() for x, _ in points}) > 1:
+            plots[name] = bench_plot.lines(title, unit, x_label, values, x_text)
+
+    door = next((name for name in ("pair_static", "pair_driver") if name in tables), "")
+    lines("sizes", "malloc + free", "us, logarithmic", "size of the block",
+          series(tables, door, r"pair (\d+) (KiB|MiB|GiB)", lambda m: int(m[1]) * SIZES[m[2]]), size_text)
+    lines("live", "One block replaced among many", "us, logarithmic", "live blocks",
+          series(tables, "live", r"(\d+) live blocks", lambda m: int(m[1])))
+    lines("threads", "malloc + free in many threads", "us for a pair in each, logarithmic", "threads",
+          series(tables, "threads", r"(\d+) threads?", lambda m: int(m[1])))
+    streams = series(tables, "streams", r"(\d+) streams, fresh", lambda m: int(m[1]))
+    alone = series(tables, "streams", r"(\d+) streams alone", lambda m: int(m[1]), ["native"])
+    if alone:
+        streams["kernel alone, native"] = alone["native"]
+    lines("streams", "malloc, short kernel, free on many streams", "us, logarithmic", "streams", streams)
+
+    def bars(name, title, unit, pattern, table):
+        groups = {}
+        for row, columns in tables.get(table, {}).items():
+            match = re.fullmatch(pattern, row)
+            if match:
+                groups[match[1]] = {column: statistics.median(values) for column, values in columns.items()}
+        found = dict.fromkeys(column for columns in groups.values() for column in columns)
+        names = sorted(found, key=lambda name: OTHERS.index(name) if name in OTHERS else len(OTHERS))
+        if groups:
+            plots[name] = bench_plot.bars(title, unit, groups, names)
+
+    held = r"(\w+): most memory held"
+    bars("footprint", "Memory held for recorded allocations", "most held / most live", f"{held} / .*", "traces")
+    bars("programs", "PyTorch programs", "s", r"(\w+): time", "programs")
+    bars("programs-memory", "PyTorch programs: most memory held on the card", "MiB", held, "programs")
+    return plots
+
+
+def write(out, results, pool):
+    results.save(out / "results.csv")
+    for name, text in plotted(results.tables()).items():
+        (out / f"{name}.svg").write_text(text)
+    (out / "README.md").write_text(report(results, pool))

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# bench_test.sh TOP BUILD_FOLDER: scripts/bench must write every figure it says it measures, keep those of other groups,
+# and say what it could not measure; packed traces must replay as the recorded ones do.
+set -u
+
+top=$1
+build=$2
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+failed=0
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        failed=1
+}
+
+# bench ARGUMENT...: sets status; what it prints goes to the file "said".
+bench() {
+        "$top/scripts/bench" --quick --simulated --out "$folder/out" "$@" >"$folder/said" 2>&1
+        status=$?
+}
+
+# rows TEXT: how many lines of the results have it.
+rows() {
+        grep -c -- "$1" "$folder/out/results.csv"
+}
+
+bench --only first,pinned "$build"
+[ $status -eq 0 ] || fail "exit status $status: $(tail -n 3 "$folder/said")"
+for row in cuInit 'a program without CUDA' 'pinned 64 MiB'; do
+        [ "$(rows "$row")" -eq 2 ] || fail "not one figure natively and one of ours: $row"
+        grep -q "^| $row" "$folder/out/README.md" || fail "not in the tables: $row"
+done
+
+# Another group: the figures of the first ones stay.
+grep '^first,' "$folder/out/results.csv" >"$folder/before"
+bench --only policies "$build"
+[ $status -eq 0 ] || fail "exit status $status: $(tail -n 3 "$folder/said")"
+grep '^first,' "$folder/out/results.csv" | diff "$folder/before" - >/dev/null || fail "figures of another group changed"
+for policy in native auto barrier poll; do
+        [ "$(rows "^policies,policies,kernel alone,$policy,us,[0-9.]*,[0-9.]*,[0-9.]*,[0-9.]* [0-9.]*$")" -eq 1 ] ||
+                fail "no two samples of $policy"
+done
+
+# A program that fails is named, and the others are still measured.
+mkdir -p "$folder/broken/tests/gpu"
+ln -s "$build/shim" "$build/tools" "$folder/broken/"
+printf '#!/bin/sh\necho oops >&2\nexit 3\n' >"$folder/broken/tests/gpu/pair_driver"
+chmod +x "$folder/broken/tests/gpu/pair_driver"
+bench --only first "$folder/broken"
+[ $status -eq 1 ] || fail "a program that fails, and exit status $status"
+grep -q 'could not be measured: .*oops' "$folder/said" || fail "what failed is not named"
+[ "$(rows 'cuInit')" -eq 0 ] || fail "a figure of a program that failed"
+[ "$(rows 'a program without CUDA')" -eq 2 ] || fail "one failure took the other figures with it"
+
+# Tables and plots from figures that are known.
+python3 - "$top/tests/gpu" "$folder" <<'PY' || fail "tables or plots"
+import sys
+import xml.dom.minidom
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import bench_report
+
+out = Path(sys.argv[2]) / "known"
+out.mkdir()
+results = bench_report.Results()
+results.start("costs", "a card, a day")
+for size, native in (("4 KiB", 2.0), ("1 MiB", 4.0), ("1 GiB", 400.0)):
+    for turn in (1, 2, 3):
+        results.add("pair_static", f"pair {size}", "native", "us", native * turn)
+        results.add("pair_static", f"pair {size}", "ours", "us", (8.0 if size == "1 GiB" else 0.5) * turn)
+results.add("pair_static", "malloc + kernel + free", "ours", "us", 6.0)
+results.add("pair_static", "kernel alone", "ours", "us", 4.0)
+results.add("pair_static", "kernel alone", "native", "us", 2.0)
+results.start("traces", "a card, a day")
+results.add("traces", "train: most memory held / most live", "PyTorch", "", 1.25)
+results.add("traces", "train: most memory held / most live", "ours", "", 1.5)
+bench_report.write(out, results, "ours")
+text = (out / "README.md").read_text()
+for expected in (
+    "| malloc + free, 1 MiB, static runtime, us | 8 |  | 1 |",
+    "| malloc, short kernel, free / the kernel alone, static runtime, x |  |  | 1.5 |",
+    "| pair 1 GiB, us | 800 (400 .. 1200) | 16 (8 .. 24) |",
+    "- pair_static, kernel alone: 2 x native",
+    "- traces, train: most memory held / most live: 1.2 x PyTorch",
+    "a card, a day (costs, traces).",
+):
+    assert expected in text, expected + "\n\n" + text
+again = bench_report.Results()
+again.load(out / "results.csv")
+assert again.samples == results.samples and again.units == results.units and again.where == results.where
+plots = sorted(path.name for path in out.glob("*.svg"))
+assert plots == ["footprint.svg", "sizes.svg"], plots
+for name in plots:
+    document = xml.dom.minidom.parse(str(out / name))
+    words = [node.firstChild.data for node in document.getElementsByTagName("text")]
+    assert ("1 GiB" if name == "sizes.svg" else "1.25") in words and "ours" in words, words
+    assert len(document.getElementsByTagName("circle")) == (6 if name == "sizes.svg" else 0)
+PY
+
+# Traces: packing loses nothing that a replay goes by. A free of the unknown and a second thread are in it.
+cat >"$folder/small.csv" <<'CSV'
+Thread,Time,Action,Pointer,Size,Stream
+7,1000,allocate,0x100,4096,0x0
+7,2000,allocate,0x200,5,0x0
+9,3000,free,0x100,4096,0x0
+9,3500,free,0x999,4096,0x0
+9,4000,allocate,0x100,8192,0x0
+7,65000,free,0x100,8192,0x0
+CSV
+"$top/tests/traces/traces.py" pack "$folder/small.csv" "$folder/small.trace.xz" "a note" >/dev/null || fail "packing"
+"$top/tests/traces/traces.py" unpack "$folder/small.trace.xz" "$folder/again.csv" || fail "unpacking"
+cut -d, -f1,3-5 "$folder/again.csv" | diff - <(
+        cat <<'CSV'
+Thread,Action,Pointer,Size
+0,allocate,0x200,4096
+0,allocate,0x400,5
+1,free,0x200,4096
+1,allocate,0x600,8192
+0,free,0x600,8192
+CSV
+) || fail "a trace is another one after packing"
+tail -n 1 "$folder/again.csv" | grep -q '^0,64000,' || fail "the last time is lost"
+"$top/tests/traces/traces.py" show "$folder/small.trace.xz" | grep -q 'a note' || fail "a note is lost"
+python3 -B "$top/tests/traces/make_traces.py" "$folder/made" || fail "make_traces"
+for name in training inference fragments; do
+        "$top/tests/traces/traces.py" pack "$folder/made/$name.csv" "$folder/$name.trace.xz" >/dev/null
+        "$top/tests/traces/traces.py" unpack "$folder/$name.trace.xz" "$folder/$name.csv"
+        # All but the last column, the time that the core's own work took.
+        diff <("$build/tools/replay/policies" "$folder/made/$name.csv" | sed '1d;s/ *[0-9-]*$//') \
+                <("$build/tools/replay/policies" "$folder/$name.csv" | sed '1d;s/ *[0-9-]*$//') ||
+                fail "$name replays differently after packing"
+done
+for packed in "$top"/tests/traces/*.trace.xz; do
+        "$top/tests/traces/traces.py" show "$packed" || fail "$packed"
+        [ "$(stat -c %s "$packed")" -le 153600 ] || fail "$packed is too large for a repository"
+done
+exit $failed
