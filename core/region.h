@@ -225,8 +225,15 @@ bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, ui
 
 /*
  * Asks neighbours for want_bytes, idle ones with the most cached for their share first, for at most wait_ns in all.
- * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves.
+ * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves. cached_only:
+ * those are left out that say they have nothing; for whoever asks again and again, as being asked is work.
  */
-uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns);
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns, bool cached_only);
+
+/* What an allocation of this process is short of begins (bytes) or ceases (-bytes) to count as waited for. */
+void gr_region_waiting(struct gr_region *region, int64_t bytes);
+
+/* Whether another member waits for memory: then what is cached should be told soon. */
+bool gr_region_awaited(struct gr_region *region);
 
 #endif

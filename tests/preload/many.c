@@ -38,6 +38,7 @@ struct reply {
 };
 
 static char folder[64];
+static _Atomic unsigned *longest_ms; /* of all calls of roaming workers; shared with them */
 
 static void fail(const char *what, long long found)
 {
@@ -158,6 +159,8 @@ static void roam(unsigned seed, int out)
                         worker_free_all();
                 }
                 ms = now_ms() - begin;
+                if (ms > *longest_ms)
+                        *longest_ms = (unsigned)ms;
                 if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
                         exit(1);
                 if (rand_r(&seed) % 8 == 0)
@@ -405,6 +408,52 @@ static void mode_group(unsigned limit_mib)
                 end(&workers[i], 0);
 }
 
+static int first_ready(struct worker *workers, const bool *awaited, int count)
+{
+        struct pollfd ready[8];
+
+        for (int i = 0; i < count; i++)
+                ready[i] = (struct pollfd){.fd = awaited[i] ? workers[i].from : -1, .events = POLLIN};
+        if (poll(ready, (nfds_t)count, 20 * CALL_MS) <= 0)
+                fail("all wait", count);
+        for (int i = 0; i < count; i++)
+                if (ready[i].revents)
+                        return i;
+        return -1;
+}
+
+/* Phases of which only one fits at a time: each starts when the one before has let go, and none fails. */
+static void mode_phases(unsigned limit_mib)
+{
+        struct worker workers[6];
+        double begin = now_ms();
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(0);
+        for (int round = 0; round < 3; round++) {
+                bool awaited[6];
+
+                for (int i = 0; i < 6; i++) {
+                        tell(&workers[i], 'a', limit_mib / 2 + 20);
+                        awaited[i] = true;
+                }
+                for (int left = 6; left > 0; left--) {
+                        int i = first_ready(workers, awaited, 6);
+                        struct reply reply = hear(&workers[i]);
+
+                        if (reply.result != 0)
+                                fail("a phase failed", reply.result);
+                        if (card_used_bytes() > limit_mib * MIB)
+                                fail("two phases at once", (long long)(card_used_bytes() / MIB));
+                        awaited[i] = false;
+                        ask(&workers[i], 'f', 0);
+                }
+        }
+        printf("~ 18 phases, one after the other, in %.0f ms\n", now_ms() - begin);
+        for (int i = 0; i < 6; i++)
+                end(&workers[i], 0);
+}
+
 static void heard_late(struct worker *worker)
 {
         struct pollfd ready = {.fd = worker->from, .events = POLLIN};
@@ -418,19 +467,23 @@ static void heard_late(struct worker *worker)
 static void mode_kill(void)
 {
         static struct gr_region region;
-        const char *text = getenv("GR_TEST_KILLS");
-        long kills = text ? atol(text) : 300, killed = 0, ended = 0;
+        const char *kills_text = getenv("GR_TEST_KILLS"), *pause_text = getenv("GR_TEST_PAUSE_US");
+        long kills = kills_text ? atol(kills_text) : 300, killed = 0, ended = 0;
+        int pause_us = pause_text ? atoi(pause_text) : 15000; /* longest between kills; a real GPU's start takes long */
         unsigned seed = 20261121;
         struct worker workers[6], last;
         uint64_t sum, wanted;
         double begin;
 
+        longest_ms = mmap(NULL, sizeof(*longest_ms), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (longest_ms == MAP_FAILED)
+                fail("no memory", errno);
         for (int i = 0; i < 6; i++)
                 workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
         while (killed < kills) {
                 int i = rand_r(&seed) % 6, status;
 
-                usleep((useconds_t)rand_r(&seed) % 15000);
+                usleep((useconds_t)(rand_r(&seed) % pause_us));
                 heard_late(&workers[i]);
                 if (waitpid(workers[i].pid, &status, WNOHANG) == workers[i].pid) {
                         if (!WIFEXITED(status) || WEXITSTATUS(status))
@@ -458,8 +511,8 @@ static void mode_kill(void)
                         fail("slots of killed processes are left", members(&region, false));
                 pause_ms(10);
         } while (members(&region, false) != 1 || sum != wanted);
-        printf("~ %ld killed, %ld ended by themselves; figures right again after %.0f ms\n", killed, ended,
-               now_ms() - begin);
+        printf("~ %ld killed, %ld ended by themselves, longest call %u ms; figures right again after %.0f ms\n", killed,
+               ended, *longest_ms, now_ms() - begin);
         if (ask(&last, 'a', CARD_MIB - 100).result != 0)
                 fail("memory of killed processes is lost", 0);
         end(&last, 0);
@@ -609,6 +662,8 @@ int main(int argc, char **argv)
                 mode_fork();
         else if (strcmp(argv[1], "group") == 0)
                 mode_group(512);
+        else if (strcmp(argv[1], "phases") == 0)
+                mode_phases(512);
         else if (strcmp(argv[1], "kill") == 0)
                 mode_kill();
         else if (strcmp(argv[1], "command") == 0)

@@ -263,7 +263,7 @@ static void test_garbage_inside(void)
                                 GR_CHECK(member.figures[j] == UINT64_MAX || member.figures[j] < UINT64_C(1) << 62);
                 }
         gr_region_sum(one, false);
-        gr_region_ask(one, MIB, 1000000);
+        gr_region_ask(one, MIB, 1000000, false);
         now_ns += UINT64_C(20000000000);
         gr_region_sweep(one);
         GR_CHECK_EQ(used_slots(one), 0);
@@ -452,36 +452,36 @@ static void test_ask(void)
         publish_cached(three, 3 * GIB, 0);
         server = three;
         server_gives = 8 * GIB;
-        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000), 2 * GIB);
+        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, false), 2 * GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
         /* Its share makes it the later one; and the busy come after the idle. */
         three->map->slots[three->slot].share = 4;
         server = two;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(three, &request));
         publish_cached(two, GIB, now_ns);
         server = three;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
         /* Nobody answers: the deadline, once; after that no time at all, until a heartbeat. */
         server = NULL;
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK(now_ns - begin > 50000000 && now_ns - begin <= 100000000);
         begin = now_ns;
-        gr_region_ask(one, GIB, 100000000);
-        gr_region_ask(one, GIB, 100000000);
+        gr_region_ask(one, GIB, 100000000, false);
+        gr_region_ask(one, GIB, 100000000, false);
         GR_CHECK(now_ns - begin <= 100000000);
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         now_ns++;
         publish_cached(three, GIB, 0);
         server = three;
         server_gives = GIB;
-        GR_CHECK(gr_region_ask(one, GIB, 100000000) > 0);
+        GR_CHECK(gr_region_ask(one, GIB, 100000000, false) > 0);
 
         /* Stopped ones are not asked; those who keep out neither. */
         now_ns++;
@@ -489,17 +489,17 @@ static void test_ask(void)
         publish_cached(three, 9 * GIB, 0);
         peers[2] = peers[3] = GR_PEER_STOPPED;
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         peers[2] = peers[3] = GR_PEER_ALIVE;
         three->map->slots[three->slot].flags = two->map->slots[two->slot].flags = GR_SLOT_KEEPS_OUT;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
 
         /* One that died keeps nobody. */
         die(two);
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(used_slots(one), 2);
         server = NULL;
         drop(three);
