@@ -169,7 +169,7 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
 static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
                         uint64_t deadline_ns, uint64_t *given)
 {
-        uint64_t hoped = 0;
+        uint64_t hoped = 0, now = region->ops->now_ns();
         size_t asked = 0;
 
         while (asked < count && (asked == 0 || hoped < want_bytes)) {
@@ -183,6 +183,9 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                 hoped += cached == UINT64_MAX ? 0 : cached;
                 asked++;
         }
+        /* One that does not answer may cost half of the time left, not all, where others are still to be asked. */
+        if (asked < count)
+                deadline_ns = now + (deadline_ns - now + 1) / 2;
         for (size_t i = 0; i < asked; i++) {
                 struct candidate *one = &candidates[i];
                 struct gr_slot *slot = &region->map->slots[one->member.slot];
@@ -239,13 +242,9 @@ uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t w
         count = find_candidates(region, cached_only, candidates);
         qsort(candidates, count, sizeof(*candidates), by_ease);
         while (asked < count && given < want_bytes) {
-                uint64_t now = region->ops->now_ns();
-
-                if (now >= deadline)
+                if (region->ops->now_ns() >= deadline)
                         break;
-                /* One that does not answer may cost half of the time left, not all: others are still to be asked. */
-                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given,
-                                   now + (deadline - now + 1) / 2, &given);
+                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, deadline, &given);
         }
         gr_region_waiting(region, -(int64_t)want_bytes);
         free(candidates);

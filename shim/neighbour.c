@@ -165,6 +165,7 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
 
         run_rung(member, &give, GR_LEVEL_TRIM);
         run_rung(member, &give, GR_LEVEL_PURGE);
+        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks freed, also where they took all the time */
         for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
                 run_rung(member, &give, level);
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&

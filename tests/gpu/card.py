@@ -32,6 +32,13 @@ class Card:
             return None
         return memory.used / 2**20
 
+    def free(self):
+        """MiB of the whole card that nobody holds, or None when the card cannot be asked."""
+        memory = _Memory()
+        if not self._nvml or self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)) != 0:
+            return None
+        return memory.free / 2**20
+
     def used(self):
         """MiB, or None when the card cannot be asked; remembers the highest answer as peak."""
         now = self._used()

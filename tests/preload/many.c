@@ -5,6 +5,7 @@
  */
 #include <cuda.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gpureclaim.h"
 #include "region.h"
 #include "system.h"
 
@@ -92,6 +94,25 @@ static int worker_free_all(void)
         return 0;
 }
 
+static int free_all_hook(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        return worker_free_all();
+}
+
+/* From now on all is idle: whoever needs it may have it. */
+static int worker_register(void)
+{
+        struct gpureclaim_reclaimable mine = {.struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook};
+        gpureclaim_register_function *call;
+        uint64_t id;
+
+        *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
+        return call ? call(&mine, &id) : -1;
+}
+
 static int worker_fork(void)
 {
         pid_t child = fork();
@@ -122,6 +143,9 @@ static void obey(int in, int out)
                         break;
                 case 'f':
                         reply.result = worker_free_all();
+                        break;
+                case 'h':
+                        reply.result = worker_register();
                         break;
                 case 'k':
                         reply.result = worker_fork();
@@ -317,6 +341,29 @@ static void mode_help(bool given)
         end(&poor, 0);
         if (given && !file_gone())
                 fail("the last one left the file behind", 0);
+}
+
+/* A framework's idle cache is live memory to the library; its hooks give it to another process. */
+static void mode_purge(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        if (ask(&rich, 'a', 600).result != 0)
+                fail("the first cannot work", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("memory that is in use was given away", reply.result);
+        if (ask(&rich, 'h', 0).result != 0)
+                fail("no hook can be registered", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != 0)
+                fail("the hook's memory was not given", reply.result);
+        printf("~ 700 MiB while another one's hook has 600 MiB of 1024: %.1f ms\n", reply.ms);
+        if (ask(&rich, 'a', 200).result != 0)
+                fail("the first one's next step", 0);
+        end(&rich, 0);
+        end(&poor, 0);
 }
 
 static void mode_stop(void)
@@ -656,6 +703,8 @@ int main(int argc, char **argv)
                 mode_help(true);
         else if (strcmp(argv[1], "no-help") == 0)
                 mode_help(false);
+        else if (strcmp(argv[1], "purge") == 0)
+                mode_purge();
         else if (strcmp(argv[1], "stop") == 0)
                 mode_stop();
         else if (strcmp(argv[1], "fork") == 0)
