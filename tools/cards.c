@@ -173,9 +173,11 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
                 list = realloc(list, (count + 1) * sizeof(struct card *));
                 if (!card || !list)
                         break;
-                if (gr_region_parse_file_name(entry->d_name, card->group, card->uuid) != 0 ||
-                    gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false) != 0) {
-                        ++*ret_other;
+                rc = gr_region_parse_file_name(entry->d_name, card->group, card->uuid);
+                if (rc == 0)
+                        rc = gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false);
+                if (rc) {
+                        *ret_other += rc != -ENOENT; /* one whose processes are all gone is nothing */
                         continue;
                 }
                 card_read(card, false);

@@ -389,6 +389,51 @@ static void mode_stop(void)
         end(&poor, 0);
 }
 
+/* Somebody empties the region's file under running processes: they live, and meet again. */
+static void mode_truncate(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        static struct gr_region region;
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+        double begin;
+        bool met;
+
+        ask(&rich, 'a', 600);
+        ask(&poor, 'a', 8);
+        for (int i = 0; i < 3; i++) {
+                if (!open_region(&region))
+                        fail("no region", i);
+                snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+                if (truncate(path, 0))
+                        fail("the file cannot be emptied", errno);
+                gr_region_close(&region);
+                if (ask(&rich, 'f', 0).result != 0 || ask(&rich, 'a', 600).result != 0 ||
+                    ask(&poor, 'f', 0).result != 0)
+                        fail("an emptied file stops a process", i);
+                ask(&poor, 'a', 8);
+                begin = now_ms();
+                do {
+                        pause_ms(10);
+                        met = open_region(&region);
+                        if (met && members(&region, true) != 2) {
+                                gr_region_close(&region);
+                                met = false;
+                        }
+                        if (now_ms() - begin > CALL_MS)
+                                fail("they do not meet again", i);
+                } while (!met);
+                printf("~ together again after %.0f ms\n", now_ms() - begin);
+                gr_region_close(&region);
+        }
+        ask(&rich, 'f', 0);
+        if (ask(&poor, 'a', 700).result != 0)
+                fail("what one has cached is not given after that", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
+}
+
 static void mode_fork(void)
 {
         static struct gr_region region;
@@ -707,6 +752,8 @@ int main(int argc, char **argv)
                 mode_purge();
         else if (strcmp(argv[1], "stop") == 0)
                 mode_stop();
+        else if (strcmp(argv[1], "truncate") == 0)
+                mode_truncate();
         else if (strcmp(argv[1], "fork") == 0)
                 mode_fork();
         else if (strcmp(argv[1], "group") == 0)
