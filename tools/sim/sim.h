@@ -99,6 +99,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 /* The configuration from the environment, read once at cuInit. */
 struct sim_config {
         int devices;
+        int physical[SIM_MAX_DEVICES]; /* which card a device is: CUDA_VISIBLE_DEVICES */
         size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
         const char *shared;  /* file of a card shared with other processes, or NULL */
 };
