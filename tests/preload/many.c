@@ -660,7 +660,7 @@ static void mode_command(void)
         ask(&one, 'a', 100);
         ask(&two, 'a', 50);
         pause_ms(600);
-        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not by these processes");
+        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
         says(command(0, "status", 0), "pool: 100.000 MiB live, 200.000 MiB cached, peak 300.000 MiB");
         if (strstr(command(0, "status", 0), "idle for 0.0 s"))
                 fail("being asked counts as activity", 0);

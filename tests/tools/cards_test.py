@@ -72,7 +72,7 @@ def what_is_not_ours(scene):
 
     scene.check(until(cached), "live and cached bytes are told")
     code, out, _ = scene.run("status", **nvml)
-    scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not by these" in out, f"in words: {out}")
+    scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
     scene.check("effective use of the card 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
     # 624 MiB are free and 100 more to be had; a process that keeps out gives nothing.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
@@ -118,6 +118,29 @@ def which_card(scene):
     scene.check((code, out) == (0, "started\n"), "nobody can tell what is free: it starts at once")
 
 
+def containers(scene):
+    """A process of another pid namespace is seen and asked; its pid means nothing here."""
+    if subprocess.run(["unshare", "-rpf", "true"], capture_output=True, check=False).returncode:
+        print("no pid namespaces here", flush=True)
+        return
+    inside = scene.start(before=("unshare", "-rpf", "--kill-child"))
+    scene.check(inside.ask("alloc", 0, 300) == 0 and inside.ask("free") == 0, "it cannot work")
+
+    def seen():
+        found = status(scene)
+        return found and found[0]["processes"][0]["cached_bytes"] == 300 * MIB
+
+    scene.check(until(seen), "it is seen")
+    process = status(scene)[0]["processes"][0]
+    scene.check(not process["same_pid_namespace"], f"as one of another namespace: {process}")
+    number = str(process["pid"])
+    code, _, error = scene.run("limit", number, "1MiB")
+    scene.check(code == 1 and "does not run under gpureclaim" in error, f"its pid is not one of ours: {error}")
+    code, out, _ = scene.run("reclaim", "--all")
+    scene.check(code == 0 and "300.000 MiB came back" in out, f"it gives: {out}")
+    inside.end()
+
+
 def files(scene):
     """Files that are no regions of this version are counted, not touched; those whose processes died are nothing."""
     process = scene.start()
@@ -141,7 +164,7 @@ def files(scene):
 
 
 failed = 0
-for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_card, 1), (files, 1)):
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_card, 1), (containers, 1), (files, 1)):
     with Scene(command, sim, shim, devices) as scene:
         os.mkdir(os.path.join(scene.folder, "lib"))
         shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))

@@ -38,8 +38,8 @@ class Scene:
             process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, **environment):
-        process = Process({**self.environment, **self._under, **environment})
+    def start(self, before=(), **environment):
+        process = Process({**self.environment, **self._under, **environment}, before)
         self._processes.append(process)
         return process
 
@@ -58,9 +58,9 @@ class Scene:
 class Process:
     """A program that allocates when told to."""
 
-    def __init__(self, environment):
+    def __init__(self, environment, before):
         self._process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__)],
+            [*before, sys.executable, os.path.abspath(__file__)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
