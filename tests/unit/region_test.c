@@ -583,6 +583,27 @@ static void test_ask(void)
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
+        /* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
+        publish_cached(two, 0, 0);
+        publish_cached(three, 0, 0);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
+        publish_cached(three, GIB, 0);
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* While one waits the others know; what began in a lost slot does not end below nothing. */
+        GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
+        gr_region_waiting(one, (int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(one) && gr_region_awaited(two));
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(two));
+
         /* Nobody answers: the deadline, once; after that no time at all, until a heartbeat. */
         server = NULL;
         begin = now_ns;
