@@ -179,7 +179,7 @@ def main():
         return need(args.amount)
 
     card = Card()
-    free = card.free()
+    free = card.settled_free()
     if free is None:
         skip("the card cannot be asked")
     if args.own_cache == 0:

@@ -35,10 +35,10 @@ if len(sys.argv) == 3 and sys.argv[1] == "hold":
 
 command = sys.argv[1]
 card = Card()
-free = card.free()
+free = card.settled_free()
 if free is None:
     skip("the card cannot be asked")
-want = int(free / 2)
+held = int(free * 0.75)
 failed = 0
 
 
@@ -48,11 +48,11 @@ def check(good, what):
     failed += not good
 
 
-holder = subprocess.Popen([sys.executable, __file__, "hold", str(int(free * 0.75))], stdout=subprocess.PIPE, text=True)
+holder = subprocess.Popen([sys.executable, __file__, "hold", str(held)], stdout=subprocess.PIPE, text=True)
 if holder.stdout.readline().strip() != "held":
     skip("nothing to wait for")
-begin = time.monotonic()
 before = card.free()
+want = int(before) + held // 2
 waiting = subprocess.Popen([command, "wait", "--free", f"{want}MiB", "--", "true"])
 time.sleep(1)
 check(waiting.poll() is None, f"it waits while {before:.0f} MiB of the {want} wanted are free")
