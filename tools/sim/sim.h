@@ -100,8 +100,8 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 struct sim_config {
         int devices;
         int physical[SIM_MAX_DEVICES]; /* which card a device is: CUDA_VISIBLE_DEVICES */
-        size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
-        const char *shared;  /* file of a card shared with other processes, or NULL */
+        size_t memory_bytes;           /* per device, a multiple of SIM_PAGE_BYTES */
+        const char *shared;            /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
