@@ -18,10 +18,10 @@
 #define GATE_PAUSE_NS   UINT64_C(50000)
 #define RETURN_TRIES    16 /* of a rung that does give memory back, which other threads may take first */
 #define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
-#define WAIT_LOOK_NS    UINT64_C(500000)    /* WAIT: between looks at what our own threads freed */
-#define WAIT_FIRST_NS   UINT64_C(2000000)   /* WAIT: between questions to the driver, at first */
-#define WAIT_MOST_NS    UINT64_C(250000000) /* and in the end */
-#define HOLDERS         3                   /* classes that the report names */
+#define WAIT_LOOK_NS    UINT64_C(500000)   /* WAIT: between looks at what our own threads freed */
+#define WAIT_FIRST_NS   UINT64_C(2000000)  /* WAIT: between questions to the driver, at first */
+#define WAIT_MOST_NS    UINT64_C(50000000) /* and in the end; a phase of another process may be as short */
+#define HOLDERS         3                  /* classes that the report names */
 
 const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -282,10 +282,17 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
         return freed.bytes - atomic_load(&device->charged_bytes);
 }
 
+/* Nobody else can help where the process's own limit is what refuses. */
+static bool neighbours_can_help(struct climb *climb, int rc)
+{
+        return climb->context->core->ask_neighbours &&
+               !(rc == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb)));
+}
+
 /*
  * Until somebody frees. Frees of our own threads cost nothing to notice; for those of other processes the driver is
- * asked, ever more seldom. No lock is held between tries, so the threads that wait hinder nobody, and where all threads
- * wait the deadline ends it.
+ * asked, ever more seldom, and they for what they freed into their caches meanwhile. No lock is held between tries, so
+ * the threads that wait hinder nobody, and where all threads wait the deadline ends it.
  */
 static int from_wait(struct climb *climb, struct gr_block **ret_block)
 {
@@ -306,6 +313,8 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
         climb->tries[GR_LEVEL_WAIT]++;
         atomic_fetch_add(&stats->tries, 1);
+        if (core->wait_for_neighbours)
+                core->wait_for_neighbours(device, (int64_t)climb->bytes);
         seen = freed_so_far(device, core);
         do {
                 uint64_t freed;
@@ -322,7 +331,11 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
                 if (out_of_memory(rc))
                         rc = from_rung(climb, GR_LEVEL_TRIM, ret_block);
+                if (out_of_memory(rc) && neighbours_can_help(climb, rc))
+                        rc = from_rung(climb, GR_LEVEL_NEIGHBOUR, ret_block);
         } while (out_of_memory(rc) && now_ns < deadline_ns);
+        if (core->wait_for_neighbours)
+                core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
         climb->ns[GR_LEVEL_WAIT] = now_ns - begin_ns;
         atomic_fetch_add(&stats->ns, now_ns - begin_ns);
@@ -435,9 +448,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                         rc = from_rung(climb, level, ret_block);
                         break;
                 case GR_LEVEL_NEIGHBOUR:
-                        /* Nobody else can help where the process's own limit is what refuses. */
-                        if (core->ask_neighbours &&
-                            !(rc == -EDQUOT && gr_budget_own_limit(context->device, need_bytes(climb))))
+                        if (neighbours_can_help(climb, rc))
                                 rc = from_rung(climb, level, ret_block);
                         break;
                 case GR_LEVEL_WAIT:

@@ -105,6 +105,8 @@ struct gr_core {
         /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is
          * held. */
         uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
+        /* An allocation begins (bytes) or ends (-bytes) to wait for others, whom it keeps asking; may be NULL. */
+        void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };
 
 static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)

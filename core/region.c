@@ -1,16 +1,12 @@
 #include "region.h"
 
-#include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
+#include <sys/shm.h>
 #include <unistd.h>
+
+#include "region_file.h"
 
 #define PID_BITS       22 /* the kernel's PID_MAX_LIMIT */
 #define NAMESPACE_BITS 16
@@ -22,12 +18,9 @@
 #define FOREIGN_DEAD_NS                                                                                                \
         UINT64_C(10000000000) /* a process of another pid namespace that is silent for so long is gone */
 #define FIGURE_MOST   (UINT64_C(1) << 62)
-#define LOCK_TRIES    20
-#define LOCK_PAUSE_US 500
 #define RESERVE_TRIES 20
 #define RESERVE_NS    UINT64_C(50000)
 
-_Static_assert(sizeof(struct gr_slot) == 256, "wire format");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "shared words need no lock");
 
 static uint64_t token_of(const struct gr_identity *identity)
@@ -46,164 +39,9 @@ static bool own_namespace(const struct gr_region *region, uint64_t token)
         return ((token ^ region->token) >> PID_BITS & NAMESPACE_MASK) == 0;
 }
 
-static bool name_ok(const char *name, size_t most)
-{
-        size_t length = strlen(name);
-
-        if (length == 0 || length >= most || name[0] == '.')
-                return false;
-        for (; *name; name++)
-                if (!isascii((unsigned char)*name) || (!isalnum((unsigned char)*name) && !strchr("_.-", *name)))
-                        return false;
-        return true;
-}
-
-int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes)
-{
-        char text[37];
-        size_t at = 0;
-        int length;
-
-        if (!name_ok(group, GR_GROUP_NAME_BYTES))
-                return -EINVAL;
-        for (size_t i = 0; i < 16; i++)
-                at += (size_t)snprintf(text + at, sizeof(text) - at,
-                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
-        length = snprintf(buf, buf_bytes, "%s-%s.v%d", group, text, GR_REGION_VERSION);
-        return length > 0 && (size_t)length < buf_bytes ? 0 : -EINVAL;
-}
-
-int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
-{
-        char suffix[16];
-        size_t length = strlen(file), tail;
-
-        tail = (size_t)snprintf(suffix, sizeof(suffix), ".v%d", GR_REGION_VERSION);
-        if (length < tail + 38 || strcmp(file + length - tail, suffix) != 0 || file[length - tail - 37] != '-' ||
-            length - tail - 37 >= GR_GROUP_NAME_BYTES)
-                return -EINVAL;
-        for (size_t i = 0; i < 36; i++)
-                if (!strchr("0123456789abcdef-", file[length - tail - 36 + i]))
-                        return -EINVAL;
-        memcpy(ret_group, file, length - tail - 37);
-        ret_group[length - tail - 37] = '\0';
-        memcpy(ret_uuid, file + length - tail - 36, 36);
-        ret_uuid[36] = '\0';
-        return name_ok(ret_group, GR_GROUP_NAME_BYTES) ? 0 : -EINVAL;
-}
-
-void gr_region_default_dir(char *buf, size_t buf_bytes)
-{
-        snprintf(buf, buf_bytes, "/dev/shm/gpureclaim-%lu", (unsigned long)geteuid());
-}
-
-/* Ours alone, and no link to somewhere else. */
-static bool private_to_us(const struct stat *status)
-{
-        return status->st_uid == geteuid() && (status->st_mode & 077) == 0;
-}
-
-static int open_dir(const char *dir, bool create)
-{
-        struct stat status;
-        int fd;
-
-        if (create && mkdir(dir, 0700) != 0 && errno != EEXIST)
-                return -errno;
-        fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd < 0)
-                return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
-        if (fstat(fd, &status) != 0 || !private_to_us(&status)) {
-                close(fd);
-                return -EPERM;
-        }
-        return fd;
-}
-
-static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)
-{
-        int fd = openat(dir_fd, file, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0),
-                        0600);
-
-        if (fd < 0)
-                return errno == ELOOP || errno == EISDIR ? -EPERM : -errno;
-        if (fstat(fd, ret_status) != 0 || !S_ISREG(ret_status->st_mode) || ret_status->st_nlink > 1 ||
-            !private_to_us(ret_status)) {
-                close(fd);
-                return -EPERM;
-        }
-        return fd;
-}
-
-/* The kernel drops such a lock with its holder; one that is stopped is not waited for long. */
-static bool lock_briefly(int fd, int kind)
-{
-        for (int i = 0; i < LOCK_TRIES; i++) {
-                if (flock(fd, kind | LOCK_NB) == 0)
-                        return true;
-                if (kind == LOCK_EX || (errno != EWOULDBLOCK && errno != EINTR))
-                        return false;
-                usleep(LOCK_PAUSE_US);
-        }
-        return false;
-}
-
-/* Every process writes the same, so it does not matter who dies in the middle, or who comes second. */
-static void set_up(struct gr_region_map *map)
-{
-        atomic_store(&map->version, GR_REGION_VERSION);
-        atomic_store(&map->slot_count, GR_REGION_SLOTS);
-        atomic_store(&map->slot_bytes, sizeof(struct gr_slot));
-        atomic_store(&map->size_bytes, sizeof(struct gr_region_map));
-        atomic_store(&map->magic, GR_REGION_MAGIC);
-}
-
-static bool layout_ok(struct gr_region_map *map)
-{
-        return atomic_load(&map->magic) == GR_REGION_MAGIC && atomic_load(&map->version) == GR_REGION_VERSION &&
-               atomic_load(&map->slot_count) == GR_REGION_SLOTS &&
-               atomic_load(&map->slot_bytes) == sizeof(struct gr_slot) &&
-               atomic_load(&map->size_bytes) == sizeof(struct gr_region_map);
-}
-
-static int map_file(struct gr_region *region, int fd, struct stat *status, bool create)
-{
-        struct gr_region_map *map;
-        struct rlimit most;
-        int rc;
-
-        if (status->st_size != 0 && status->st_size != sizeof(*map))
-                return -EPROTO;
-        if (status->st_size == 0 && !create)
-                return -EPROTO;
-        /* Growing a file past the process's limit would be a signal, not an error. */
-        if (status->st_size == 0 && getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(*map))
-                return -EFBIG;
-        /* A page that cannot be had would be a SIGBUS at its first touch: now it is an error. */
-        rc = posix_fallocate(fd, 0, sizeof(*map));
-        if (rc)
-                return -rc;
-        map = mmap(NULL, sizeof(*map), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (map == MAP_FAILED)
-                return -errno;
-        if (create && atomic_load(&map->magic) == 0)
-                set_up(map);
-        if (!layout_ok(map)) {
-                munmap(map, sizeof(*map));
-                return -EPROTO;
-        }
-        region->map = map;
-        region->device = status->st_dev;
-        region->inode = status->st_ino;
-        return 0;
-}
-
 int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
                    const char *dir, const char *file, bool create)
 {
-        struct stat status;
-        int dir_fd, fd, rc;
-
         memset(region, 0, sizeof(*region));
         region->ops = ops;
         region->self = *self;
@@ -213,50 +51,15 @@ int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, co
                 return -ENAMETOOLONG;
         strcpy(region->dir, dir);
         strcpy(region->file, file);
-        dir_fd = open_dir(dir, create);
-        if (dir_fd < 0)
-                return dir_fd;
-        fd = open_file(dir_fd, file, create, &status);
-        close(dir_fd);
-        if (fd < 0)
-                return fd;
-        rc = map_file(region, fd, &status, create);
-        close(fd);
-        return rc;
+        return gr_region_file_attach(region, create);
 }
 
 void gr_region_close(struct gr_region *region)
 {
         if (region->map)
-                munmap(region->map, sizeof(*region->map));
+                shmdt(region->map);
         region->map = NULL;
         region->slot = -1;
-}
-
-/* The file as others find it now, for a lock; -1. */
-static int open_again(struct gr_region *region, bool *ret_same)
-{
-        struct stat status;
-        int dir_fd = open_dir(region->dir, false), fd;
-
-        *ret_same = false;
-        if (dir_fd < 0)
-                return -1;
-        fd = open_file(dir_fd, region->file, false, &status);
-        close(dir_fd);
-        if (fd >= 0)
-                *ret_same = status.st_dev == region->device && status.st_ino == region->inode;
-        return fd < 0 ? -1 : fd;
-}
-
-/* Whether the file that others find is the one mapped here. */
-static bool same_file(struct gr_region *region)
-{
-        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES];
-        struct stat status;
-
-        snprintf(path, sizeof(path), "%s/%s", region->dir, region->file);
-        return lstat(path, &status) == 0 && status.st_dev == region->device && status.st_ino == region->inode;
 }
 
 static bool owner_gone(struct gr_region *region, unsigned slot, uint64_t owner)
@@ -367,12 +170,12 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share, u
          * Against a leaver that is about to remove the file. Where that one is stopped in the middle we join all the
          * same, and gr_region_member tells when the file has gone.
          */
-        fd = open_again(region, &same);
+        fd = gr_region_file_open(region, &same);
         if (fd < 0)
                 return -ESTALE;
         if (same) {
-                lock_briefly(fd, LOCK_SH);
-                same = same_file(region);
+                gr_region_file_lock(fd, LOCK_SH);
+                same = gr_region_file_same(region);
         }
         if (!same) {
                 close(fd);
@@ -397,12 +200,12 @@ void gr_region_leave(struct gr_region *region)
 
         if (slot < 0)
                 return;
-        fd = open_again(region, &same);
+        fd = gr_region_file_open(region, &same);
         if (fd >= 0 && !same) {
                 close(fd);
                 fd = -1;
         }
-        if (fd >= 0 && !lock_briefly(fd, LOCK_EX)) {
+        if (fd >= 0 && !gr_region_file_lock(fd, LOCK_EX)) {
                 close(fd);
                 fd = -1; /* somebody joins: the file is not the last one's */
         }
@@ -411,7 +214,7 @@ void gr_region_leave(struct gr_region *region)
                 return;
         for (unsigned i = 0; i < GR_REGION_SLOTS && empty; i++)
                 empty = atomic_load(&region->map->owners[i]) == 0 || sweep_slot(region, i);
-        dir_fd = empty ? open_dir(region->dir, false) : -1;
+        dir_fd = empty ? gr_region_file_dir(region) : -1;
         if (dir_fd >= 0) {
                 unlinkat(dir_fd, region->file, 0);
                 close(dir_fd);
@@ -421,7 +224,7 @@ void gr_region_leave(struct gr_region *region)
 
 bool gr_region_member(struct gr_region *region)
 {
-        return own_slot(region) >= 0 && same_file(region);
+        return own_slot(region) >= 0 && gr_region_file_same(region);
 }
 
 void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed)

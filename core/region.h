@@ -1,8 +1,9 @@
 /*
  * The region: what the processes of one user (and one group) on one GPU know of each other, in shared memory.
  *
- * It is a wire format (fixed-width fields, magic, version, size; offsets held by a test) in a file of mode 0600 inside
- * a folder of mode 0700, one file per group, GPU and version of the layout. It is advice between processes: whoever
+ * It is a wire format (fixed-width fields, magic, version, size; offsets held by a test) in a segment that a file of
+ * mode 0600 inside a folder of mode 0700 names (region_file.h), one per group, GPU and version of the layout. It is
+ * advice between processes: whoever
  * cannot open it works alone, and what is read from it is checked as if an enemy had written it.
  *
  * No lock lies in it that a dead process could keep. A slot is claimed by one compare-and-swap of its owner word, which
@@ -22,7 +23,7 @@
 #include <sys/types.h>
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    1
+#define GR_REGION_VERSION    2
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -87,7 +88,8 @@ struct gr_region_map {
         _Atomic uint32_t slot_bytes;
         _Atomic uint32_t reserved;
         _Atomic uint64_t size_bytes;
-        uint64_t padding[4];
+        _Atomic uint64_t cookie; /* the file has it, too */
+        uint64_t padding[3];
         _Atomic uint64_t owners[GR_REGION_SLOTS];   /* 0: free */
         _Atomic uint64_t accounts[GR_REGION_SLOTS]; /* bytes charged; means nothing where the owner is 0 */
         struct gr_slot slots[GR_REGION_SLOTS];
@@ -124,6 +126,8 @@ struct gr_region {
         _Atomic int slot; /* -1: not a member */
         dev_t device;
         ino_t inode;
+        int segment; /* shmid */
+        uint64_t cookie;
         char dir[GR_REGION_PATH_BYTES];
         char file[GR_REGION_FILE_BYTES];
         _Atomic uint64_t silent_owner[GR_REGION_SLOTS]; /* did not answer in time, */
@@ -160,9 +164,9 @@ int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
 void gr_region_default_dir(char *buf, size_t buf_bytes);
 
 /*
- * Opens dir/file; with create it makes both where they are missing. -EPERM: folder or file are not the user's alone, or
- * no folder or file. -EPROTO: not a region, or of another layout. Region is closed on failure. No descriptor stays
- * open.
+ * Opens dir/file; with create it makes what is missing. -EPERM: folder or file are not the user's alone, or no folder
+ * or file. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace. -ENOENT: no file, or nobody
+ * has what it names any more. Region is closed on failure. No descriptor stays open.
  */
 int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
                    const char *dir, const char *file, bool create);
@@ -225,8 +229,15 @@ bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, ui
 
 /*
  * Asks neighbours for want_bytes, idle ones with the most cached for their share first, for at most wait_ns in all.
- * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves.
+ * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves. cached_only:
+ * those are left out that say they have nothing; for whoever asks again and again, as being asked is work.
  */
-uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns);
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns, bool cached_only);
+
+/* What an allocation of this process is short of begins (bytes) or ceases (-bytes) to count as waited for. */
+void gr_region_waiting(struct gr_region *region, int64_t bytes);
+
+/* Whether another member waits for memory: then what is cached should be told soon. */
+bool gr_region_awaited(struct gr_region *region);
 
 #endif

@@ -142,7 +142,7 @@ static int by_ease(const void *left, const void *right)
 }
 
 /* Everybody who may be asked and may answer. */
-static size_t find_candidates(struct gr_region *region, struct candidate *ret)
+static size_t find_candidates(struct gr_region *region, bool cached_only, struct candidate *ret)
 {
         uint64_t now = region->ops->now_ns(), start;
         size_t count = 0;
@@ -151,7 +151,7 @@ static size_t find_candidates(struct gr_region *region, struct candidate *ret)
                 struct gr_member *member = &ret[count].member;
 
                 if ((int)i == region->slot || gr_region_read(region, i, member) != 0 ||
-                    member->flags & GR_SLOT_KEEPS_OUT)
+                    member->flags & GR_SLOT_KEEPS_OUT || (cached_only && member->figures[GR_FIGURE_cached] == 0))
                         continue;
                 if (atomic_load(&region->silent_owner[i]) == member->owner &&
                     atomic_load(&region->silent_beat[i]) == member->heartbeat_ns)
@@ -169,7 +169,7 @@ static size_t find_candidates(struct gr_region *region, struct candidate *ret)
 static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
                         uint64_t deadline_ns, uint64_t *given)
 {
-        uint64_t hoped = 0;
+        uint64_t hoped = 0, now = region->ops->now_ns();
         size_t asked = 0;
 
         while (asked < count && (asked == 0 || hoped < want_bytes)) {
@@ -183,6 +183,9 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                 hoped += cached == UINT64_MAX ? 0 : cached;
                 asked++;
         }
+        /* One that does not answer may cost half of the time left, not all, where others are still to be asked. */
+        if (asked < count)
+                deadline_ns = now + (deadline_ns - now + 1) / 2;
         for (size_t i = 0; i < asked; i++) {
                 struct candidate *one = &candidates[i];
                 struct gr_slot *slot = &region->map->slots[one->member.slot];
@@ -199,7 +202,30 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
         return asked;
 }
 
-uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns)
+void gr_region_waiting(struct gr_region *region, int64_t bytes)
+{
+        struct gr_slot *slot = slot_of(region);
+        uint64_t before, after;
+
+        if (!slot)
+                return;
+        before = atomic_load(&slot->figures[GR_FIGURE_waiting]);
+        do {
+                /* What began in a slot that we have lost must not end below nothing in the next one. */
+                after = bytes < 0 && before < (uint64_t)-bytes ? 0 : before + (uint64_t)bytes;
+        } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
+}
+
+bool gr_region_awaited(struct gr_region *region)
+{
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if ((int)i != region->slot && atomic_load(&region->map->owners[i]) != 0 &&
+                    atomic_load(&region->map->slots[i].figures[GR_FIGURE_waiting]) != 0)
+                        return true;
+        return false;
+}
+
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns, bool cached_only)
 {
         uint64_t begin = region->ops->now_ns(), deadline = begin + wait_ns, given = 0;
         struct gr_slot *own = slot_of(region);
@@ -211,20 +237,16 @@ uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t w
         candidates = calloc(GR_REGION_SLOTS, sizeof(*candidates));
         if (!candidates)
                 return 0;
-        atomic_store(&own->figures[GR_FIGURE_waiting], want_bytes);
+        gr_region_waiting(region, (int64_t)want_bytes);
         gr_region_sweep(region);
-        count = find_candidates(region, candidates);
+        count = find_candidates(region, cached_only, candidates);
         qsort(candidates, count, sizeof(*candidates), by_ease);
         while (asked < count && given < want_bytes) {
-                uint64_t now = region->ops->now_ns();
-
-                if (now >= deadline)
+                if (region->ops->now_ns() >= deadline)
                         break;
-                /* One that does not answer may cost half of the time left, not all: others are still to be asked. */
-                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given,
-                                   now + (deadline - now + 1) / 2, &given);
+                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, deadline, &given);
         }
-        atomic_store(&own->figures[GR_FIGURE_waiting], 0);
+        gr_region_waiting(region, -(int64_t)want_bytes);
         free(candidates);
         return given;
 }

@@ -5,6 +5,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "gpureclaim.h"
 #include "log.h"
 #include "shim.h"
+#include "system.h"
 
 #define DRIVER_LIBRARY "libcuda.so.1"
 
@@ -103,9 +105,14 @@ enum gr_shim_state gr_shim_resolve(void)
         pthread_mutex_lock(&resolve_lock);
         state = (enum gr_shim_state)atomic_load(&gr_shim_state);
         if (state == GR_SHIM_UNRESOLVED) {
+                uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+
                 driver = driver_handle();
                 if (driver) {
                         state = resolve_locked(driver);
+                        gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
+                               (gr_system_now_ns() - begin_ns) / 1000,
+                               (gr_system_thread_ns() - begin_thread_ns) / 1000);
                         atomic_store_explicit(&gr_shim_state, state, memory_order_release);
                 }
         }

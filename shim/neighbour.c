@@ -4,6 +4,7 @@
  * asker's deadline whatever else goes on here.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ struct member {
         uint64_t group_limit;
         char file[GR_REGION_FILE_BYTES];
         _Atomic bool tried, running, stop;
+        _Atomic unsigned waiters;    /* allocations that wait for the others */
         struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges */
         /* NULL: alone. An old one is never freed, because another thread may still look at it. */
         struct gr_region *_Atomic region;
@@ -163,6 +165,7 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
 
         run_rung(member, &give, GR_LEVEL_TRIM);
         run_rung(member, &give, GR_LEVEL_PURGE);
+        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks freed, also where they took all the time */
         for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
                 run_rung(member, &give, level);
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
@@ -282,7 +285,9 @@ static void *serve(void *arg)
                 before = now;
                 gr_region_publish(region, figures, changed);
                 gr_region_look_after_next(region);
-                pause_ns = changed ? PUBLISH_NS : pause_ns * 2 < QUIET_NS ? pause_ns * 2 : QUIET_NS;
+                pause_ns = changed || gr_region_awaited(region) ? PUBLISH_NS
+                           : pause_ns * 2 < QUIET_NS            ? pause_ns * 2
+                                                                : QUIET_NS;
                 if (!changed && gr_system_left_alone(gr_process_threads() + gr_neighbour_threads()))
                         break;
                 if (!gr_region_member(region)) {
@@ -372,8 +377,12 @@ void gr_neighbour_join(CUdevice dev)
         member = &members[dev];
         pthread_mutex_lock(&all.lock);
         if (!atomic_load(&member->tried)) {
+                uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+
                 join_locked(member, dev);
                 atomic_store(&member->tried, true);
+                gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
+                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
         }
         pthread_mutex_unlock(&all.lock);
 }
@@ -383,7 +392,22 @@ uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64
         struct gr_region *region = atomic_load(&members[device->ordinal].region);
 
         (void)core;
-        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait) : 0;
+        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait,
+                                      atomic_load(&members[device->ordinal].waiters) > 0)
+                      : 0;
+}
+
+void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
+{
+        struct member *member = &members[device->ordinal];
+        struct gr_region *region = atomic_load(&member->region);
+
+        if (bytes > 0)
+                atomic_fetch_add(&member->waiters, 1);
+        else
+                atomic_fetch_sub(&member->waiters, 1);
+        if (region)
+                gr_region_waiting(region, bytes);
 }
 
 void gr_neighbour_leave(void)

@@ -258,8 +258,10 @@ void gr_process_init(void)
                                      (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
         atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_public_init();
-        if (gr_options.neighbour)
+        if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
+                gr_core.wait_for_neighbours = gr_neighbour_wait;
+        }
         gr_trace_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);

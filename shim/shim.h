@@ -104,6 +104,9 @@ unsigned gr_neighbour_threads(void);
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 
+/* For gr_core.wait_for_neighbours. */
+void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
+
 /* driver.c */
 extern struct gr_driver gr_driver;
 

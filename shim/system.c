@@ -104,12 +104,22 @@ bool gr_system_left_alone(unsigned ours)
         return read_stat("/proc/self/stat", &process) == 0 && process.state == 'Z' && process.threads - 1 <= (long)ours;
 }
 
-uint64_t gr_system_now_ns(void)
+static uint64_t read_clock(clockid_t clock)
 {
         struct timespec now;
 
-        clock_gettime(CLOCK_MONOTONIC, &now);
+        clock_gettime(clock, &now);
         return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t gr_system_now_ns(void)
+{
+        return read_clock(CLOCK_MONOTONIC);
+}
+
+uint64_t gr_system_thread_ns(void)
+{
+        return read_clock(CLOCK_THREAD_CPUTIME_ID);
 }
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)

@@ -26,6 +26,9 @@ bool gr_system_left_alone(unsigned ours);
 /* Monotonic, the same in every process since the machine was started. */
 uint64_t gr_system_now_ns(void);
 
+/* Of the processor, used by the calling thread: what work cost, however busy the machine was. */
+uint64_t gr_system_thread_ns(void);
+
 extern const struct gr_region_ops gr_system_ops;
 
 #endif

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,16 +67,35 @@ static bool ask_nvml(const char *uuid, uint64_t *ret_total, uint64_t *ret_used)
         return false;
 }
 
-int card_free_by_index(unsigned index, uint64_t *ret_free_bytes, char ret_uuid[37])
+static bool uuid_of(void *device, char *ret, unsigned length)
+{
+        return nvml.uuid(device, ret, length) == 0 && strlen(ret) >= 40;
+}
+
+static bool find_device(const char *name, void **ret_device)
+{
+        char text[96], *end;
+        unsigned long index = strtoul(name, &end, 10);
+
+        if (name[0] >= '0' && name[0] <= '9' && !*end)
+                return index < UINT_MAX && nvml.by_index((unsigned)index, ret_device) == 0;
+        if (nvml.by_uuid(name, ret_device) == 0)
+                return true;
+        for (unsigned i = 0; name[0] && nvml.by_index(i, ret_device) == 0; i++)
+                if (uuid_of(*ret_device, text, sizeof(text)) && strncmp(text, name, strlen(name)) == 0)
+                        return true;
+        return false;
+}
+
+int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37])
 {
         struct nvml_memory memory;
-        char text[96] = "";
+        char text[96];
         void *device;
 
         if (!find_nvml())
                 return -ENOTSUP;
-        if (nvml.by_index(index, &device) != 0 || nvml.memory(device, &memory) != 0 ||
-            nvml.uuid(device, text, sizeof(text)) != 0 || strlen(text) < 40)
+        if (!find_device(name, &device) || nvml.memory(device, &memory) != 0 || !uuid_of(device, text, sizeof(text)))
                 return -ENODEV;
         *ret_free_bytes = memory.free;
         memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
@@ -92,7 +112,7 @@ static int by_pid(const void *left, const void *right)
 
 static int by_name(const void *left, const void *right)
 {
-        const struct card *a = *(struct card *const *)left, *b = *(struct card *const *)right;
+        const struct card *a = left, *b = right;
         int order = strcmp(a->uuid, b->uuid);
 
         return order ? order : strcmp(a->group, b->group);
@@ -142,10 +162,16 @@ void card_read(struct card *card, bool ask)
                 }
 }
 
+static void close_one(struct card *card)
+{
+        gr_region_close(&card->region);
+        free(card->members);
+}
+
 int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
 {
         static struct gr_options options;
-        struct card **list = NULL, *cards;
+        struct card *cards = NULL;
         char dir[GR_REGION_PATH_BYTES];
         struct gr_identity self;
         struct dirent *entry;
@@ -165,34 +191,41 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
         if (!open)
                 return errno == ENOENT ? 0 : -errno;
         while ((entry = readdir(open))) {
-                struct card *card;
+                struct card *card, *more;
 
                 if (entry->d_name[0] == '.')
                         continue;
-                card = calloc(1, sizeof(*card));
-                list = realloc(list, (count + 1) * sizeof(struct card *));
-                if (!card || !list)
+                more = realloc(cards, (count + 1) * sizeof(*cards));
+                if (!more)
                         break;
-                if (gr_region_parse_file_name(entry->d_name, card->group, card->uuid) != 0 ||
-                    gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false) != 0) {
-                        ++*ret_other;
+                cards = more;
+                card = memset(&cards[count], 0, sizeof(*card));
+                rc = gr_region_parse_file_name(entry->d_name, card->group, card->uuid);
+                if (rc == 0)
+                        rc = gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false);
+                if (rc) {
+                        *ret_other += rc != -ENOENT; /* one whose processes are all gone is nothing */
                         continue;
                 }
                 card_read(card, false);
                 if (card->count > 0)
-                        list[count++] = card;
+                        count++;
+                else
+                        close_one(card);
         }
         closedir(open);
         if (count > 0)
-                qsort(list, count, sizeof(struct card *), by_name);
-        cards = calloc(count + 1, sizeof(*cards));
-        if (!cards)
-                return -ENOMEM;
-        for (size_t i = 0; i < count; i++)
-                cards[i] = *list[i]; /* the map stays where it is */
+                qsort(cards, count, sizeof(*cards), by_name);
         *ret_cards = cards;
         *ret_count = count;
         return 0;
+}
+
+void cards_close(struct card *cards, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                close_one(&cards[i]);
+        free(cards);
 }
 
 uint64_t card_foreign_bytes(const struct card *card)

@@ -1,6 +1,5 @@
 /*
- * The cards that processes under the library use, as the regions in shared memory tell. All memory lives until the
- * command ends.
+ * The cards that processes under the library use, as the regions in shared memory tell.
  */
 #ifndef GR_CARDS_H
 #define GR_CARDS_H
@@ -24,9 +23,12 @@ struct card {
 
 /*
  * Opens every region that the user has and reads it, after freeing the slots of processes that are gone. 0, with cards
- * that have members, by UUID and group; or -errno. *ret_other: files that are no region of this version.
+ * that have members, by UUID and group, for cards_close; or -errno. *ret_other: files that are no region of this
+ * version.
  */
 int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other);
+
+void cards_close(struct card *cards, size_t count);
 
 /* Reads the members again; ask: after asking one for the card's figures, where the driver's own library is missing. */
 void card_read(struct card *card, bool ask);
@@ -38,8 +40,11 @@ uint64_t card_foreign_bytes(const struct card *card);
 int card_request(struct card *card, const struct gr_member *member, const struct gr_request *request,
                  uint64_t *ret_given_bytes);
 
-/* Free memory of the card without members, from NVIDIA's management library. Index as nvidia-smi counts. -ENOTSUP. */
-int card_free_by_index(unsigned index, uint64_t *ret_free_bytes, char ret_uuid[37]);
+/*
+ * Free memory of a card, from NVIDIA's management library: no context is made for it. name: a number as nvidia-smi
+ * counts, or the UUID or its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: no such library; -ENODEV.
+ */
+int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
 
 /* Seconds since the process last did something with its memory. */
 double member_idle_s(const struct card *card, const struct gr_member *member);

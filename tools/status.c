@@ -14,7 +14,7 @@ static void print_card(const struct card *card)
 
         printf("GPU %s, group %s\n", card->uuid, card->group);
         if (card->total_bytes)
-                printf("  card: %s of %s used, %s not by these processes\n",
+                printf("  card: %s of %s used, %s not counted here (contexts, other programs)\n",
                        gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
                        gr_size_format(card_foreign_bytes(card), c, sizeof(c)));
         else

@@ -54,11 +54,7 @@ static int by_order(const void *left, const void *right)
 
 static void close_cards(void)
 {
-        for (size_t i = 0; i < view.card_count; i++) {
-                gr_region_close(&view.cards[i].region);
-                free(view.cards[i].members);
-        }
-        free(view.cards);
+        cards_close(view.cards, view.card_count);
         view.cards = NULL;
         view.card_count = 0;
 }

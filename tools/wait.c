@@ -15,13 +15,14 @@
  * What a program under the library could get on the card: what is free, and what the others have cached, for that they
  * give. false: nobody uses the card under the library, and the driver's management library does not tell.
  */
-static bool room(unsigned index, uint64_t *ret_bytes)
+static bool room(const char *device, uint64_t *ret_bytes)
 {
         uint64_t free_bytes = 0, total = 0, cached = 0;
-        struct card *cards;
+        unsigned long index = strtoul(device, NULL, 10);
+        struct card *cards = NULL;
         size_t count, other;
         char uuid[37] = "";
-        bool known = card_free_by_index(index, &free_bytes, uuid) == 0;
+        bool known = card_free(device, &free_bytes, uuid) == 0;
 
         if (cards_open(&cards, &count, &other) != 0)
                 count = 0;
@@ -37,11 +38,7 @@ static bool room(unsigned index, uint64_t *ret_bytes)
                         if (!(cards[i].members[j].flags & GR_SLOT_KEEPS_OUT))
                                 cached += cards[i].members[j].figures[GR_FIGURE_cached];
         }
-        for (size_t i = 0; i < count; i++) {
-                gr_region_close(&cards[i].region);
-                free(cards[i].members);
-        }
-        free(cards);
+        cards_close(cards, count);
         *ret_bytes = free_bytes + cached;
         return known || total > 0;
 }
@@ -50,10 +47,15 @@ int command_wait(int argc, char **argv)
 {
         static const char *const known[] = {"--free", "--device", "--timeout", "--help"};
         uint64_t want = 0, have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
-        unsigned long device = 0;
+        const char *device = getenv("CUDA_VISIBLE_DEVICES");
+        char first[96] = "0";
         bool wanted = false;
-        char *end;
         int i = 1;
+
+        /* The program's own first device, unless told otherwise. */
+        if (device && device[0] && strcspn(device, ",") < sizeof(first))
+                snprintf(first, sizeof(first), "%.*s", (int)strcspn(device, ","), device);
+        device = first;
 
         while (i < argc && argv[i][0] == '-') {
                 if (help_wanted("wait", argv[i]))
@@ -74,9 +76,10 @@ int command_wait(int argc, char **argv)
                                 return STATUS_USAGE;
                         wanted = want > 0 && want != GR_SIZE_NONE;
                 } else if (argv[i][2] == 'd') {
-                        device = strtoul(argv[i + 1], &end, 10);
-                        if (*end || argv[i + 1][0] < '0' || argv[i + 1][0] > '9' || device > 1000) {
-                                complain("wait: --device %s: not a number of a device", argv[i + 1]);
+                        device = argv[i + 1];
+                        if (strspn(device, "0123456789") != strlen(device) && strncmp(device, "GPU-", 4) != 0 &&
+                            strncmp(device, "MIG-", 4) != 0) {
+                                complain("wait: --device %s: neither a number nor GPU-... or MIG-...", device);
                                 return STATUS_USAGE;
                         }
                 } else if (gr_duration_parse(argv[i + 1], &timeout_ns) != 0) {
@@ -89,7 +92,7 @@ int command_wait(int argc, char **argv)
                 complain("wait: needs --free SIZE in bytes and a program after --");
                 return STATUS_USAGE;
         }
-        while (room((unsigned)device, &have) && have < want) {
+        while (room(device, &have) && have < want) {
                 if (gr_system_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 

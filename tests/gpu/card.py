@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import threading
+import time
 
 
 class _Memory(ctypes.Structure):
@@ -31,6 +32,24 @@ class Card:
         if not self._nvml or self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)) != 0:
             return None
         return memory.used / 2**20
+
+    def free(self):
+        """MiB of the whole card that nobody holds, or None when the card cannot be asked."""
+        memory = _Memory()
+        if not self._nvml or self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)) != 0:
+            return None
+        return memory.free / 2**20
+
+    def settled_free(self):
+        """The same once it no longer changes: what killed processes held comes back a moment later."""
+        before = self.free()
+        for _ in range(20):
+            time.sleep(0.5)
+            now = self.free()
+            if now is None or before is None or abs(now - before) < 1:
+                return now
+            before = now
+        return before
 
     def used(self):
         """MiB, or None when the card cannot be asked; remembers the highest answer as peak."""

@@ -105,6 +105,18 @@ bool gt_footprint(const struct gt *gt, size_t *ret_bytes)
         return true;
 }
 
+bool gt_card_used(const struct gt *gt, size_t *ret_bytes)
+{
+        struct nvml_memory memory;
+
+        if (gt->simulated)
+                return gt_footprint(gt, ret_bytes);
+        if (!nvml.device || nvml.memory(nvml.device, &memory))
+                return false;
+        *ret_bytes = (size_t)memory.used;
+        return true;
+}
+
 const char *gt_footprint_source(const struct gt *gt)
 {
         size_t bytes;

@@ -75,9 +75,11 @@ CUstream gt_stream(void);
  * or NVML's (the process's entry; without one, use of the whole card since gt_open). False when neither can be asked.
  */
 bool gt_footprint(const struct gt *gt, size_t *ret_bytes);
+/* What all processes hold on the card. False when it cannot be asked. */
+bool gt_card_used(const struct gt *gt, size_t *ret_bytes);
 /* Where gt_footprint's figure comes from, in words. */
 const char *gt_footprint_source(const struct gt *gt);
-/* Called by gt_open before the context exists, and by nobody else. */
+/* Called by gt_open before the context exists; by others only where they never call gt_open. Needs gt->device. */
 void gt_footprint_open(const struct gt *gt);
 
 /* "64MiB", "2GiB", "4096" or "3KiB" to bytes; ends the program when it is neither. */

@@ -5,6 +5,7 @@
  */
 #include <cuda.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gpureclaim.h"
 #include "region.h"
 #include "system.h"
 
@@ -38,6 +40,7 @@ struct reply {
 };
 
 static char folder[64];
+static _Atomic unsigned *longest_ms; /* of all calls of roaming workers; shared with them */
 
 static void fail(const char *what, long long found)
 {
@@ -91,6 +94,25 @@ static int worker_free_all(void)
         return 0;
 }
 
+static int free_all_hook(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        return worker_free_all();
+}
+
+/* From now on all is idle: whoever needs it may have it. */
+static int worker_register(void)
+{
+        struct gpureclaim_reclaimable mine = {.struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook};
+        gpureclaim_register_function *call;
+        uint64_t id;
+
+        *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
+        return call ? call(&mine, &id) : -1;
+}
+
 static int worker_fork(void)
 {
         pid_t child = fork();
@@ -121,6 +143,9 @@ static void obey(int in, int out)
                         break;
                 case 'f':
                         reply.result = worker_free_all();
+                        break;
+                case 'h':
+                        reply.result = worker_register();
                         break;
                 case 'k':
                         reply.result = worker_fork();
@@ -158,6 +183,8 @@ static void roam(unsigned seed, int out)
                         worker_free_all();
                 }
                 ms = now_ms() - begin;
+                if (ms > *longest_ms)
+                        *longest_ms = (unsigned)ms;
                 if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
                         exit(1);
                 if (rand_r(&seed) % 8 == 0)
@@ -316,6 +343,29 @@ static void mode_help(bool given)
                 fail("the last one left the file behind", 0);
 }
 
+/* A framework's idle cache is live memory to the library; its hooks give it to another process. */
+static void mode_purge(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        if (ask(&rich, 'a', 600).result != 0)
+                fail("the first cannot work", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("memory that is in use was given away", reply.result);
+        if (ask(&rich, 'h', 0).result != 0)
+                fail("no hook can be registered", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != 0)
+                fail("the hook's memory was not given", reply.result);
+        printf("~ 700 MiB while another one's hook has 600 MiB of 1024: %.1f ms\n", reply.ms);
+        if (ask(&rich, 'a', 200).result != 0)
+                fail("the first one's next step", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
 static void mode_stop(void)
 {
         struct worker rich = start(0), poor = start(0);
@@ -337,6 +387,51 @@ static void mode_stop(void)
                 fail("it gives nothing after it goes on", 0);
         end(&rich, SIGKILL);
         end(&poor, 0);
+}
+
+/* Somebody empties the region's file under running processes: they live, and meet again. */
+static void mode_truncate(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        static struct gr_region region;
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+        double begin;
+        bool met;
+
+        ask(&rich, 'a', 600);
+        ask(&poor, 'a', 8);
+        for (int i = 0; i < 3; i++) {
+                if (!open_region(&region))
+                        fail("no region", i);
+                snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+                if (truncate(path, 0))
+                        fail("the file cannot be emptied", errno);
+                gr_region_close(&region);
+                if (ask(&rich, 'f', 0).result != 0 || ask(&rich, 'a', 600).result != 0 ||
+                    ask(&poor, 'f', 0).result != 0)
+                        fail("an emptied file stops a process", i);
+                ask(&poor, 'a', 8);
+                begin = now_ms();
+                do {
+                        pause_ms(10);
+                        met = open_region(&region);
+                        if (met && members(&region, true) != 2) {
+                                gr_region_close(&region);
+                                met = false;
+                        }
+                        if (now_ms() - begin > CALL_MS)
+                                fail("they do not meet again", i);
+                } while (!met);
+                printf("~ together again after %.0f ms\n", now_ms() - begin);
+                gr_region_close(&region);
+        }
+        ask(&rich, 'f', 0);
+        if (ask(&poor, 'a', 700).result != 0)
+                fail("what one has cached is not given after that", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
 }
 
 static void mode_fork(void)
@@ -405,6 +500,52 @@ static void mode_group(unsigned limit_mib)
                 end(&workers[i], 0);
 }
 
+static int first_ready(struct worker *workers, const bool *awaited, int count)
+{
+        struct pollfd ready[8];
+
+        for (int i = 0; i < count; i++)
+                ready[i] = (struct pollfd){.fd = awaited[i] ? workers[i].from : -1, .events = POLLIN};
+        if (poll(ready, (nfds_t)count, 20 * CALL_MS) <= 0)
+                fail("all wait", count);
+        for (int i = 0; i < count; i++)
+                if (ready[i].revents)
+                        return i;
+        return -1;
+}
+
+/* Phases of which only one fits at a time: each starts when the one before has let go, and none fails. */
+static void mode_phases(unsigned limit_mib)
+{
+        struct worker workers[6];
+        double begin = now_ms();
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(0);
+        for (int round = 0; round < 3; round++) {
+                bool awaited[6];
+
+                for (int i = 0; i < 6; i++) {
+                        tell(&workers[i], 'a', limit_mib / 2 + 20);
+                        awaited[i] = true;
+                }
+                for (int left = 6; left > 0; left--) {
+                        int i = first_ready(workers, awaited, 6);
+                        struct reply reply = hear(&workers[i]);
+
+                        if (reply.result != 0)
+                                fail("a phase failed", reply.result);
+                        if (card_used_bytes() > limit_mib * MIB)
+                                fail("two phases at once", (long long)(card_used_bytes() / MIB));
+                        awaited[i] = false;
+                        ask(&workers[i], 'f', 0);
+                }
+        }
+        printf("~ 18 phases, one after the other, in %.0f ms\n", now_ms() - begin);
+        for (int i = 0; i < 6; i++)
+                end(&workers[i], 0);
+}
+
 static void heard_late(struct worker *worker)
 {
         struct pollfd ready = {.fd = worker->from, .events = POLLIN};
@@ -418,19 +559,23 @@ static void heard_late(struct worker *worker)
 static void mode_kill(void)
 {
         static struct gr_region region;
-        const char *text = getenv("GR_TEST_KILLS");
-        long kills = text ? atol(text) : 300, killed = 0, ended = 0;
+        const char *kills_text = getenv("GR_TEST_KILLS"), *pause_text = getenv("GR_TEST_PAUSE_US");
+        long kills = kills_text ? atol(kills_text) : 300, killed = 0, ended = 0;
+        int pause_us = pause_text ? atoi(pause_text) : 15000; /* longest between kills; a real GPU's start takes long */
         unsigned seed = 20261121;
         struct worker workers[6], last;
         uint64_t sum, wanted;
         double begin;
 
+        longest_ms = mmap(NULL, sizeof(*longest_ms), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (longest_ms == MAP_FAILED)
+                fail("no memory", errno);
         for (int i = 0; i < 6; i++)
                 workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
         while (killed < kills) {
                 int i = rand_r(&seed) % 6, status;
 
-                usleep((useconds_t)rand_r(&seed) % 15000);
+                usleep((useconds_t)(rand_r(&seed) % pause_us));
                 heard_late(&workers[i]);
                 if (waitpid(workers[i].pid, &status, WNOHANG) == workers[i].pid) {
                         if (!WIFEXITED(status) || WEXITSTATUS(status))
@@ -458,8 +603,8 @@ static void mode_kill(void)
                         fail("slots of killed processes are left", members(&region, false));
                 pause_ms(10);
         } while (members(&region, false) != 1 || sum != wanted);
-        printf("~ %ld killed, %ld ended by themselves; figures right again after %.0f ms\n", killed, ended,
-               now_ms() - begin);
+        printf("~ %ld killed, %ld ended by themselves, longest call %u ms; figures right again after %.0f ms\n", killed,
+               ended, *longest_ms, now_ms() - begin);
         if (ask(&last, 'a', CARD_MIB - 100).result != 0)
                 fail("memory of killed processes is lost", 0);
         end(&last, 0);
@@ -515,7 +660,7 @@ static void mode_command(void)
         ask(&one, 'a', 100);
         ask(&two, 'a', 50);
         pause_ms(600);
-        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not by these processes");
+        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
         says(command(0, "status", 0), "pool: 100.000 MiB live, 200.000 MiB cached, peak 300.000 MiB");
         if (strstr(command(0, "status", 0), "idle for 0.0 s"))
                 fail("being asked counts as activity", 0);
@@ -603,12 +748,18 @@ int main(int argc, char **argv)
                 mode_help(true);
         else if (strcmp(argv[1], "no-help") == 0)
                 mode_help(false);
+        else if (strcmp(argv[1], "purge") == 0)
+                mode_purge();
         else if (strcmp(argv[1], "stop") == 0)
                 mode_stop();
+        else if (strcmp(argv[1], "truncate") == 0)
+                mode_truncate();
         else if (strcmp(argv[1], "fork") == 0)
                 mode_fork();
         else if (strcmp(argv[1], "group") == 0)
                 mode_group(512);
+        else if (strcmp(argv[1], "phases") == 0)
+                mode_phases(512);
         else if (strcmp(argv[1], "kill") == 0)
                 mode_kill();
         else if (strcmp(argv[1], "command") == 0)

@@ -14,7 +14,8 @@ within() {
                 LD_PRELOAD=\$shim GPURECLAIM_REGION_DIR=\$place/region \$program alone"
 }
 failed=0
-within "$1" 'mount -t tmpfs -o size=64k tmpfs "$place"' || { echo "FAILED: a full file system"; failed=1; }
+within "$1" 'mount -t tmpfs -o size=64k tmpfs "$place" && mkdir -m 0700 "$place/region" &&
+        { cat /dev/zero >"$place/filler" 2>/dev/null || true; }' || { echo "FAILED: a full file system"; failed=1; }
 within "$1" 'mount -t tmpfs -o size=1m tmpfs "$place" && mount -o remount,ro "$place"' ||
         { echo "FAILED: a read-only file system"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0777 "$place/region"' ||

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "region.h"
+#include "region_file.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
@@ -112,6 +114,13 @@ static void test_layout(void)
         AT(gr_region_map, slot_count, 12);
         AT(gr_region_map, slot_bytes, 16);
         AT(gr_region_map, size_bytes, 24);
+        AT(gr_region_map, cookie, 32);
+        AT(gr_region_ticket, magic, 0);
+        AT(gr_region_ticket, version, 8);
+        AT(gr_region_ticket, segment, 12);
+        AT(gr_region_ticket, ipc_namespace, 16);
+        AT(gr_region_ticket, cookie, 24);
+        AT(gr_region_ticket, check, 32);
         AT(gr_region_map, owners, 64);
         AT(gr_region_map, accounts, 64 + 4096);
         AT(gr_region_map, slots, 64 + 8192);
@@ -153,11 +162,11 @@ static void test_names(void)
         char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
-        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v1");
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v2");
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
         GR_CHECK_STR(group, "a-b.c");
         GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");
-        file[strlen(file) - 1] = '2';
+        file[strlen(file) - 1] = '1';
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
         GR_CHECK_EQ(gr_region_parse_file_name("x.v1", group, text), -EINVAL);
         GR_CHECK_EQ(gr_region_file_name("", uuid, file, sizeof(file)), -EINVAL);
@@ -186,7 +195,7 @@ static void put_file(const char *name, const void *bytes, size_t length)
 static void test_hostile_files(void)
 {
         static unsigned char garbage[sizeof(struct gr_region_map)];
-        struct gr_region region;
+        struct gr_region region, other;
         struct gr_identity self = identity(1);
         char path[256], target[256];
 
@@ -200,8 +209,8 @@ static void test_hostile_files(void)
         /* A later layout under our name. */
         GR_CHECK_EQ(open_as(&region, 1, "later"), 0);
         region.map->version = GR_REGION_VERSION + 1;
+        GR_CHECK_EQ(open_as(&other, 1, "later"), -EPROTO);
         gr_region_close(&region);
-        GR_CHECK_EQ(open_as(&region, 1, "later"), -EPROTO);
 
         snprintf(path, sizeof(path), "%s/link", dir);
         snprintf(target, sizeof(target), "%s/target", dir);
@@ -244,6 +253,115 @@ static void test_hostile_files(void)
         GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "absent", false), -ENOENT);
 }
 
+static void write_ticket(const char *name, struct gr_region_ticket ticket)
+{
+        const unsigned char *bytes = (const unsigned char *)&ticket;
+
+        ticket.check = UINT64_C(0xcbf29ce484222325);
+        for (size_t i = 0; i < offsetof(struct gr_region_ticket, check); i++)
+                ticket.check = (ticket.check ^ bytes[i]) * UINT64_C(0x100000001b3);
+        put_file(name, &ticket, sizeof(ticket));
+}
+
+/* The file may be cut, emptied or filled with anything at any time: nobody dies, and those who find it out meet anew.
+ */
+static void test_file_changes(void)
+{
+        static const size_t lengths[] = {0, 1, 39, 100, 200000};
+        struct gr_region *one, *two;
+        struct gr_member member;
+        char path[256];
+
+        snprintf(path, sizeof(path), "%s/cut", dir);
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+                one = join_as(1, "cut");
+                two = join_as(2, "cut");
+                GR_CHECK_EQ(truncate(path, 0), 0);
+                GR_CHECK_EQ(truncate(path, (off_t)lengths[i]), 0);
+                GR_CHECK_EQ(gr_region_read(one, (unsigned)two->slot, &member), 0);
+                GR_CHECK_EQ(gr_region_reserve(two, GIB, 2 * GIB), 0);
+                GR_CHECK_EQ(gr_region_sum(one, false), GIB);
+                GR_CHECK(!gr_region_member(one) && !gr_region_member(two));
+                if (lengths[i] == 0) {
+                        gr_region_close(one);
+                        gr_region_close(two);
+                        GR_CHECK_EQ(open_as(one, 1, "cut"), 0);
+                        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), 0);
+                        GR_CHECK_EQ(open_as(two, 2, "cut"), 0);
+                        GR_CHECK_EQ(gr_region_join(two, "test", 1, 0), 0);
+                        GR_CHECK_EQ(used_slots(one), 2);
+                } else {
+                        struct gr_region three;
+
+                        GR_CHECK_EQ(open_as(&three, 3, "cut"), -EPROTO);
+                }
+                die(two);
+                die(one);
+                unlink(path);
+        }
+        /* The last one was killed: what the file names is gone, and the next one makes it anew. */
+        die(join_as(1, "cut"));
+        GR_CHECK_EQ(access(path, F_OK), 0);
+        one = calloc(1, sizeof(*one));
+        GR_CHECK_EQ(gr_region_open(one, &ops, &(struct gr_identity){1, 1001, 4026531836}, dir, "cut", false), -ENOENT);
+        free(one);
+        one = join_as(1, "cut");
+        GR_CHECK_EQ(used_slots(one), 1);
+        drop(one);
+}
+
+/* Growing a file past this limit is a signal. */
+static void test_file_limit(void)
+{
+        struct rlimit before, none;
+        struct gr_region region;
+
+        GR_CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+        none = before;
+        none.rlim_cur = 0;
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "limited"), -EFBIG);
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+}
+
+/* Tickets that are none of ours, with a right check. */
+static void test_hostile_tickets(void)
+{
+        struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION, .cookie = 7};
+        struct gr_region *one = join_as(1, "ticket");
+        struct gr_region region;
+        struct stat status;
+        int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small;
+
+        small = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+        GR_CHECK(id >= 0 && small >= 0 && stat("/proc/self/ns/ipc", &status) == 0);
+        ticket.ipc_namespace = status.st_ino + 1;
+        ticket.segment = (uint32_t)id;
+        write_ticket("theirs2", ticket);
+        GR_CHECK_EQ(open_as(&region, 1, "theirs2"), -EXDEV);
+        ticket.ipc_namespace = status.st_ino;
+        /* A segment of the right size that is none, one too small, one that is not there: made anew, they are left. */
+        for (int i = 0; i < 3; i++) {
+                ticket.segment = i == 0 ? (uint32_t)id : i == 1 ? (uint32_t)small : UINT32_MAX;
+                write_ticket("anew", ticket);
+                GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
+                GR_CHECK(region.segment != (int)ticket.segment);
+                gr_region_close(&region);
+        }
+        /* A living region under a wrong cookie: not that one. */
+        ticket.segment = (uint32_t)one->segment;
+        write_ticket("anew", ticket);
+        GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
+        GR_CHECK(region.segment != one->segment);
+        gr_region_close(&region);
+        ticket.version = GR_REGION_VERSION + 1;
+        write_ticket("anew", ticket);
+        GR_CHECK_EQ(open_as(&region, 1, "anew"), -EPROTO);
+        drop(one);
+        shmctl(id, IPC_RMID, NULL);
+        shmctl(small, IPC_RMID, NULL);
+}
+
 /* Valid magic, everything behind it anything. */
 static void test_garbage_inside(void)
 {
@@ -263,7 +381,7 @@ static void test_garbage_inside(void)
                                 GR_CHECK(member.figures[j] == UINT64_MAX || member.figures[j] < UINT64_C(1) << 62);
                 }
         gr_region_sum(one, false);
-        gr_region_ask(one, MIB, 1000000);
+        gr_region_ask(one, MIB, 1000000, false);
         now_ns += UINT64_C(20000000000);
         gr_region_sweep(one);
         GR_CHECK_EQ(used_slots(one), 0);
@@ -452,36 +570,57 @@ static void test_ask(void)
         publish_cached(three, 3 * GIB, 0);
         server = three;
         server_gives = 8 * GIB;
-        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000), 2 * GIB);
+        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, false), 2 * GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
         /* Its share makes it the later one; and the busy come after the idle. */
         three->map->slots[three->slot].share = 4;
         server = two;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(three, &request));
         publish_cached(two, GIB, now_ns);
         server = three;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), GIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(two, &request));
+
+        /* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
+        publish_cached(two, 0, 0);
+        publish_cached(three, 0, 0);
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
+        publish_cached(three, GIB, 0);
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
+        GR_CHECK(!gr_region_take(two, &request));
+
+        /* While one waits the others know; what began in a lost slot does not end below nothing. */
+        GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
+        gr_region_waiting(one, (int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(one) && gr_region_awaited(two));
+        GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        gr_region_waiting(one, -(int64_t)GIB);
+        GR_CHECK(!gr_region_awaited(two));
 
         /* Nobody answers: the deadline, once; after that no time at all, until a heartbeat. */
         server = NULL;
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK(now_ns - begin > 50000000 && now_ns - begin <= 100000000);
         begin = now_ns;
-        gr_region_ask(one, GIB, 100000000);
-        gr_region_ask(one, GIB, 100000000);
+        gr_region_ask(one, GIB, 100000000, false);
+        gr_region_ask(one, GIB, 100000000, false);
         GR_CHECK(now_ns - begin <= 100000000);
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         now_ns++;
         publish_cached(three, GIB, 0);
         server = three;
         server_gives = GIB;
-        GR_CHECK(gr_region_ask(one, GIB, 100000000) > 0);
+        GR_CHECK(gr_region_ask(one, GIB, 100000000, false) > 0);
 
         /* Stopped ones are not asked; those who keep out neither. */
         now_ns++;
@@ -489,17 +628,17 @@ static void test_ask(void)
         publish_cached(three, 9 * GIB, 0);
         peers[2] = peers[3] = GR_PEER_STOPPED;
         begin = now_ns;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         peers[2] = peers[3] = GR_PEER_ALIVE;
         three->map->slots[three->slot].flags = two->map->slots[two->slot].flags = GR_SLOT_KEEPS_OUT;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
 
         /* One that died keeps nobody. */
         die(two);
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(used_slots(one), 2);
         server = NULL;
         drop(three);
@@ -546,6 +685,9 @@ int main(void)
         test_layout();
         test_names();
         test_hostile_files();
+        test_file_changes();
+        test_file_limit();
+        test_hostile_tickets();
         test_garbage_inside();
         test_slots();
         test_full();

@@ -60,7 +60,7 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice device)
         hash = sim_shared_card(sim_config()->shared);
         memcpy(uuid->bytes, "simgpu", 6);
         memcpy(uuid->bytes + 6, &hash, sizeof hash);
-        uuid->bytes[15] = (char)device;
+        uuid->bytes[15] = (char)sim_config()->physical[device];
         return CUDA_SUCCESS;
 }
 

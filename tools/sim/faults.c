@@ -185,6 +185,32 @@ static void after_fork(void)
                 atomic_store(&forked, true);
 }
 
+/* As the driver does: numbers, and the first that is none, or is there twice, ends the list. */
+static void read_visible(const char *text)
+{
+        int count = 0, cards = config.devices;
+
+        for (int i = 0; i < cards; i++)
+                config.physical[i] = i;
+        if (!text)
+                return;
+        while (count < cards) {
+                char *end;
+                long card = strtol(text, &end, 10);
+                bool again = false;
+
+                for (int i = 0; i < count; i++)
+                        again |= config.physical[i] == card;
+                if (end == text || card < 0 || card >= cards || again)
+                        break;
+                config.physical[count++] = (int)card;
+                if (*end != ',')
+                        break;
+                text = end + 1;
+        }
+        config.devices = count;
+}
+
 static void read_environment(void)
 {
         const char *value = getenv("GRSIM_DEVICES");
@@ -198,6 +224,7 @@ static void read_environment(void)
                 else
                         complain("GRSIM_DEVICES", value);
         }
+        read_visible(getenv("CUDA_VISIBLE_DEVICES"));
         value = getenv("GRSIM_MEMORY");
         if (value) {
                 if (read_size(value, &bytes) && bytes >= SIM_PAGE_BYTES)

@@ -74,28 +74,30 @@ void sim_shared_setup(const char *path)
                 abort();
 }
 
-static uint64_t sum(int device)
+/* card: as the file counts. */
+static uint64_t sum(int card)
 {
         uint64_t pages = 0;
 
         for (size_t i = 0; i < ACCOUNTS; i++) {
                 if (atomic_load(&accounts[i].owner))
-                        pages += atomic_load(&accounts[i].pages[device]);
+                        pages += atomic_load(&accounts[i].pages[card]);
         }
         return pages;
 }
 
 bool sim_shared_take(int device, size_t pages, size_t limit)
 {
+        const int card = sim_config()->physical[device];
         if (!own)
                 return true;
         for (int i = 0; i < TRIES; i++) {
-                atomic_fetch_add(&own->pages[device], pages);
-                if (sum(device) <= limit)
+                atomic_fetch_add(&own->pages[card], pages);
+                if (sum(card) <= limit)
                         return true;
-                atomic_fetch_sub(&own->pages[device], pages);
+                atomic_fetch_sub(&own->pages[card], pages);
                 sweep();
-                if (sum(device) + pages > limit)
+                if (sum(card) + pages > limit)
                         return false;
                 /* Two at once, each in the other's way. */
                 usleep(PAUSE_US * (1 + (unsigned)getpid() % 7));
@@ -105,18 +107,20 @@ bool sim_shared_take(int device, size_t pages, size_t limit)
 
 void sim_shared_give(int device, size_t pages)
 {
+        const int card = sim_config()->physical[device];
         if (own)
-                atomic_fetch_sub(&own->pages[device], pages);
+                atomic_fetch_sub(&own->pages[card], pages);
 }
 
 size_t sim_shared_free(int device, size_t limit, size_t own_free)
 {
+        const int card = sim_config()->physical[device];
         uint64_t used;
 
         if (!own)
                 return own_free;
         sweep();
-        used = sum(device);
+        used = sum(card);
         return used < limit ? limit - used : 0;
 }
 

@@ -99,8 +99,9 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 /* The configuration from the environment, read once at cuInit. */
 struct sim_config {
         int devices;
-        size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
-        const char *shared;  /* file of a card shared with other processes, or NULL */
+        int physical[SIM_MAX_DEVICES]; /* which card a device is: CUDA_VISIBLE_DEVICES */
+        size_t memory_bytes;           /* per device, a multiple of SIM_PAGE_BYTES */
+        const char *shared;            /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */

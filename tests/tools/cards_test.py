@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""gpureclaim status and wait: cards, who uses them, and what the driver's management library says.
+
+Usage: cards_test.py GPURECLAIM SIM_FOLDER SHIM FAKE_NVML
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from scene import MIB, Scene, until
+
+command, sim, shim, fake = sys.argv[1:]
+FIRST, SECOND = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
+
+
+def status(scene, **environment):
+    code, out, error = scene.run("status", "--json", **environment)
+    scene.check(code == 0 and error == "", f"status --json: {code} {error}")
+    return json.loads(out)["gpus"]
+
+
+def orders(scene):
+    """Two processes that count the cards differently meet at the same ones; without a common card they do not."""
+    one = scene.start(CUDA_VISIBLE_DEVICES="0,1")
+    other = scene.start(CUDA_VISIBLE_DEVICES="1,0")
+    apart = scene.start(CUDA_VISIBLE_DEVICES="1")
+    scene.check(one.ask("alloc", 0, 600) == 0 and one.ask("free") == 0, "the first cannot work")
+    scene.check(other.ask("alloc", 0, 100) == 0, "its first card is the other one")
+    cards = status(scene)
+    scene.check(len(cards) == 2, f"two cards: {cards}")
+    scene.check(apart.ask("alloc", 0, 200) == 0, "a process that sees the second card only")
+    beside = [sorted(process["pid"] for process in card["processes"]) for card in status(scene)]
+    scene.check(sorted([[one.pid], sorted([other.pid, apart.pid])]) == sorted(beside), f"who is where: {beside}")
+    # The second card of the other process is the first one's first: what is cached there is given.
+    scene.check(other.ask("alloc", 1, 900) == 0, "a neighbour's cache on a card counted differently")
+    scene.check(apart.ask("alloc", 0, 900) == 2, "more than its card has left")
+    totals = sorted(card["card_used_bytes"] // MIB for card in status(scene))
+    scene.check(totals == [300, 900], f"what is used: {totals}")
+    for process in (one, other, apart):
+        scene.check(process.end() == 0, "a process ended badly")
+    scene.check(status(scene) == [], "nobody is left")
+
+
+def nvml_env(scene, text):
+    path = os.path.join(scene.folder, "nvml")
+    with open(path + ".new", "w", encoding="ascii") as file:
+        file.write(text)
+    os.rename(path + ".new", path)
+    return {"FAKE_NVML": path, "LD_LIBRARY_PATH": os.path.join(scene.folder, "lib")}
+
+
+def what_is_not_ours(scene):
+    """The card's figures come from the management library; the members' charges are ours, the rest is not."""
+    process = scene.start()
+    process.ask("alloc", 0, 100)
+    process.ask("alloc", 0, 50)
+    process.ask("free")
+    process.ask("alloc", 0, 50)
+    uuid = status(scene)[0]["uuid"]
+    nvml = nvml_env(scene, f"GPU-{uuid} 1024 400\n")
+    card = status(scene, **nvml)[0]
+    figures = [card[name] // MIB for name in ("card_total_bytes", "card_used_bytes", "foreign_bytes")]
+    scene.check(figures == [1024, 400, 250], f"total, used and not ours: {figures}")
+
+    def cached():
+        found = status(scene, **nvml)[0]["processes"][0]
+        return found["live_bytes"] == 50 * MIB and found["cached_bytes"] == 100 * MIB
+
+    scene.check(until(cached), "live and cached bytes are told")
+    code, out, _ = scene.run("status", **nvml)
+    scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
+    scene.check("effective use of the card 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
+    # 624 MiB are free and 100 more to be had; a process that keeps out gives nothing.
+    scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
+    late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
+    scene.check(late[0] == 1 and "the time is up" in late[2], f"wait beyond it: {late}")
+    process.end()
+    keeper = scene.start(GPURECLAIM_NEIGHBOUR="0")
+    keeper.ask("alloc", 0, 100)
+    keeper.ask("free")
+    late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
+    scene.check(late[0] == 1, "one that gives nothing is not counted")
+    keeper.end()
+
+
+def which_card(scene):
+    """wait looks at the card that the program will use."""
+    nvml = nvml_env(scene, f"{FIRST} 1000 900\n{SECOND} 1000 100\n")
+
+    def fits(*flags, **environment):
+        return scene.run("wait", "--free", "500MiB", "--timeout", "0", *flags, "--", "true", **nvml, **environment)[0]
+
+    scene.check(fits() == 1, "the first one is full")
+    scene.check(fits("--device", "1") == 0, "--device 1 is not")
+    scene.check(fits("--device", SECOND) == 0 and fits("--device", FIRST) == 1, "by UUID")
+    scene.check(fits("--device", "GPU-6666") == 0, "by the beginning of one")
+    scene.check(fits(CUDA_VISIBLE_DEVICES="1,0") == 0, "the first visible one")
+    scene.check(fits(CUDA_VISIBLE_DEVICES=SECOND) == 0, "the first visible one, by UUID")
+    scene.check(fits("--device", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
+    scene.check(fits("--device", "second") == 2, "not a card's name")
+    scene.check(fits("--device", "7") == 0, "a card that nobody knows is not waited for")
+    # Room that comes while it waits.
+    waiting = subprocess.Popen(
+        [command, "wait", "--free", "500MiB", "--", "echo", "started"],
+        env={**scene.environment, **nvml},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.5)
+    scene.check(waiting.poll() is None, "it waits")
+    nvml_env(scene, f"{FIRST} 1000 400\n")
+    scene.check(waiting.communicate(timeout=30)[0] == "started\n" and waiting.returncode == 0, "it starts the program")
+    code, out, _ = scene.run("wait", "--free", "500MiB", "--", "echo", "started")
+    scene.check((code, out) == (0, "started\n"), "nobody can tell what is free: it starts at once")
+
+
+def containers(scene):
+    """A process of another pid namespace is seen and asked; its pid means nothing here."""
+    if subprocess.run(["unshare", "-rpf", "true"], capture_output=True, check=False).returncode:
+        print("no pid namespaces here", flush=True)
+        return
+    inside = scene.start(before=("unshare", "-rpf", "--kill-child"))
+    scene.check(inside.ask("alloc", 0, 300) == 0 and inside.ask("free") == 0, "it cannot work")
+
+    def seen():
+        found = status(scene)
+        return found and found[0]["processes"][0]["cached_bytes"] == 300 * MIB
+
+    scene.check(until(seen), "it is seen")
+    process = status(scene)[0]["processes"][0]
+    scene.check(not process["same_pid_namespace"], f"as one of another namespace: {process}")
+    number = str(process["pid"])
+    code, _, error = scene.run("limit", number, "1MiB")
+    scene.check(code == 1 and "does not run under gpureclaim" in error, f"its pid is not one of ours: {error}")
+    code, out, _ = scene.run("reclaim", "--all")
+    scene.check(code == 0 and "300.000 MiB came back" in out, f"it gives: {out}")
+    inside.end()
+
+
+def files(scene):
+    """Files that are no regions of this version are counted, not touched; those whose processes died are nothing."""
+    process = scene.start()
+    process.ask("alloc", 0, 10)
+    region = scene.environment["GPURECLAIM_REGION_DIR"]
+    (name,) = os.listdir(region)
+    os.chmod(region, 0o700)
+    for stranger in (name[:-1] + "9", "letter", "b" + name):
+        with open(os.path.join(region, stranger), "w", encoding="ascii") as file:
+            file.write("not a region")
+        os.chmod(os.path.join(region, stranger), 0o600)
+    code, out, _ = scene.run("status")
+    scene.check(code == 0 and "3 more files are of another version" in out, f"strangers: {out}")
+    process.kill()
+    code, out, _ = scene.run("status")
+    scene.check("No process of yours" in out and "3 more files" in out, f"after a kill: {out}")
+    scene.check(len(os.listdir(region)) == 4, "status removes nothing")
+    process = scene.start()
+    scene.check(process.ask("alloc", 0, 10) == 0 and len(status(scene)) == 1, "a killed one's file is used again")
+    process.end()
+
+
+failed = 0
+for test, devices in ((orders, 2), (what_is_not_ours, 1), (which_card, 1), (containers, 1), (files, 1)):
+    with Scene(command, sim, shim, devices) as scene:
+        os.mkdir(os.path.join(scene.folder, "lib"))
+        shutil.copy(fake, os.path.join(scene.folder, "lib", "libnvidia-ml.so.1"))
+        test(scene)
+        failed += scene.failed
+raise SystemExit(1 if failed else 0)

@@ -1,0 +1,129 @@
+"""What the tests of the command share: a folder of their own, processes on the simulated device, and the command."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 2**20
+
+
+class Scene:
+    """Cards that processes share, under the library. Use as a context: what is left is ended and removed."""
+
+    def __init__(self, command, sim, shim, devices=1, memory="1GiB"):
+        self.folder = tempfile.mkdtemp(prefix="gr-scene-")
+        self.command = command
+        self.failed = 0
+        self._processes = []
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GPURECLAIM_")}
+        self.environment.update(
+            GPURECLAIM_REGION_DIR=os.path.join(self.folder, "region"),
+            GRSIM_SHARED=os.path.join(self.folder, "card"),
+            GRSIM_DEVICES=str(devices),
+            GRSIM_MEMORY=memory,
+        )
+        for name in ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "ASAN_OPTIONS"):
+            self.environment.pop(name, None)
+        self._under = dict(LD_LIBRARY_PATH=sim, LD_PRELOAD=shim)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes:
+            process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(self, before=(), **environment):
+        process = Process({**self.environment, **self._under, **environment}, before)
+        self._processes.append(process)
+        return process
+
+    def run(self, *arguments, **environment):
+        done = subprocess.run(
+            [self.command, *arguments], env={**self.environment, **environment}, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def check(self, good, what):
+        if not good:
+            print("FAILED:", what, flush=True)
+            self.failed += 1
+
+
+class Process:
+    """A program that allocates when told to."""
+
+    def __init__(self, environment, before):
+        self._process = subprocess.Popen(
+            [*before, sys.executable, os.path.abspath(__file__)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+
+    def ask(self, *words):
+        """"alloc DEVICE MIB" and "free" answer the driver's result, "total DEVICE" MiB."""
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def end(self):
+        self._process.stdin.close()
+        return self._process.wait(30)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+
+def until(condition, seconds=10):
+    """Whether condition becomes true within a time that suffices on a busy machine."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _program():
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    blocks, contexts = [], {}
+
+    def use(device):
+        if device not in contexts:
+            contexts[device] = ctypes.c_void_p()
+            if driver.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[device]), device):
+                raise SystemExit("no such device")
+        driver.cuCtxSetCurrent(contexts[device])
+
+    for line in sys.stdin:
+        word, *arguments = line.split()
+        result = 0
+        if word == "alloc":
+            pointer = ctypes.c_uint64()
+            use(int(arguments[0]))
+            result = driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(arguments[1]) * MIB))
+            if result == 0:
+                blocks.append(pointer)
+        elif word == "free":
+            while blocks and result == 0:
+                result = driver.cuMemFree_v2(blocks.pop())
+        elif word == "total":
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            use(int(arguments[0]))
+            driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+            result = total.value // MIB
+        print(result, flush=True)
+
+
+if __name__ == "__main__":
+    _program()

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""gpureclaim top, in a terminal of this program's own.
+
+Usage: top_test.py GPURECLAIM_TOP SIM_FOLDER SHIM
+"""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+from scene import Scene, until
+
+command, sim, shim = sys.argv[1:]
+SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z@])|\x1b[()][A-Z0-9]|\x1b[A-Za-z=>78]")
+TOKEN = re.compile(SEQUENCE.pattern + r"|[^\x1b]")
+
+
+class Screen:
+    """As much of a VT100 as ncurses uses."""
+
+    def __init__(self, lines, columns):
+        self.resize(lines, columns)
+        self._rest = ""
+
+    def resize(self, lines, columns):
+        self.cells = [[" "] * columns for _ in range(lines)]
+        self.y = self.x = 0
+
+    def _control(self, arguments, letter):
+        numbers = [int(n) for n in arguments.split(";") if n.isdigit()]
+        first = numbers[0] if numbers else 0
+        if letter in "Hf":
+            self.y, self.x = (first or 1) - 1, (numbers[1] if len(numbers) > 1 else 1) - 1
+        elif letter in "ABCD":
+            self.y += {"A": -1, "B": 1}.get(letter, 0) * (first or 1)
+            self.x += {"C": 1, "D": -1}.get(letter, 0) * (first or 1)
+        elif letter == "K":
+            begin, end = {0: (self.x, None), 1: (0, self.x + 1), 2: (0, None)}[first]
+            row = self.cells[self.y]
+            row[begin:end] = [" "] * len(row[begin:end])
+        elif letter == "J" and first == 2:
+            self.cells = [[" "] * len(row) for row in self.cells]
+        elif letter == "J":
+            self._control("", "K")
+            for row in self.cells[self.y + 1 :]:
+                row[:] = [" "] * len(row)
+        self.y = min(max(self.y, 0), len(self.cells) - 1)
+        self.x = min(max(self.x, 0), len(self.cells[0]) - 1)
+
+    def feed(self, text):
+        text = self._rest + text
+        # A sequence that is not whole yet waits for its rest.
+        cut = text.rfind("\x1b")
+        if cut >= 0 and not SEQUENCE.match(text, cut):
+            text, self._rest = text[:cut], text[cut:]
+        else:
+            self._rest = ""
+        for token in TOKEN.finditer(text):
+            word = token.group(0)
+            if token.group(2):
+                self._control(token.group(1), token.group(2))
+            elif word == "\r":
+                self.x = 0
+            elif word == "\n":
+                self.y = min(self.y + 1, len(self.cells) - 1)
+            elif word == "\b":
+                self.x = max(self.x - 1, 0)
+            elif word >= " ":
+                if self.x < len(self.cells[0]):
+                    self.cells[self.y][self.x] = word
+                self.x += 1
+
+    def text(self):
+        return "\n".join("".join(row).rstrip() for row in self.cells)
+
+
+class Terminal:
+    def __init__(self, environment, lines=24, columns=110):
+        self._master, slave = pty.openpty()
+        self.screen = Screen(lines, columns)
+        self._size(lines, columns)
+        self._process = subprocess.Popen(
+            [command, "top"],
+            env={**environment, "TERM": "vt100"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def _size(self, lines, columns):
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def resize(self, lines, columns):
+        self.read()
+        self.screen.resize(lines, columns)
+        self._size(lines, columns)
+        self._process.send_signal(signal.SIGWINCH)
+
+    def read(self):
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # it has ended
+                return
+            self.screen.feed(data.decode("ascii", "replace"))
+
+    def type(self, keys):
+        os.write(self._master, keys.encode())
+
+    def shows(self, *patterns):
+        """Whether the screen comes to show all of them, in this order."""
+        wanted = re.compile(".*".join(patterns), re.DOTALL)
+
+        def look():
+            self.read()
+            return wanted.search(self.screen.text()) is not None
+
+        return until(look)
+
+    def ended(self):
+        until(lambda: self.read() or self._process.poll() is not None)
+        return self._process.poll()
+
+    def kill(self):
+        self._process.kill()
+
+
+def watch(scene):
+    cached, live = scene.start(), scene.start()
+    for mib in (100, 50):
+        cached.ask("alloc", 0, mib)
+    cached.ask("free")
+    cached.ask("alloc", 0, 50)
+    live.ask("alloc", 0, 300)
+    first, second = rf"\b{live.pid} ", rf"\b{cached.pid} "
+    terminal = Terminal(scene.environment)
+
+    def check(good, what):
+        scene.check(good, what)
+        if not good:
+            print(terminal.screen.text(), flush=True)
+
+    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .taken."), "cards, a head and the keys")
+    check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most taken first")
+    terminal.type("s")
+    check(terminal.shows(second, first, "sort .cached."), "most cached first")
+    # The first line is selected: the one with a cache.
+    terminal.type("t")
+    check(terminal.shows(f"Trim the cache of {cached.pid}"), "it asks before it trims")
+    terminal.type("n")
+    check(terminal.shows("nothing changed"), "no is no")
+    check(terminal.shows(second + ".*50.000 MiB +100.000 MiB"), "nothing was trimmed")
+    terminal.type("ty")
+    check(terminal.shows(f"{cached.pid}: done, 100.000 MiB came back"), "yes is yes")
+    terminal.type("l")
+    check(terminal.shows(f"Hard limit of {cached.pid}"), "it asks for a limit")
+    terminal.type("plenty\n")
+    check(terminal.shows("plenty: not a size"), "what is no size")
+    terminal.type("l512MiB\n")
+    check(terminal.shows(f"Set the hard limit of {cached.pid} to 512.000 MiB"), "it asks again before it sets one")
+    terminal.type("n")
+    check(terminal.shows("nothing changed") and cached.ask("total", 0) == 1024, "the limit stays")
+    terminal.type("l512MiB\ny")
+    check(terminal.shows(f"{cached.pid}: done") and cached.ask("total", 0) == 512, "the limit is set")
+    check(terminal.shows(second + ".*512.000 MiB"), "and shown")
+    # Down, and past the end: the last one stays selected.
+    terminal.type("sss\x1bOB\x1bOB\x1bOBt")
+    check(terminal.shows("sort .taken.") and terminal.shows(f"Trim the cache of {cached.pid}"), "selecting with keys")
+    terminal.type("n")
+    terminal.resize(12, 70)
+    check(terminal.shows("PID", first, second, "q quit"), "a smaller terminal")
+    terminal.resize(3, 20)
+    time.sleep(0.3)
+    terminal.resize(24, 110)
+    check(terminal.shows("GPU ", "PID", first, second, "q quit"), "a large one after a tiny one")
+    live.kill()
+    check(until(lambda: terminal.read() or not re.search(first, terminal.screen.text())), "a killed one goes")
+    cached.end()
+    check(terminal.shows("No process of yours"), "nobody is left")
+    terminal.type("t")
+    terminal.type("q")
+    scene.check(terminal.ended() == 0, "q ends it")
+    terminal.kill()
+
+
+def no_terminal(scene):
+    done = subprocess.run([command, "top"], env=scene.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    scene.check(done.returncode == 2 and "needs a terminal" in done.stderr, f"without a terminal: {done}")
+
+
+with Scene(command, sim, shim) as scene:
+    watch(scene)
+    no_terminal(scene)
+raise SystemExit(1 if scene.failed else 0)
