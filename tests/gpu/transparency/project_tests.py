@@ -72,8 +72,9 @@ def main():
         print("skipped: no pytest")
         return 77
     seconds, path, *more = sys.argv[1:]
-    # Helpers that the project expects beside its tests.
+    # Helpers that the project keeps beside its tests, for this process and for those that tests start.
     sys.path.insert(0, os.getcwd())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     try:
         import pytest_timeout  # noqa: F401
