@@ -195,8 +195,7 @@ static int own_preload(void)
         return 0;
 }
 
-/* As plugins come and go: the driver is opened once more and closed again between calls, and asked by name each time.
- */
+/* As plugins come and go: the driver opened once more and closed again between calls, and asked by name each time. */
 static int reopened(void)
 {
         CUresult (*alloc)(CUdeviceptr *, size_t), (*release)(CUdeviceptr);
