@@ -3,13 +3,16 @@
 A run's outcome is its exit status, the lines it printed and the files it left behind. Lines are compared after the
 rules below have taken out what changes from run to run of any program. What changes from run to run of one program
 only is found by running it natively again: a line whose numbers differ between native runs is compared without them.
+
+A program that runs a project's tests says how each ended (transparency/project_tests.py); then these are compared, one
+by one, and nothing else of what it printed.
 """
 
 import hashlib
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -68,6 +71,22 @@ class Outcome:
     lines: list = field(default_factory=list)
     files: dict = field(default_factory=dict)
     text: str = ""
+    # How each test ended, by its name; None for a program that runs none.
+    tests: dict | None = None
+    # Where a run of tests was when it ended before its time, and whether it stopped by itself.
+    at: str = ""
+    stopped: bool = False
+
+    def whole(self):
+        """Whether all tests were run."""
+        return self.status == 0 and not self.stopped
+
+    def counts(self):
+        """Such as "ok: 10 passed, 2 failed"; the plain word for a program that runs no tests."""
+        if not self.tests:
+            return self.word()
+        counts = Counter(word.split(",")[0] for word in self.tests.values())
+        return f"{self.word()}: " + ", ".join(f"{count} {word}" for word, count in counts.most_common())
 
     def word(self):
         if self.status is None:
@@ -94,6 +113,45 @@ def digests(folder):
     return found
 
 
+def read_tests(outcome):
+    """Fills in what the "@test" lines say."""
+    outcome.tests = {}
+    for line in outcome.text.splitlines():
+        match = re.match(r"@test (\S+) (.+)", line)
+        if not match:
+            continue
+        if match[1] == "began":
+            outcome.at = match[2]
+        elif match[1] == "stopped":
+            outcome.stopped = True
+        else:
+            outcome.tests[match[2]] = match[1]
+            outcome.at = ""
+
+
+def changed_tests(native, shim):
+    """The names of tests that two runs saw end differently, in order."""
+    both_whole = native.whole() and shim.whole()
+    changed = []
+    for name in sorted(native.tests.keys() | shim.tests.keys()):
+        words = {run.tests.get(name) for run in (native, shim)}
+        # A run that ended early says nothing about the tests that it did not reach.
+        if len(words) > 1 and (None not in words or both_whole):
+            changed.append(name)
+    return changed
+
+
+def test_differences(native, shim):
+    """As differences(): of two runs of the same tests."""
+    found = []
+    if native.status != shim.status:
+        for sign, run in (("-", native), ("+", shim)):
+            found.append(f"{sign} {run.word()}" + (f" during {run.at}" if run.at else ""))
+    for name in changed_tests(native, shim):
+        found += [f"{sign} {run.tests.get(name, 'not run')} {name}" for sign, run in (("-", native), ("+", shim))]
+    return found
+
+
 def template(line):
     return re.sub(NUMBER, "#", line)
 
@@ -112,6 +170,8 @@ def _subtract(a, b):
 
 def differences(native, shim, unordered=False):
     """'-' and '+' lines for what only one of two outcomes has; nothing when they are equal."""
+    if native.tests is not None and shim.tests is not None:
+        return test_differences(native, shim)
     found = []
     if native.status != shim.status:
         found += [f"- {native.word()}", f"+ {shim.word()}"]
@@ -136,10 +196,15 @@ class Varying:
     always: set = field(default_factory=set)
     files: set = field(default_factory=set)
     order: bool = False
+    tests: set = field(default_factory=set)
 
 
 def varying(natives):
     found = Varying()
+    if natives[0].tests is not None:
+        for other in natives[1:]:
+            found.tests |= set(changed_tests(natives[0], other))
+        return found
     everywhere = set.intersection(*({template(line) for line in run.lines} for run in natives))
     for other in natives[1:]:
         only_a, only_b = _subtract(natives[0].lines, other.lines), _subtract(other.lines, natives[0].lines)
@@ -156,6 +221,8 @@ def varying(natives):
 
 def without(outcome, vary):
     """The outcome without what varies: of a varying line that every native run has, its template stays, once."""
+    if outcome.tests is not None:
+        return replace(outcome, tests={name: word for name, word in outcome.tests.items() if name not in vary.tests})
     lines = [line for line in outcome.lines if template(line) not in vary.templates]
     lines += sorted({template(line) for line in outcome.lines} & vary.always)
     files = {name: digest for name, digest in outcome.files.items() if name not in vary.files}

@@ -5,6 +5,9 @@ A list says what to run, one program a line: NAME | SECONDS | OPTIONS | COMMAND.
 settings, and @ in it stands for the folder of the list. It runs in a fresh copy of the folder NAME beside the list, or
 in an empty one. OPTIONS are words: quick (part of the short run), alone (nothing beside it), unordered (several
 threads or processes print), gpus=N (skipped with fewer cards).
+
+With --tests, a list runs test files of another project, in a fresh copy of that project's folder; COMMAND is
+project_tests.py, and what is compared is how each test ended.
 """
 
 import argparse
@@ -42,6 +45,9 @@ class Program:
     command: list
     folder: str
     settings: dict
+    # Where another project's tests are that the program runs.
+    project: str = ""
+    origin: str = ""
 
     def gpus(self):
         return max([int(word[5:]) for word in self.options if word.startswith("gpus=")], default=1)
@@ -57,8 +63,16 @@ class Row:
     note: str = ""
     found: tuple = ()
 
+    def succeeds(self):
+        return self.native.split(":")[0] == "ok"
 
-def read_list(path):
+    def section(self, scripts_folder):
+        if self.program.project:
+            return "Tests of " + os.path.basename(self.program.origin).removesuffix("-tests.txt")
+        return "Scripts" if self.program.folder == scripts_folder else "Compiled programs"
+
+
+def read_list(path, project=""):
     folder = os.path.dirname(os.path.abspath(path))
     programs = []
     with open(path) as lines:
@@ -76,7 +90,7 @@ def read_list(path):
                 settings[name] = value
             if not words:
                 raise SystemExit(f"{path}:{number}: no command")
-            programs.append(Program(parts[0], int(parts[1]), parts[2].split(), words, folder, settings))
+            programs.append(Program(parts[0], int(parts[1]), parts[2].split(), words, folder, settings, project, path))
     return programs
 
 
@@ -134,8 +148,9 @@ class Runner:
         if paths:
             kept["LD_LIBRARY_PATH"] = ":".join(paths)
         # Compiled kernels of one run are no help to the next: both do the same work.
+        # A project's tests compile hundreds of them, though, and are about something else.
         for name in CACHES:
-            kept[name] = os.path.join(place, "cache", name.split("_")[0].lower())
+            kept[name] = os.path.join(self.scratch if program.project else place, "cache", name.split("_")[0].lower())
         kept["PYTHONDONTWRITEBYTECODE"] = "1"
         if shim:
             # What the program preloads itself stays behind the shim.
@@ -148,12 +163,12 @@ class Runner:
         """One run in a place of its own: its Outcome, and what served() says of it."""
         place = tempfile.mkdtemp(prefix="run-", dir=self.scratch)
         work = os.path.join(place, "work")
-        beside = os.path.join(program.folder, program.name)
+        beside = program.project or os.path.join(program.folder, program.name)
         if os.path.isdir(beside):
             shutil.copytree(beside, work)
         else:
             os.mkdir(work)
-        before = outcome.digests(work)
+        before = {} if program.project else outcome.digests(work)
         log = os.path.join(self.logs, f"{program.name}.{how}{turn or ''}")
         with open(log, "wb") as out, open(log + ".err", "wb") as err:
             try:
@@ -186,10 +201,14 @@ class Runner:
                 part = file.read()
             text += part
             lines += outcome.filtered(part, folders)
-        files = {name: digest for name, digest in outcome.digests(work).items() if before.get(name) != digest}
+        result = Outcome(status, lines, text=text)
+        if program.project:
+            outcome.read_tests(result)
+        else:
+            result.files = {name: digest for name, digest in outcome.digests(work).items() if before.get(name) != digest}
         served = self.served(place)
         shutil.rmtree(place, ignore_errors=True)
-        return Outcome(status, lines, files, text), served
+        return result, served
 
     def served(self, place):
         """(allocations from the cache, from the driver, processes) of a run under the shim, or None."""
@@ -212,12 +231,15 @@ class Runner:
             reason = native.text.strip().splitlines()[-1:] or ["not found"]
             return Row(program, "-", "-", "", "skipped", f"cannot be started: {reason[0]}")
         shim, served = self.run(program, "shim", 0)
-        row = Row(program, native.word(), shim.word())
+        row = Row(program, native.counts(), shim.counts())
         if native.status:
             # That both fail shows little; say how, so that it is not overlooked.
             row.note = "fails natively: " + (native.text.strip().splitlines() or ["without a word"])[-1].strip()[:120]
         if served:
             row.served = f"{served[0]} of {served[0] + served[1]}"
+        if native.stopped or shim.stopped:
+            together = len(native.tests.keys() & shim.tests.keys())
+            row.note = f"stopped after the time it was given, {together} tests compared"
         if native.status is None and shim.status is None:
             row.verdict = "no verdict"
             row.note = f"longer than {program.seconds} s both times"
@@ -248,6 +270,8 @@ class Runner:
             row.verdict = "differs"
             return row
         reasons = []
+        if vary.tests:
+            reasons.append(f"{len(vary.tests)} test{'s' * (len(vary.tests) > 1)}: " + ", ".join(sorted(vary.tests)[:3]))
         if vary.templates:
             reasons.append(f"{len(vary.templates)} kind{'s' * (len(vary.templates) > 1)} of line")
         if vary.files:
@@ -273,7 +297,7 @@ def cell(text):
 def table(rows, arguments, took):
     ran = [row for row in rows if row.verdict in ("same", "differs")]
     same = [row for row in ran if row.verdict == "same"]
-    well = [row for row in same if row.native == "ok"]
+    well = [row for row in same if row.succeeds()]
     lines = [
         "# Programs not written here, natively and under the shim",
         "",
@@ -281,6 +305,7 @@ def table(rows, arguments, took):
         "preloaded on the same card. *Same* means: equal exit status, equal output, equal files left behind.",
         f"Not compared: {', '.join(outcome.rules())}.",
         "Where native runs differ among themselves, the note says in what, and the shim's run differs in nothing else.",
+        "Of a project's own tests, file by file, each test must end alike: passed, failed (with the same exception), skipped.",
         "",
     ]
     if arguments.card:
@@ -294,11 +319,10 @@ def table(rows, arguments, took):
         f"{verdicts.count('skipped')} skipped. {took:.0f} s.",
         "",
     ]
-    folder = None
+    title = None
     for row in rows:
-        if row.program.folder != folder:
-            folder = row.program.folder
-            title = "Scripts" if folder == arguments.scripts_folder else "Compiled programs"
+        if row.section(arguments.scripts_folder) != title:
+            title = row.section(arguments.scripts_folder)
             lines += [
                 "" if lines[-1] else None,
                 f"## {title}",
@@ -332,11 +356,13 @@ def main():
     parser.add_argument("--only", default="*")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--scripts-folder", default="")
-    parser.add_argument("lists", nargs="+")
+    parser.add_argument("--tests", nargs=2, action="append", default=[], metavar=("LIST", "PROJECT"))
+    parser.add_argument("lists", nargs="*")
     arguments = parser.parse_args()
 
     notes = read_notes(arguments.notes)
     programs = [program for path in arguments.lists for program in read_list(path)]
+    programs += [program for path, project in arguments.tests for program in read_list(path, project)]
     programs = [
         program
         for program in programs
@@ -384,7 +410,7 @@ def main():
         print(f"\n{row.program.name}: {row.native} natively, {row.shim} under the shim")
         print("\n".join("    " + line[:200] for line in row.found[:20]))
     for row in ordered:
-        if row.verdict == "same" and row.native != "ok":
+        if row.verdict == "same" and not row.succeeds():
             print(f"{row.program.name}: {row.note} ({row.native})")
     verdicts = [row.verdict for row in ordered]
     print(

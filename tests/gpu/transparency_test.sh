@@ -44,6 +44,34 @@ stand_in hangs "" '[ $shim = 0 ] || sleep 30'
 stand_in cards gpus=64 'echo never'
 stand_in noted "" 'echo "size $((1 + shim))"'
 stand_in halfnoted "" 'echo "size $((1 + shim))"; echo "other $shim"'
+
+# A project's tests: what a program says of each.
+mkdir "$folder/project"
+echo given >"$folder/project/here"
+# tests NAME TEXT: as stand_in, in another list.
+tests() {
+        stand_in "$1" "" "[ -e here ] || exit 9; echo noise of \$RANDOM; $2"
+        tail -n 1 "$folder/programs/list.txt" >>"$folder/programs/some-tests.txt"
+        sed -i '$d' "$folder/programs/list.txt"
+}
+tests each 'echo "@test began a[1]
+@test passed a[1]
+@test began b
+@test failed,TypeError b
+@test skipped c"'
+tests other 'echo "@test passed a
+@test $([ $shim = 1 ] && echo failed,MemoryError || echo passed) b 1
+@test passed b 2"'
+tests reason 'echo "@test $([ $shim = 1 ] && echo failed,MemoryError || echo failed,TypeError) b"'
+tests flaky 'echo "@test $([ $((turn % 2)) = 1 ] && echo failed,TypeError || echo passed) b
+@test passed c"'
+tests sticky 'echo "@test $([ $((turn % 2)) = 1 ] && echo failed,TypeError || echo passed) b 1
+@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) b 2"'
+tests lost 'echo "@test passed a"; [ $shim = 1 ] || echo "@test passed b"'
+tests early 'echo "@test passed a"; [ $shim = 1 ] && echo "@test stopped b" || echo "@test passed b"'
+tests earlywrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; echo "@test stopped b"'
+tests dies 'echo "@test passed a"; echo "@test began b"; [ $shim = 0 ] || kill -SEGV $$; echo "@test passed b"'
+tests nothing 'echo "@test error,collecting file"; exit 1'
 printf 'behaviour | 60 | quick | %q\n' "$build/tests/gpu/behaviour" >>"$folder/programs/list.txt"
 printf 'missing | 5 | | /nonexistent/program\n' >>"$folder/programs/list.txt"
 printf '%s\n' '# comment' '*noted ^[-+] size [12]$ -> known to be so' >"$folder/notes"
@@ -65,7 +93,7 @@ expect() {
 
 # The first column of the table, its heading included.
 names() {
-        sed -n 's/^| \([a-z]*\) | .*/\1/p' "$folder/table.md" | paste -sd ' '
+        sed -n '/^## Tests/q;s/^| \([a-z]*\) | .*/\1/p' "$folder/table.md" | paste -sd ' '
 }
 
 must() {
@@ -100,6 +128,26 @@ must "the shim's own figures" grep -qE '^\| behaviour .*\| [1-9][0-9]* of [1-9][
 must "a row for each program" [ "$(names | wc -w)" -eq $(($(wc -l <"$folder/programs/list.txt") + 1)) ]
 must "the list's order" [ "$(names | cut -d ' ' -f 2-4)" = "equal times files" ]
 must "nothing left in the programs' folder" [ "$(ls "$folder/programs/files")" = input ]
+
+run --programs none --tests "$folder/programs/some-tests.txt" "$folder/project"
+for name in each early; do
+        expect $name yes
+done
+expect each yes "ok: 1 passed, 1 failed, 1 skipped"
+expect early yes "1 tests compared"
+expect other NO "\`- passed b 1\`; \`+ failed,MemoryError b 1\`"
+expect reason NO "TypeError b"
+expect flaky yes "varies natively too, not compared: 1 test: b"
+expect sticky NO "\`- passed b 2\`; \`+ failed,TypeError b 2\`"
+expect lost NO "not run b"
+expect earlywrong NO "TypeError a"
+expect dies NO "signal 11 during b"
+expect nothing yes "fails natively"
+must "a part of its own in the table" grep -q '^## Tests of some$' "$folder/table.md"
+must "the project's folder as it was" [ "$(ls "$folder/project")" = here ]
+tar -cf "$folder/project.tar" -C "$folder/project" here
+run --programs none --tests "$folder/programs/some-tests.txt" "$folder/project.tar" --only each
+expect each yes
 
 run --quick
 must "exit status 0 when all is the same" [ $? -eq 0 ]

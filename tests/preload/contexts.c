@@ -3,11 +3,14 @@
  * blocks, primary contexts reset and released. Every line must be the same natively and under the library.
  *
  *   contexts             the lines
+ *   contexts old         with the functions as they were before CUDA 4 and 11
+ *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -200,6 +203,161 @@ static void under_a_thread(void)
         pthread_join(thread, NULL);
 }
 
+/* The function of this exported name, as a program built years ago has it; false where the driver has none. */
+static bool old_symbol(const char *name, void *ret_function)
+{
+        void *found = dlsym(RTLD_DEFAULT, name);
+
+        memcpy(ret_function, &found, sizeof(found));
+        return found;
+}
+
+/* Two blocks of the current context, one in use and one freed. */
+static void leave_two(CUdeviceptr *ret_live, CUdeviceptr *ret_cached)
+{
+        OK(cuMemAlloc(ret_live, BLOCK));
+        OK(cuMemAlloc(ret_cached, BLOCK));
+        OK(cuMemFree(*ret_cached));
+}
+
+static void free_lost(CUdeviceptr live, CUdeviceptr cached)
+{
+        printf("free of the lost live block: %d\n", (int)cuMemFree(live));
+        printf("free of the lost cached block: %d\n", (int)cuMemFree(cached));
+}
+
+static void old_context(void)
+{
+        CUresult (*ctx_create)(CUcontext *, unsigned int, CUdevice), (*ctx_destroy)(CUcontext);
+        CUdeviceptr live, cached;
+        CUcontext context;
+        CUresult result;
+
+        if (!old_symbol("cuCtxCreate", &ctx_create) || !old_symbol("cuCtxDestroy", &ctx_destroy)) {
+                printf("no cuCtxCreate of old\n");
+                return;
+        }
+        result = ctx_create(&context, 0, 0);
+        printf("cuCtxCreate: %d\n", (int)result);
+        if (result != CUDA_SUCCESS)
+                return;
+        work("a context as of old");
+        leave_two(&live, &cached);
+        printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
+        free_lost(live, cached);
+}
+
+static void old_primary(void)
+{
+        CUresult (*reset)(CUdevice), (*release)(CUdevice);
+        CUdeviceptr live, cached;
+        CUcontext context;
+
+        if (!old_symbol("cuDevicePrimaryCtxReset", &reset) || !old_symbol("cuDevicePrimaryCtxRelease", &release)) {
+                printf("no cuDevicePrimaryCtxReset of old\n");
+                return;
+        }
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        work("the primary context");
+        leave_two(&live, &cached);
+        printf("cuDevicePrimaryCtxReset: %d\n", (int)reset(0));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        free_lost(live, cached);
+        work("after the reset");
+        leave_two(&live, &cached);
+        while (release(0) == CUDA_SUCCESS)
+                ;
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        free_lost(live, cached);
+        work("retained again");
+        while (release(0) == CUDA_SUCCESS)
+                ;
+        OK(cuCtxSetCurrent(NULL));
+}
+
+/* What the second device sees of the first one's memory, after the first has written it. */
+static void reach(const char *when, CUcontext first, CUcontext second)
+{
+        uint32_t value = 0, wrong = 0;
+        CUdeviceptr here, there;
+
+        for (uint32_t i = 1; i <= 10; i++) {
+                OK(cuCtxSetCurrent(first));
+                OK(cuMemAlloc(&here, BLOCK));
+                OK(cuMemsetD32(here, i, BLOCK / 4));
+                OK(cuCtxSynchronize());
+                OK(cuCtxSetCurrent(second));
+                OK(cuMemAlloc(&there, BLOCK));
+                OK(cuMemcpyPeer(there, second, here, first, BLOCK));
+                OK(cuMemcpyDtoH(&value, there + BLOCK - 4, 4));
+                wrong += value != i;
+                /* Both from the second device's side. */
+                OK(cuMemFree(here));
+                OK(cuMemFree(there));
+        }
+        printf("%s: %u copies wrong\n", when, wrong);
+}
+
+static int devices(void)
+{
+        CUcontext first, second;
+        CUdeviceptr ptr;
+        int count, can = 0, back = 0, ordinal = -1;
+
+        OK(cuDeviceGetCount(&count));
+        if (count > 1) {
+                OK(cuDeviceCanAccessPeer(&can, 0, 1));
+                OK(cuDeviceCanAccessPeer(&back, 1, 0));
+        }
+        if (!can || !back) {
+                fprintf(stderr, "skipped: needs two devices that reach each other\n");
+                return 77;
+        }
+        OK(cuDevicePrimaryCtxRetain(&first, 0));
+        OK(cuDevicePrimaryCtxRetain(&second, 1));
+        reach("before peer access", first, second);
+        for (int i = 0; i < 3; i++) {
+                OK(cuCtxSetCurrent(second));
+                printf("enable: %d\n", (int)cuCtxEnablePeerAccess(first, 0));
+                printf("enable again: %d\n", (int)cuCtxEnablePeerAccess(first, 0));
+                OK(cuCtxSetCurrent(first));
+                printf("the other way: %d\n", (int)cuCtxEnablePeerAccess(second, 0));
+                reach("with peer access", first, second);
+                OK(cuCtxSetCurrent(first));
+                OK(cuMemAlloc(&ptr, BLOCK));
+                OK(cuCtxSetCurrent(second));
+                /* The second device writes the first one's memory itself. */
+                printf("memset from the other device: %d\n", (int)cuMemsetD32(ptr, 5, BLOCK / 4));
+                /* The free would not wait for it, natively neither. */
+                OK(cuCtxSynchronize());
+                printf("free from there: %d\n", (int)cuMemFree(ptr));
+                printf("free again: %d\n", (int)cuMemFree(ptr));
+                printf("disable: %d\n", (int)cuCtxDisablePeerAccess(first));
+                printf("disable again: %d\n", (int)cuCtxDisablePeerAccess(first));
+                OK(cuCtxSetCurrent(first));
+                printf("the other way: %d\n", (int)cuCtxDisablePeerAccess(second));
+                reach("after peer access", first, second);
+        }
+        /* The second device goes while it can reach the first one's blocks. */
+        OK(cuCtxSetCurrent(second));
+        OK(cuCtxEnablePeerAccess(first, 0));
+        work("the second device");
+        printf("reset of the second device: %d\n", (int)cuDevicePrimaryCtxReset(1));
+        OK(cuCtxSetCurrent(first));
+        work("the first device after it");
+        OK(cuDevicePrimaryCtxRetain(&second, 1));
+        OK(cuCtxSetCurrent(second));
+        work("the second device again");
+        OK(cuMemAlloc(&ptr, BLOCK));
+        OK(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
+        printf("its memory is on device %d\n", ordinal);
+        OK(cuMemFree(ptr));
+        return 0;
+}
+
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
 static void fill(int device, size_t share)
 {
@@ -235,15 +393,25 @@ static void fill(int device, size_t share)
 
 int main(int argc, char **argv)
 {
-        int devices = 0;
+        int count = 0;
 
         OK(cuInit(0));
         if (argc > 1 && strcmp(argv[1], "limits") == 0) {
-                OK(cuDeviceGetCount(&devices));
-                GR_CHECK_EQ(devices, 2);
+                OK(cuDeviceGetCount(&count));
+                GR_CHECK_EQ(count, 2);
                 fill(0, 64 * MIB);
                 fill(1, 256 * MIB);
                 fill(0, 64 * MIB); /* the other device's use is not this one's */
+        } else if (argc > 1 && strcmp(argv[1], "old") == 0) {
+                for (int i = 0; i < 3; i++) {
+                        old_context();
+                        old_primary();
+                }
+        } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
+                int skipped = devices();
+
+                if (skipped)
+                        return skipped;
         } else {
                 freed_elsewhere();
                 destroyed();

@@ -9,6 +9,22 @@
 
 #include "../unit/check.h"
 
+static void visit(const char *file)
+{
+        void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL), *found;
+        int (*work)(void);
+
+        GR_CHECK(plugin != NULL);
+        found = plugin ? dlsym(plugin, "plugin_work") : NULL;
+        GR_CHECK(found != NULL);
+        if (!found)
+                return;
+        memcpy(&work, &found, sizeof(work));
+        printf("the plugin's work: %d\n", work());
+        printf("closed: %d\n", dlclose(plugin));
+        printf("still there: %d\n", dlopen(file, RTLD_NOW | RTLD_NOLOAD) != NULL);
+}
+
 int main(int argc, char **argv)
 {
         static const char *const names[] = {"cuMemAlloc_v2", "cuMemFree_v2", "cuGetProcAddress_v2", "cuInit",
@@ -17,6 +33,11 @@ int main(int argc, char **argv)
         const char *error;
         bool named;
 
+        if (argc > 2 && strcmp(argv[1], "plugin") == 0) {
+                for (int i = 0; i < 5; i++)
+                        visit(argv[2]);
+                return GR_CHECK_RESULT();
+        }
         for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
                 dlerror();
                 found = dlsym(RTLD_DEFAULT, names[i]);

@@ -177,6 +177,50 @@ static int spawn(void)
         return 0;
 }
 
+/* A program that preloads something itself: its child is none of ours, unless it says so. */
+static int own_preload(void)
+{
+        char *arguments[] = {self, plain_mode, NULL}, *libraries = getenv("LD_LIBRARY_PATH");
+        char preload[] = "LD_PRELOAD=libpthread.so.0", *environment[] = {preload, NULL, NULL};
+        pid_t child;
+
+        if (libraries && asprintf(&environment[1], "LD_LIBRARY_PATH=%s", libraries) < 0)
+                return 97;
+        open_device();
+        work();
+        must(posix_spawn(&child, self, NULL, NULL, arguments, environment), "posix_spawn");
+        wait_for(child);
+        free(environment[1]);
+        work();
+        return 0;
+}
+
+/* As plugins come and go: the driver opened once more and closed again between calls, and asked by name each time. */
+static int reopened(void)
+{
+        CUresult (*alloc)(CUdeviceptr *, size_t), (*release)(CUdeviceptr);
+        CUdeviceptr kept, ptr;
+
+        open_device();
+        kept = block();
+        for (int i = 0; i < 20; i++) {
+                void *handle = dlopen("libcuda.so.1", i % 2 ? RTLD_NOW | RTLD_LOCAL : RTLD_LAZY | RTLD_GLOBAL);
+                void *found = handle ? dlsym(handle, "cuMemAlloc_v2") : NULL;
+
+                must(!found, "dlsym of cuMemAlloc_v2");
+                memcpy(&alloc, &found, sizeof(alloc));
+                found = dlsym(handle, "cuMemFree_v2");
+                must(!found, "dlsym of cuMemFree_v2");
+                memcpy(&release, &found, sizeof(release));
+                must((int)alloc(&ptr, BLOCK), "cuMemAlloc as found");
+                must(dlclose(handle), "dlclose");
+                /* What was found stays good: the program itself has the driver open. */
+                must((int)(i % 3 ? release(ptr) : cuMemFree(ptr)), "cuMemFree as found");
+        }
+        printf("then: %d\n", (int)cuMemFree(kept));
+        return 0;
+}
+
 static int exec(void)
 {
         char *arguments[] = {self, plain_mode, NULL};
@@ -196,6 +240,29 @@ static int exit_busy(void)
         start_busy(threads, 4);
         nanosleep(&pause, NULL);
         exit(5);
+}
+
+static int end_at_once_busy(void)
+{
+        pthread_t threads[4];
+        struct timespec pause = {.tv_nsec = 20000000};
+
+        open_device();
+        start_busy(threads, 4);
+        nanosleep(&pause, NULL);
+        _exit(6);
+}
+
+static int crash_busy(void)
+{
+        pthread_t threads[4];
+        struct timespec pause = {.tv_nsec = 20000000};
+
+        open_device();
+        start_busy(threads, 4);
+        nanosleep(&pause, NULL);
+        raise(SIGSEGV);
+        return 0;
 }
 
 static void *outlive(void *arg)
@@ -458,7 +525,11 @@ int main(int argc, char **argv)
                 {"only-child", only_child},
                 {"spawn", spawn},
                 {"exec", exec},
+                {"own-preload", own_preload},
+                {"dlopen", reopened},
                 {"exit-busy", exit_busy},
+                {"_exit-busy", end_at_once_busy},
+                {"crash-busy", crash_busy},
                 {"main-thread-ends", main_thread_ends},
                 {"leaks", leaks},
                 {"signals", signals},

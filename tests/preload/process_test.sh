@@ -25,15 +25,19 @@ fail() {
         failed=1
 }
 
-timeout 20 "$program" "$mode" >"$folder/native" 2>"$folder/native.err"
+timeout 45 "$program" "$mode" >"$folder/native" 2>"$folder/native.err"
 native=$?
-timeout 20 env "$@" GPURECLAIM_STATS=1 "GPURECLAIM_STATS_FILE=$folder/stats.%p" "LD_PRELOAD=$GR_TEST_SHIM" \
+timeout 45 env "$@" GPURECLAIM_STATS=1 "GPURECLAIM_STATS_FILE=$folder/stats.%p" "LD_PRELOAD=$GR_TEST_SHIM" \
         "$program" "$mode" >"$folder/shim" 2>"$folder/shim.err"
 status=$?
 
 [ $native -ne 124 ] || fail "the native run took too long"
 [ $status -eq $native ] || fail "exit status $status, natively $native"
-diff -u --label native --label shim "$folder/native" "$folder/shim" || fail "the output differs"
+# What the driver does to errno natively, the library may spare the program.
+awk 'NR == FNR { native[FNR] = $0; next }
+     { spared = $0; sub(/errno kept$/, "errno changed", spared); print native[FNR] == spared ? spared : $0 }' \
+        "$folder/native" "$folder/shim" >"$folder/compared"
+diff -u --label native --label shim "$folder/native" "$folder/compared" || fail "the output differs"
 found=$(grep -c '^gpureclaim: summary of process' "$folder/shim.err")
 [ "$found" -eq "$summaries" ] || fail "$found summaries on stderr, expected $summaries"
 # A summary's lines are indented. No other line of ours, and those of others unchanged.

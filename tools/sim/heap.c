@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define UNITS (SIM_PAGE_BYTES / SIM_UNIT_BYTES)
 
@@ -233,6 +234,8 @@ static void free_locked(struct sim_alloc *alloc)
                 free_small(heap, heap->pages[page].slab, alloc);
         else
                 give_pages(heap, page, alloc->footprint / SIM_PAGE_BYTES, alloc->pool);
+        if (alloc->file)
+                close(alloc->file - 1);
         free(alloc);
 }
 

@@ -1,8 +1,5 @@
-/* What programs ask about an address, and legacy IPC handles. */
+/* What programs ask about an address. */
 #include "sim.h"
-
-#include <string.h>
-#include <unistd.h>
 
 SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dptr)
 {
@@ -138,62 +135,6 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
         }
         sim_memory_unlock();
         return rc;
-}
-
-/* A handle says whose memory it is; other processes cannot reach it yet, and the own one may not open it. */
-struct ipc_handle {
-        uint64_t pid, base, buffer_id;
-};
-
-SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
-{
-        struct ipc_handle words = {.pid = (uint64_t)getpid()};
-        struct sim_alloc *alloc;
-
-        SIM_ENTER(cuIpcGetMemHandle);
-        if (!handle)
-                return CUDA_ERROR_INVALID_VALUE;
-        sim_memory_lock();
-        alloc = sim_find_locked(dptr);
-        if (alloc && alloc->kind == SIM_ALLOC_DEVICE) {
-                words.base = alloc->base;
-                words.buffer_id = alloc->buffer_id;
-        }
-        sim_memory_unlock();
-        if (!words.base)
-                return CUDA_ERROR_INVALID_VALUE;
-        memset(handle, 0, sizeof *handle);
-        memcpy(handle, &words, sizeof words);
-        return CUDA_SUCCESS;
-}
-
-static CUresult open_handle(const CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned flags)
-{
-        struct ipc_handle words;
-
-        memcpy(&words, handle, sizeof words);
-        if (!dptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-                return CUDA_ERROR_INVALID_VALUE;
-        return words.pid == (uint64_t)getpid() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_SUPPORTED;
-}
-
-SIM_API cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
-{
-        SIM_ENTER(cuIpcOpenMemHandle);
-        return open_handle(dptr, &handle, flags);
-}
-
-SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
-{
-        SIM_ENTER(cuIpcOpenMemHandle_v2);
-        return open_handle(dptr, &handle, flags);
-}
-
-SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
-{
-        SIM_ENTER(cuIpcCloseMemHandle);
-        (void)dptr;
-        return CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t bytes, CUmemRangeHandleType type,

@@ -283,7 +283,8 @@ enum sim_alloc_kind {
         SIM_ALLOC_MANAGED,
         SIM_ALLOC_HOST,
         SIM_ALLOC_REGISTERED,
-        SIM_ALLOC_MAPPED
+        SIM_ALLOC_MAPPED,
+        SIM_ALLOC_IMPORTED
 };
 
 struct sim_alloc {
@@ -299,6 +300,7 @@ struct sim_alloc {
         bool freeing; /* a free is on its way: no longer the program's. Guarded by sim_lock() */
         bool idle;    /* in a pool's cache: touching it is misuse. Guarded by the memory lock */
         bool sync_memops;
+        int file;               /* of exported memory, plus 1; closed with the allocation. Guarded by the memory lock */
         struct sim_alloc *next; /* in the list of ranges outside the device heaps, or of a pool's cache */
         /* Pools' memory only, guarded by sim_lock(). */
         struct sim_node *freed; /* the free in its stream; reuse comes after it */

@@ -65,3 +65,21 @@ def cupy_with_gpu():
     except cupy.cuda.runtime.CUDARuntimeError as error:
         skip(f"CuPy sees no GPU: {error}")
     return cupy
+
+
+def numba_with_gpu():
+    """numba.cuda. Numba may be older than NumPy and name what that has dropped; nothing here calls it."""
+    try:
+        import numpy
+    except ImportError:
+        skip("no NumPy")
+    for old, new in (("row_stack", "vstack"), ("in1d", "isin"), ("trapz", "trapezoid")):
+        if not hasattr(numpy, old):
+            setattr(numpy, old, getattr(numpy, new))
+    try:
+        from numba import cuda
+    except ImportError:
+        skip("no Numba")
+    if not cuda.is_available():
+        skip("Numba sees no GPU")
+    return cuda

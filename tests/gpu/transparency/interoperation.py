@@ -3,15 +3,12 @@
 
 import os
 
-from common import bits, check, cupy_with_gpu, skip, torch_with_gpu
+from common import bits, check, cupy_with_gpu, numba_with_gpu, torch_with_gpu
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 torch = torch_with_gpu()
 cupy = cupy_with_gpu()
-try:
-    from numba import cuda
-except ImportError:
-    skip("no Numba")
+cuda = numba_with_gpu()
 try:
     import jax
     import jax.numpy as jnp

@@ -1,15 +1,11 @@
 #!/usr/bin/env python3
 """Numba's own memory manager: kernels, shared memory, streams, pinned, mapped and managed arrays, late frees."""
 
-from common import bits, check, skip
+from common import bits, check, numba_with_gpu
 
-try:
-    import numpy
-    from numba import cuda, int32
-except ImportError:
-    skip("no Numba")
-if not cuda.is_available():
-    skip("Numba sees no GPU")
+cuda = numba_with_gpu()
+import numpy  # noqa: E402
+from numba import int32  # noqa: E402
 
 
 @cuda.jit
