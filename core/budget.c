@@ -205,6 +205,13 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
         return bytes;
 }
 
+void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
+{
+        cached->next = atomic_load(&device->cached_apart);
+        while (!atomic_compare_exchange_weak(&device->cached_apart, &cached->next, cached))
+                ;
+}
+
 void gr_budget_note_live(struct gr_device *device)
 {
         raise_to(&device->peak_live_bytes, gr_budget_live(device));

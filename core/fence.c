@@ -161,7 +161,7 @@ static int close_locked(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
-        uint64_t freed_bytes = gr_counter_sum(&fence->freed_bytes);
+        uint64_t freed_bytes = gr_fence_freed_bytes(fence);
         struct gr_epoch *epoch;
         int rc = 0;
 
@@ -255,7 +255,7 @@ int gr_fence_poll(struct gr_context *context)
 static int sync_locked(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        struct gr_epoch all = {.freed_bytes = gr_counter_sum(&fence->freed_bytes)};
+        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence)};
         int rc = 0;
 
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
@@ -464,7 +464,7 @@ bool gr_fence_waiting(struct gr_context *context)
         bool waiting;
 
         gr_lock(&fence->lock);
-        waiting = fence->pending_count > 0 || gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes);
+        waiting = fence->pending_count > 0 || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes);
         gr_unlock(&fence->lock);
         return waiting;
 }
