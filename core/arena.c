@@ -8,8 +8,11 @@
 #include "pool.h"
 
 #define CLOSE_STEP_BYTES (UINT64_C(32) << 20) /* so much freed by one thread, and the epoch is closed at once */
-#define NOTE_LIVE_HITS   64                   /* hits between looks at the peak of live memory */
+#define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
+#define NOTE_LIVE_HITS   64  /* hits between looks at the peak of live memory */
 
+_Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES && sizeof(struct gr_block) == 2 * GR_LINE_BYTES,
+               "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
@@ -58,7 +61,7 @@ static bool is_open(struct gr_context *context)
 }
 
 /* Arena lock held. */
-static void put(struct gr_arena *arena, struct gr_block *block)
+static inline void put(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
 
@@ -68,7 +71,7 @@ static void put(struct gr_arena *arena, struct gr_block *block)
         gr_cached_add(&arena->cached, (int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
-void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
 {
         uint32_t count = gr_bin_count(bin) - 1;
 
@@ -79,16 +82,30 @@ void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *
         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
+void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+{
+        remove_from(arena, bin, block);
+}
+
 /* A request was served from bin. Arena lock held. */
-static void hit(struct gr_arena *arena, struct gr_bin *bin)
+static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
 {
         bin->hits++;
         if (__builtin_expect(++arena->hits % NOTE_LIVE_HITS == 0, 0))
                 gr_budget_note_live(arena->context->device);
 }
 
+/* Whether the epoch should be closed, so that it does not come to cover work that starts only later. */
+static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
+{
+        struct gr_context *context = arena->context;
+        uint64_t card = atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed);
+
+        return arena->open_bytes >= card / CLOSE_CARD_PART || !gr_pool_barrier_is_cheap(context);
+}
+
 /* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
-static uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
+static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
 {
         uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
 
@@ -97,7 +114,9 @@ static uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
                 arena->open_bytes = 0;
         }
         arena->open_bytes += bytes;
-        *ret_much = arena->open_bytes >= CLOSE_STEP_BYTES;
+        *ret_much = __builtin_expect(arena->open_bytes >= CLOSE_STEP_BYTES, 0) && is_much(arena);
+        if (*ret_much)
+                arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
         return epoch;
 }
 
@@ -121,7 +140,7 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
                 gr_arena_unlock(arena);
                 return 0;
         }
-        gr_bin_remove(arena, bin, block);
+        remove_from(arena, bin, block);
         ptr = block->ptr;
         place = recent_place(arena, ptr);
         if (*place)

@@ -165,7 +165,18 @@ uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
 
 /* How much the cache holds, and can give back, beyond what threshold, soft limit and a hard limit lowered meanwhile
  * allow. */
-uint64_t gr_budget_excess(struct gr_device *device);
+uint64_t gr_budget_excess_limited(struct gr_device *device);
+
+static inline uint64_t gr_budget_excess(struct gr_device *device)
+{
+        if (__builtin_expect(atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed) == GR_UNLIMITED &&
+                                     atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) == GR_UNLIMITED &&
+                                     atomic_load_explicit(&device->charged_bytes, memory_order_relaxed) <=
+                                             atomic_load_explicit(&device->hard_bytes, memory_order_relaxed),
+                             1))
+                return 0;
+        return gr_budget_excess_limited(device);
+}
 
 /*
  * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache

@@ -62,8 +62,8 @@ struct gr_fence {
         struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself */
-        unsigned reach_count;
-        _Atomic bool reach_overflow; /* more can reach it than fit: freed blocks go to the driver */
+        _Atomic unsigned reach_count;           /* also read without the lock */
+        _Atomic bool reach_overflow;            /* more can reach it than fit: freed blocks go to the driver */
 
         struct gr_lock events_lock; /* guards what follows */
         void **spare_events;        /* created in this context */
@@ -189,6 +189,9 @@ int gr_fence_poll(struct gr_context *context);
  */
 int gr_fence_barrier(struct gr_context *context);
 
+/* The same, unless more than seen_epoch has become usable: another thread's barrier may do for the caller. */
+int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch);
+
 /*
  * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more
  * has passed; -ENOENT: none is pending; -ETIMEDOUT; or as gr_fence_poll.
@@ -201,7 +204,7 @@ uint64_t gr_fence_oldest_age_ns(struct gr_context *context);
 /* Waits for all work in every context that can reach the blocks. -EBUSY, or the driver's error. */
 int gr_fence_sync(struct gr_context *context);
 
-/* How many contexts can reach the blocks, 1 for the owner alone. */
+/* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
 unsigned gr_fence_reach(struct gr_context *context);
 
 #endif

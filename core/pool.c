@@ -8,7 +8,8 @@
 
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 #define STUCK_NS            UINT64_C(50000000) /* an epoch this old says that a kernel runs on: no barrier behind it */
-#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class */
+#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
+#define SPARE_CLASS_PART    4                    /* ... this part of those of all classes, whichever is more */
 #define SPARE_CLASS_BLOCKS  64
 #define SPARE_CARD_PART     256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
 #define SPARE_LIVE_PART     32 /* ... or this part of live memory, whichever is more */
@@ -261,11 +262,12 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_count(core, GR_STAT_limit_hits, 1);
                 return rc;
         }
-        block = calloc(1, sizeof(*block));
+        block = aligned_alloc(GR_LINE_BYTES, sizeof(*block));
         if (!block) {
                 gr_budget_cancel(device, reserved);
                 return -ENOMEM;
         }
+        memset(block, 0, sizeof(*block));
         rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
         if (rc) {
                 gr_budget_cancel(device, reserved);
@@ -309,18 +311,20 @@ static bool take_spare(struct gr_context *context, size_t bytes)
         struct gr_arena *arena = gr_arena_own(context);
         struct gr_bin *bin = &arena->bins[gr_class_of(bytes)];
         uint64_t block_bytes = gr_class_block_bytes(bytes);
-        uint64_t want, most = SPARE_CLASS_BYTES / block_bytes;
+        uint64_t want, most;
         uint64_t total = gr_budget_live(context->device) / SPARE_LIVE_PART;
         uint64_t hard = atomic_load(&context->device->hard_bytes);
         uint64_t card = atomic_load(&context->device->total_bytes);
         bool fresh;
 
-        if (most > SPARE_CLASS_BLOCKS)
-                most = SPARE_CLASS_BLOCKS;
         if (hard < card)
                 card = hard;
         if (total < card / SPARE_CARD_PART)
                 total = card / SPARE_CARD_PART;
+        most = (total / SPARE_CLASS_PART > SPARE_CLASS_BYTES ? total / SPARE_CLASS_PART : SPARE_CLASS_BYTES) /
+               block_bytes;
+        if (most > SPARE_CLASS_BLOCKS)
+                most = SPARE_CLASS_BLOCKS;
         gr_arena_lock(arena);
         want = bin->fences / FENCES_PER_SPARE;
         fresh = gr_bin_count(bin) < (want < most ? want : most);
@@ -346,6 +350,43 @@ static bool class_empty(struct gr_context *context, unsigned class)
         return true;
 }
 
+bool gr_pool_barrier_is_cheap(struct gr_context *context)
+{
+        enum gr_reuse reuse = context->core->config.reuse;
+
+        return reuse == GR_REUSE_BARRIER || (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                                             atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
+}
+
+/*
+ * A block behind a barrier that costs nothing but its call, or that another thread lays at this moment; NULL. The
+ * thread's own bin comes before what is ready in those of others: one barrier readies them all, while a look at each
+ * other's bins has all threads wait for all.
+ */
+static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+{
+        uint64_t seen_epoch = atomic_load(&context->fence.usable_epoch);
+        struct gr_arena *arena = gr_arena_own(context);
+        unsigned class = gr_class_of(bytes);
+        struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+
+        if (!block && gr_fence_barrier_since(context, seen_epoch) == 0)
+                block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+        if (block)
+                return block;
+        gr_fence_barrier(context); /* what another thread laid came before what this one freed; or a capture is on */
+        return gr_pool_take(context, bytes, false);
+}
+
+/* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
+static bool own_waiting(struct gr_context *context, size_t bytes)
+{
+        unsigned class = gr_class_of(bytes);
+
+        return class < GR_CLASS_EXACT && !gr_split_active(&context->split) &&
+               gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
+}
+
 /*
  * A quarantined block made usable where that is worth it, or NULL: then fresh memory is better. A barrier costs half a
  * microsecond and, with several streams, their overlap; and a kernel that runs on and on, waiting for later work, must
@@ -363,10 +404,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         } else if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes))) {
                 return NULL;
         }
-        if (reuse == GR_REUSE_BARRIER) {
-                barrier = true;
-        } else if (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-                   atomic_load_explicit(&context->streams, memory_order_relaxed) == 0) {
+        if (gr_pool_barrier_is_cheap(context)) {
                 barrier = true;
         } else {
                 uint64_t bound = gr_budget_live(context->device) / 4;
@@ -413,9 +451,15 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         if (!allocate && context->core->config.pool != GR_POOL_NONE) {
-                block = gr_pool_take(context, bytes, false);
-                if (!block)
-                        block = take_fenced(context, bytes);
+                if (own_waiting(context, bytes) && gr_pool_barrier_is_cheap(context) &&
+                    !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+                        if (context->core->config.reuse != GR_REUSE_AUTO || !take_spare(context, bytes))
+                                block = take_behind_barrier(context, bytes);
+                } else {
+                        block = gr_pool_take(context, bytes, false);
+                        if (!block)
+                                block = take_fenced(context, bytes);
+                }
         }
         if (!block) {
                 rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
@@ -435,6 +479,11 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
                 *ret_ptr = ptr;
                 return 0;
         }
+        return alloc(context, bytes, NULL, NULL, ret_ptr);
+}
+
+int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
         return alloc(context, bytes, NULL, NULL, ret_ptr);
 }
 

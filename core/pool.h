@@ -128,6 +128,9 @@ void gr_context_drop(struct gr_context *context);
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
+/* As gr_pool_alloc goes on where gr_arena_alloc had nothing. */
+int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
 /*
  * As gr_pool_alloc, for memory that only another call of the driver can size: allocate is called where the cache cannot
  * serve, and sets *ret_ptr and *ret_bytes. expected_bytes is what it will most likely take.
@@ -172,6 +175,12 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
 
 /* The footprint that no request of the class needed since the last call; at most what is there. */
 uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
+
+/*
+ * Whether a barrier costs nothing but its call: one stream runs one thing after the other anyway, and nobody else can
+ * reach the context's blocks. A program may also ask for barriers whatever they cost.
+ */
+bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
