@@ -7,7 +7,7 @@
 
 #include "pool.h"
 
-#define CLOSE_STEP_BYTES (UINT64_C(32) << 20) /* so much freed by one thread, and the epoch is closed at once */
+#define CLOSE_STEP_SHIFT 25  /* 32 MiB freed by one thread, and the epoch is closed at once */
 #define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define NOTE_LIVE_HITS   64  /* hits between looks at the peak of live memory */
 
@@ -114,7 +114,8 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_m
                 arena->open_bytes = 0;
         }
         arena->open_bytes += bytes;
-        *ret_much = __builtin_expect(arena->open_bytes >= CLOSE_STEP_BYTES, 0) && is_much(arena);
+        *ret_much = __builtin_expect((arena->open_bytes ^ (arena->open_bytes - bytes)) >> CLOSE_STEP_SHIFT != 0, 0) &&
+                    is_much(arena); /* asked once in each step */
         if (*ret_much)
                 arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
         return epoch;
