@@ -205,6 +205,13 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
         return bytes;
 }
 
+void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
+{
+        cached->next = atomic_load(&device->cached_apart);
+        while (!atomic_compare_exchange_weak(&device->cached_apart, &cached->next, cached))
+                ;
+}
+
 void gr_budget_note_live(struct gr_device *device)
 {
         raise_to(&device->peak_live_bytes, gr_budget_live(device));
@@ -234,7 +241,7 @@ uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
         return group ? min_u64(total, group->limit_bytes) : total;
 }
 
-uint64_t gr_budget_excess(struct gr_device *device)
+uint64_t gr_budget_excess_limited(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
         uint64_t hard = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
@@ -242,8 +249,6 @@ uint64_t gr_budget_excess(struct gr_device *device)
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
         uint64_t cached, over;
 
-        if (allowed == GR_UNLIMITED && soft == GR_UNLIMITED && charged <= hard)
-                return 0;
         cached = gr_budget_returnable(device);
         if (soft != GR_UNLIMITED) {
                 uint64_t live = gr_budget_live(device);

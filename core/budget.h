@@ -31,6 +31,12 @@ struct gr_group {
         void *arg;
 };
 
+/* Cached bytes that somebody keeps under a lock of its own. */
+struct gr_cached {
+        _Atomic uint64_t bytes; /* written by its keeper only, with the lock held */
+        struct gr_cached *next; /* on the device; constant once there */
+};
+
 struct gr_device {
         int ordinal;
         _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
@@ -40,8 +46,9 @@ struct gr_device {
         _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
         _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
 
-        _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
-        struct gr_counter cached_bytes; /* footprint of the cached blocks; <= charged_bytes */
+        _Atomic uint64_t charged_bytes;         /* taken from the driver: live, cached, and slabs' unused rest */
+        struct gr_counter cached_bytes;         /* footprint of the cached blocks; <= charged_bytes with ... */
+        struct gr_cached *_Atomic cached_apart; /* ... these, which only become more */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
@@ -103,10 +110,25 @@ static inline void gr_budget_uncache(struct gr_device *device, uint64_t footprin
         gr_counter_sub(&device->cached_bytes, footprint_bytes);
 }
 
+/* From now on the device counts what cached says, until the device goes. Zero bytes are an account of nothing. */
+void gr_budget_keep(struct gr_device *device, struct gr_cached *cached);
+
+/* As gr_budget_cache and, with a negative number, uncache, for the keeper; its lock is held. */
+static inline void gr_cached_add(struct gr_cached *cached, int64_t footprint_bytes)
+{
+        uint64_t bytes = atomic_load_explicit(&cached->bytes, memory_order_relaxed);
+
+        atomic_store_explicit(&cached->bytes, bytes + (uint64_t)footprint_bytes, memory_order_relaxed);
+}
+
 /* Never negative, also while other threads move blocks. */
 static inline uint64_t gr_budget_cached(struct gr_device *device)
 {
+        const struct gr_cached *apart = atomic_load_explicit(&device->cached_apart, memory_order_acquire);
         uint64_t cached = gr_counter_sum(&device->cached_bytes);
+
+        for (; apart; apart = apart->next)
+                cached += atomic_load_explicit(&apart->bytes, memory_order_relaxed);
 
         return cached <= INT64_MAX ? cached : 0;
 }
@@ -143,7 +165,18 @@ uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
 
 /* How much the cache holds, and can give back, beyond what threshold, soft limit and a hard limit lowered meanwhile
  * allow. */
-uint64_t gr_budget_excess(struct gr_device *device);
+uint64_t gr_budget_excess_limited(struct gr_device *device);
+
+static inline uint64_t gr_budget_excess(struct gr_device *device)
+{
+        if (__builtin_expect(atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed) == GR_UNLIMITED &&
+                                     atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) == GR_UNLIMITED &&
+                                     atomic_load_explicit(&device->charged_bytes, memory_order_relaxed) <=
+                                             atomic_load_explicit(&device->hard_bytes, memory_order_relaxed),
+                             1))
+                return 0;
+        return gr_budget_excess_limited(device);
+}
 
 /*
  * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache

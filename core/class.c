@@ -1,38 +1,11 @@
 #include "class.h"
 
-static unsigned log2_floor(size_t n)
-{
-        return 63u - (unsigned)__builtin_clzll((unsigned long long)n);
-}
-
-/* The k-th of the classes between from << d and from << (d + 1), steps per doubling, counted from the first doubling.
- */
-static unsigned geometric_of(size_t bytes, unsigned from_log2, unsigned steps_log2)
-{
-        size_t last = bytes - 1;
-        unsigned top = log2_floor(last);
-        size_t step = (last >> (top - steps_log2)) & (((size_t)1 << steps_log2) - 1);
-
-        return ((top - from_log2) << steps_log2) + (unsigned)step;
-}
-
 static size_t geometric_bytes(unsigned k, unsigned from_log2, unsigned steps_log2)
 {
         size_t base = (size_t)1 << (from_log2 + (k >> steps_log2));
         size_t step = (k & ((1u << steps_log2) - 1)) + 1;
 
         return base + (base >> steps_log2) * step;
-}
-
-unsigned gr_class_of(size_t bytes)
-{
-        if (bytes <= 4096)
-                return (unsigned)((bytes - 1) / 512);
-        if (bytes <= GR_SMALL_MAX_BYTES)
-                return GR_CLASS_TINY + geometric_of(bytes, 12, 2);
-        if (bytes <= 16 * GR_PAGE_BYTES)
-                return GR_CLASS_SMALL + (unsigned)((bytes - 1) >> GR_PAGE_SHIFT);
-        return GR_CLASS_EXACT + geometric_of(bytes, 25, 3);
 }
 
 size_t gr_class_bytes(unsigned class)

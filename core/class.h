@@ -22,8 +22,27 @@
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
 
-/* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. */
-unsigned gr_class_of(size_t bytes);
+/* Of the classes that halve a doubling steps_log2 times, the one of bytes > 1 << from_log2, where they begin. */
+static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsigned steps_log2)
+{
+        size_t last = bytes - 1;
+        unsigned top = 63u - (unsigned)__builtin_clzll((unsigned long long)last);
+        size_t step = (last >> (top - steps_log2)) & (((size_t)1 << steps_log2) - 1);
+
+        return ((top - from_log2) << steps_log2) + (unsigned)step;
+}
+
+/* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. In the header for the hot path. */
+static inline unsigned gr_class_of(size_t bytes)
+{
+        if (bytes <= 4096)
+                return (unsigned)((bytes - 1) / 512);
+        if (bytes <= GR_SMALL_MAX_BYTES)
+                return GR_CLASS_TINY + gr_class_geometric(bytes, 12, 2);
+        if (bytes <= 16 * GR_PAGE_BYTES)
+                return GR_CLASS_SMALL + (unsigned)((bytes - 1) >> GR_PAGE_SHIFT);
+        return GR_CLASS_EXACT + gr_class_geometric(bytes, 25, 3);
+}
 
 /* The largest request of the class. */
 size_t gr_class_bytes(unsigned class);

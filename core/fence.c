@@ -161,7 +161,7 @@ static int close_locked(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
-        uint64_t freed_bytes = gr_counter_sum(&fence->freed_bytes);
+        uint64_t freed_bytes = gr_fence_freed_bytes(fence);
         struct gr_epoch *epoch;
         int rc = 0;
 
@@ -255,7 +255,7 @@ int gr_fence_poll(struct gr_context *context)
 static int sync_locked(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        struct gr_epoch all = {.freed_bytes = gr_counter_sum(&fence->freed_bytes)};
+        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence)};
         int rc = 0;
 
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
@@ -274,13 +274,20 @@ static int sync_locked(struct gr_context *context)
 
 int gr_fence_barrier(struct gr_context *context)
 {
+        return gr_fence_barrier_since(context, UINT64_MAX);
+}
+
+int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch)
+{
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
-        int rc;
+        int rc = 0;
 
         if (!gate_enter(&context->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
+        if (atomic_load(&fence->usable_epoch) > seen_epoch)
+                goto out;
         if (!driver->context_record || !driver->context_wait) {
                 rc = sync_locked(context);
                 goto out;
@@ -367,12 +374,10 @@ uint64_t gr_fence_oldest_age_ns(struct gr_context *context)
 
 unsigned gr_fence_reach(struct gr_context *context)
 {
-        unsigned count;
+        struct gr_fence *fence = &context->fence;
 
-        gr_lock(&context->fence.lock);
-        count = gr_fence_overflow(&context->fence) ? GR_REACH_MAX + 1 : context->fence.reach_count;
-        gr_unlock(&context->fence.lock);
-        return count;
+        return gr_fence_overflow(fence) ? GR_REACH_MAX + 1
+                                        : atomic_load_explicit(&fence->reach_count, memory_order_relaxed);
 }
 
 /* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
@@ -464,7 +469,7 @@ bool gr_fence_waiting(struct gr_context *context)
         bool waiting;
 
         gr_lock(&fence->lock);
-        waiting = fence->pending_count > 0 || gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes);
+        waiting = fence->pending_count > 0 || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes);
         gr_unlock(&fence->lock);
         return waiting;
 }

@@ -42,27 +42,28 @@ struct gr_event {
 
 struct gr_epoch {
         uint64_t number;
-        uint64_t freed_bytes; /* fence->freed_bytes when it was closed */
+        uint64_t freed_bytes; /* gr_fence_freed_bytes when it was closed */
         uint64_t closed_ns;
         unsigned event_count;
         struct gr_event events[GR_REACH_MAX];
 };
 
 struct gr_fence {
-        _Atomic uint64_t open_epoch;   /* blocks freed now belong to it; starts at 1 */
-        _Atomic uint64_t usable_epoch; /* blocks of this and earlier epochs may be handed out */
-        _Atomic uint64_t idle_epoch;   /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
-        _Atomic uint64_t usable_bytes; /* freed_bytes of the newest usable epoch */
-        _Atomic uint64_t closed_bytes; /* freed_bytes of the newest closed epoch */
-        _Atomic int broken;            /* the driver's error (negative) after which no fence can be trusted */
-        struct gr_counter freed_bytes; /* ever freed into this context's pool */
+        _Atomic uint64_t open_epoch;         /* blocks freed now belong to it; starts at 1 */
+        _Atomic uint64_t usable_epoch;       /* blocks of this and earlier epochs may be handed out */
+        _Atomic uint64_t idle_epoch;         /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
+        _Atomic uint64_t usable_bytes;       /* gr_fence_freed_bytes at the newest usable epoch */
+        _Atomic uint64_t closed_bytes;       /* gr_fence_freed_bytes at the newest closed epoch */
+        _Atomic int broken;                  /* the driver's error (negative) after which no fence can be trusted */
+        struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
+        struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
 
         struct gr_lock lock;                        /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself */
-        unsigned reach_count;
-        _Atomic bool reach_overflow; /* more can reach it than fit: freed blocks go to the driver */
+        _Atomic unsigned reach_count;           /* also read without the lock */
+        _Atomic bool reach_overflow;            /* more can reach it than fit: freed blocks go to the driver */
 
         struct gr_lock events_lock; /* guards what follows */
         void **spare_events;        /* created in this context */
@@ -144,11 +145,31 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
         return epoch;
 }
 
+/* The same for a block that goes into a bin of arena shard, whose lock is held: taking it was the full barrier. */
+static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
+{
+        _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
+        uint64_t epoch;
+
+#ifndef __x86_64__
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        epoch = atomic_load(&fence->open_epoch);
+        atomic_store_explicit(part, atomic_load_explicit(part, memory_order_relaxed) + bytes, memory_order_release);
+        return epoch;
+}
+
+/* All that was ever freed into the context's pool. */
+static inline uint64_t gr_fence_freed_bytes(const struct gr_fence *fence)
+{
+        return gr_counter_sum(&fence->freed_bytes) + gr_counter_sum(&fence->arena_freed_bytes);
+}
+
 /* Bytes freed since the newest usable epoch: the quarantine. */
 static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
 {
         uint64_t usable = atomic_load_explicit(&fence->usable_bytes, memory_order_relaxed);
-        uint64_t freed = gr_counter_sum(&fence->freed_bytes);
+        uint64_t freed = gr_fence_freed_bytes(fence);
 
         return freed > usable ? freed - usable : 0;
 }
@@ -168,6 +189,9 @@ int gr_fence_poll(struct gr_context *context);
  */
 int gr_fence_barrier(struct gr_context *context);
 
+/* The same, unless more than seen_epoch has become usable: another thread's barrier may do for the caller. */
+int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch);
+
 /*
  * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more
  * has passed; -ENOENT: none is pending; -ETIMEDOUT; or as gr_fence_poll.
@@ -180,7 +204,7 @@ uint64_t gr_fence_oldest_age_ns(struct gr_context *context);
 /* Waits for all work in every context that can reach the blocks. -EBUSY, or the driver's error. */
 int gr_fence_sync(struct gr_context *context);
 
-/* How many contexts can reach the blocks, 1 for the owner alone. */
+/* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
 unsigned gr_fence_reach(struct gr_context *context);
 
 #endif

@@ -269,7 +269,7 @@ static bool add_freed(struct gr_context *context, void *arg)
 {
         struct freed *freed = arg;
 
-        freed->bytes += gr_counter_sum(&context->fence.freed_bytes);
+        freed->bytes += gr_fence_freed_bytes(&context->fence);
         return true;
 }
 

@@ -29,7 +29,7 @@ enum gr_block_flags {
 
 /* One driver allocation. Fields without a note are constant while the block is in the ledger. */
 struct gr_block {
-        UT_hash_handle hh;              /* guarded by the shard's lock */
+        /* What a hit needs, a cache line of it. */
         uint64_t ptr;                   /* key */
         size_t capacity_bytes;          /* what the driver was asked for */
         _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE */
@@ -37,11 +37,21 @@ struct gr_block {
         uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
         struct gr_block *prev, *next;   /* guarded by the arena's lock */
         _Atomic uint32_t handouts;      /* to the program */
-        uint16_t class;
-        uint16_t flags;        /* guarded by the shard's lock */
-        _Atomic uint8_t state; /* enum gr_block_state; whoever changes it from LIVE or to GONE holds the shard's lock */
-        bool split;            /* a range of a segment (split.h), not an allocation of its own */
+        _Atomic uint16_t state;         /* below */
+        uint8_t class;
+        _Atomic uint8_t flags; /* changed with the shard's lock held */
+
+        bool split;        /* a range of a segment (split.h), not an allocation of its own */
+        UT_hash_handle hh; /* guarded by the shard's lock */
 };
+
+/*
+ * A block's state: enum gr_block_state, and for one that is LIVE its home << GR_HOME_SHIFT: 1 + the number of the arena
+ * of its context that has it among its recent blocks (arena.h), or 0. A state with a home changes only with that
+ * arena's lock held, and so does that of a block in its bins to one with a home, in plain stores. All else that changes
+ * it from LIVE or to GONE holds the shard's lock, and finds no home and no arena that could give it one.
+ */
+#define GR_HOME_SHIFT 8
 
 struct gr_ledger_shard {
         struct gr_spin lock; /* guards what follows, and the blocks' lives; adding may take memory from the C library */
@@ -64,6 +74,12 @@ struct gr_block_info {
         bool split;
 };
 
+/* Fibonacci hashing: addresses are multiples of 512, so the low bits say little; the product's high bits mix all. */
+static inline uint64_t gr_ledger_mix(uint64_t ptr)
+{
+        return (ptr >> 9) * UINT64_C(0x9E3779B97F4A7C15);
+}
+
 void gr_ledger_init(struct gr_ledger *ledger);
 
 /* Frees the blocks still in it. No other thread may use the ledger. */
@@ -73,11 +89,12 @@ void gr_ledger_destroy(struct gr_ledger *ledger);
  * Adds block, which the ledger owns from now on. A block already there at the same address is stale (the driver would
  * not give out an address twice): it leaves the ledger and becomes GONE. One that was LIVE is the caller's then, in
  * *ret_stale, which is NULL otherwise: whoever finds a CACHED one in its bin sees what became of it. -ENOMEM: not
- * added.
+ * added. No lock from GR_RANK_ARENA up is held.
  */
 int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
 
-/* Takes block out; the caller owns it again. False: it was out already, GONE, and its address may be another block's.
+/* Takes block, which has no home, out; the caller owns it again. False: it was out already, GONE, and its address may
+ * be another block's.
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
@@ -104,7 +121,7 @@ int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
 
 /*
  * Takes all blocks of context out. LIVE ones are handed to dropped one by one, which owns them, without a lock held;
- * CACHED ones, still in their bins, become GONE.
+ * CACHED ones, still in their bins, become GONE. The context's arenas are shut.
  */
 void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
                             void (*dropped)(struct gr_block *block));

@@ -17,6 +17,7 @@ enum gr_rank {
         GR_RANK_FENCE,    /* one context's epochs; held across record, wait and query */
         GR_RANK_EVENTS,   /* one context's spare events */
         GR_RANK_SPILLED,  /* one context's freed blocks of host memory */
+        GR_RANK_SPLIT,    /* one context's segments */
         GR_RANK_ARENA,    /* one shard's bins of a context */
         GR_RANK_SLABS,    /* one device's slabs of small blocks */
         GR_RANK_LEDGER,   /* one shard of the ledger */

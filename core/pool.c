@@ -6,11 +6,10 @@
 
 #include <utlist.h>
 
-#define CLOSE_STEP_BYTES    (UINT64_C(32) << 20)  /* so much freed, and the epoch is closed at once */
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 #define STUCK_NS            UINT64_C(50000000) /* an epoch this old says that a kernel runs on: no barrier behind it */
-#define NOTE_LIVE_HITS      64                 /* hits between looks at the peak of live memory */
-#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class */
+#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
+#define SPARE_CLASS_PART    4                    /* ... this part of those of all classes, whichever is more */
 #define SPARE_CLASS_BLOCKS  64
 #define SPARE_CARD_PART     256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
 #define SPARE_LIVE_PART     32 /* ... or this part of live memory, whichever is more */
@@ -40,6 +39,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         context->device = &core->devices[device];
         gr_fence_init(context);
         gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
+        gr_arena_init(&context->first_arena, context, 0);
         atomic_init(&context->arenas[0], &context->first_arena);
         gr_split_init(context);
 }
@@ -176,25 +176,6 @@ static bool forget_in(struct gr_context *context, void *arg)
         return true;
 }
 
-static void drop_arena(struct gr_context *context, struct gr_arena *arena)
-{
-        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
-        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
-                struct gr_bin *bin = &arena->bins[class];
-                struct gr_block *block, *tmp;
-
-                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
-                        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        free(block);
-                }
-                bin->blocks = NULL;
-                atomic_store(&bin->count, 0);
-                bin->low_count = 0;
-        }
-        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
-}
-
 static bool forget_after_sync(struct gr_context *context, void *arg)
 {
         struct gr_context *ending = arg;
@@ -216,130 +197,17 @@ void gr_context_drop(struct gr_context *context)
         struct gr_core *core = context->core;
 
         gr_core_each_context(core, -1, forget_in, context);
+        gr_arenas_shut(context);
         gr_fence_reset(context);
         gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, dropped);
-        for (unsigned i = 0; i < GR_SHARDS; i++)
-                if (gr_arena_at(context, i))
-                        drop_arena(context, gr_arena_at(context, i));
+        gr_arenas_drop(context);
+        gr_arenas_open(context);
         gr_spill_drop(context);
         atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on it may serve for another context */
         gr_unlock(&core->contexts_lock);
-}
-
-/* The calling thread's bins in context. */
-static struct gr_arena *own_arena(struct gr_context *context)
-{
-        unsigned shard = gr_shard();
-        struct gr_arena *arena = gr_arena_at(context, shard), *none = NULL;
-
-        if (__builtin_expect(arena != NULL, 1))
-                return arena;
-        arena = aligned_alloc(GR_LINE_BYTES, sizeof(*arena));
-        if (!arena)
-                return &context->first_arena;
-        memset(arena, 0, sizeof(*arena));
-        if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
-                free(arena); /* a thread of the same shard was faster */
-                arena = none;
-        }
-        return arena;
-}
-
-static void arena_lock(struct gr_arena *arena)
-{
-        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
-}
-
-static void arena_unlock(struct gr_arena *arena)
-{
-        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
-}
-
-static uint32_t bin_count(struct gr_bin *bin)
-{
-        return atomic_load_explicit(&bin->count, memory_order_relaxed);
-}
-
-/* Arena lock held. */
-static void bin_remove(struct gr_context *context, struct gr_bin *bin, struct gr_block *block)
-{
-        uint32_t count = bin_count(bin) - 1;
-
-        DL_DELETE(bin->blocks, block);
-        atomic_store_explicit(&bin->count, count, memory_order_relaxed);
-        if (count < bin->low_count)
-                bin->low_count = count;
-        gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-}
-
-/* Returns whether so much was freed that the epoch should be closed. */
-static bool bin_put(struct gr_context *context, struct gr_block *block)
-{
-        struct gr_arena *arena = own_arena(context);
-        struct gr_bin *bin = &arena->bins[block->class];
-        bool much;
-
-        gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
-        arena_lock(arena);
-        DL_APPEND(bin->blocks, block);
-        atomic_store_explicit(&bin->count, bin_count(bin) + 1, memory_order_relaxed);
-        bin->frees++;
-        arena->open_bytes += block->capacity_bytes;
-        much = arena->open_bytes >= CLOSE_STEP_BYTES;
-        if (much)
-                arena->open_bytes = 0;
-        arena_unlock(arena);
-        return much;
-}
-
-/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Arena lock held.
- */
-static struct gr_block *bin_best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
-                                 size_t at_most)
-{
-        struct gr_block *block, *best = NULL;
-
-        DL_FOREACH (bin->blocks, block) {
-                if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
-                        if (class < GR_CLASS_EXACT)
-                                break; /* those behind it were freed later */
-                        continue;
-                }
-                if (block->capacity_bytes < at_least || block->capacity_bytes > at_most)
-                        continue;
-                if (!best || block->capacity_bytes < best->capacity_bytes)
-                        best = block;
-                if (class < GR_CLASS_EXACT)
-                        break;
-        }
-        return best;
-}
-
-/* The best usable block of the arena from class to last. */
-static struct gr_block *arena_take(struct gr_context *context, struct gr_arena *arena, unsigned class, unsigned last,
-                                   size_t at_least, size_t at_most)
-{
-        struct gr_block *block = NULL;
-
-        for (; class <= last && !block; class ++) {
-                struct gr_bin *bin = &arena->bins[class];
-
-                if (bin_count(bin) == 0)
-                        continue;
-                arena_lock(arena);
-                block = bin_best(context, bin, class, at_least, at_most);
-                if (block) {
-                        bin_remove(context, bin, block);
-                        bin->hits++;
-                        if (++arena->hits % NOTE_LIVE_HITS == 0)
-                                gr_budget_note_live(context->device);
-                }
-                arena_unlock(arena);
-        }
-        return block;
 }
 
 struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
@@ -369,7 +237,7 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
                 struct gr_arena *arena = gr_arena_at(context, (own + i) % GR_SHARDS);
 
                 if (arena)
-                        block = arena_take(context, arena, class, last, bytes, at_most);
+                        block = gr_arena_take(arena, class, last, bytes, at_most);
         }
         return block;
 }
@@ -394,11 +262,12 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_count(core, GR_STAT_limit_hits, 1);
                 return rc;
         }
-        block = calloc(1, sizeof(*block));
+        block = aligned_alloc(GR_LINE_BYTES, sizeof(*block));
         if (!block) {
                 gr_budget_cancel(device, reserved);
                 return -ENOMEM;
         }
+        memset(block, 0, sizeof(*block));
         rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
         if (rc) {
                 gr_budget_cancel(device, reserved);
@@ -413,7 +282,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         block->capacity_bytes = capacity;
         block->requested_bytes = bytes;
         block->context = context;
-        block->class = (uint16_t)gr_class_of_block(capacity);
+        block->class = (uint8_t)gr_class_of_block(capacity);
         block->state = GR_BLOCK_CACHED;
         rc = gr_ledger_add(&core->ledger, block, &stale);
         if (stale)
@@ -439,27 +308,29 @@ give_back:
 static bool take_spare(struct gr_context *context, size_t bytes)
 {
         struct gr_core *core = context->core;
-        struct gr_arena *arena = own_arena(context);
+        struct gr_arena *arena = gr_arena_own(context);
         struct gr_bin *bin = &arena->bins[gr_class_of(bytes)];
         uint64_t block_bytes = gr_class_block_bytes(bytes);
-        uint64_t want, most = SPARE_CLASS_BYTES / block_bytes;
+        uint64_t want, most;
         uint64_t total = gr_budget_live(context->device) / SPARE_LIVE_PART;
         uint64_t hard = atomic_load(&context->device->hard_bytes);
         uint64_t card = atomic_load(&context->device->total_bytes);
         bool fresh;
 
-        if (most > SPARE_CLASS_BLOCKS)
-                most = SPARE_CLASS_BLOCKS;
         if (hard < card)
                 card = hard;
         if (total < card / SPARE_CARD_PART)
                 total = card / SPARE_CARD_PART;
-        arena_lock(arena);
+        most = (total / SPARE_CLASS_PART > SPARE_CLASS_BYTES ? total / SPARE_CLASS_PART : SPARE_CLASS_BYTES) /
+               block_bytes;
+        if (most > SPARE_CLASS_BLOCKS)
+                most = SPARE_CLASS_BLOCKS;
+        gr_arena_lock(arena);
         want = bin->fences / FENCES_PER_SPARE;
-        fresh = bin_count(bin) < (want < most ? want : most);
+        fresh = gr_bin_count(bin) < (want < most ? want : most);
         if (!fresh)
                 bin->fences++;
-        arena_unlock(arena);
+        gr_arena_unlock(arena);
         if (!fresh || gr_budget_excess(context->device) > 0 || atomic_load(&core->spare_bytes) + block_bytes > total)
                 return false;
         atomic_fetch_add(&core->spare_bytes, block_bytes);
@@ -473,10 +344,47 @@ static bool class_empty(struct gr_context *context, unsigned class)
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
 
-                if (arena && bin_count(&arena->bins[class]) > 0)
+                if (arena && gr_bin_count(&arena->bins[class]) > 0)
                         return false;
         }
         return true;
+}
+
+bool gr_pool_barrier_is_cheap(struct gr_context *context)
+{
+        enum gr_reuse reuse = context->core->config.reuse;
+
+        return reuse == GR_REUSE_BARRIER || (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                                             atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
+}
+
+/*
+ * A block behind a barrier that costs nothing but its call, or that another thread lays at this moment; NULL. The
+ * thread's own bin comes before what is ready in those of others: one barrier readies them all, while a look at each
+ * other's bins has all threads wait for all.
+ */
+static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+{
+        uint64_t seen_epoch = atomic_load(&context->fence.usable_epoch);
+        struct gr_arena *arena = gr_arena_own(context);
+        unsigned class = gr_class_of(bytes);
+        struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+
+        if (!block && gr_fence_barrier_since(context, seen_epoch) == 0)
+                block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+        if (block)
+                return block;
+        gr_fence_barrier(context); /* what another thread laid came before what this one freed; or a capture is on */
+        return gr_pool_take(context, bytes, false);
+}
+
+/* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
+static bool own_waiting(struct gr_context *context, size_t bytes)
+{
+        unsigned class = gr_class_of(bytes);
+
+        return class < GR_CLASS_EXACT && !gr_split_active(&context->split) &&
+               gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
 }
 
 /*
@@ -496,10 +404,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         } else if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes))) {
                 return NULL;
         }
-        if (reuse == GR_REUSE_BARRIER) {
-                barrier = true;
-        } else if (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-                   atomic_load_explicit(&context->streams, memory_order_relaxed) == 0) {
+        if (gr_pool_barrier_is_cheap(context)) {
                 barrier = true;
         } else {
                 uint64_t bound = gr_budget_live(context->device) / 4;
@@ -546,9 +451,15 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         if (!allocate && context->core->config.pool != GR_POOL_NONE) {
-                block = gr_pool_take(context, bytes, false);
-                if (!block)
-                        block = take_fenced(context, bytes);
+                if (own_waiting(context, bytes) && gr_pool_barrier_is_cheap(context) &&
+                    !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+                        if (context->core->config.reuse != GR_REUSE_AUTO || !take_spare(context, bytes))
+                                block = take_behind_barrier(context, bytes);
+                } else {
+                        block = gr_pool_take(context, bytes, false);
+                        if (!block)
+                                block = take_fenced(context, bytes);
+                }
         }
         if (!block) {
                 rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
@@ -561,6 +472,17 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
 }
 
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+{
+        uint64_t ptr = bytes <= GR_BLOCK_MAX_BYTES ? gr_arena_alloc(context, bytes) : 0;
+
+        if (__builtin_expect(ptr != 0, 1)) {
+                *ret_ptr = ptr;
+                return 0;
+        }
+        return alloc(context, bytes, NULL, NULL, ret_ptr);
+}
+
+int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         return alloc(context, bytes, NULL, NULL, ret_ptr);
 }
@@ -635,13 +557,31 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         return rc;
 }
 
+/* After a block went into a bin. much: the epoch is to be closed. */
+static int freed(struct gr_context *context, bool much)
+{
+        struct gr_core *core = context->core;
+
+        /* An epoch left open would come to cover work that starts only later. */
+        if (__builtin_expect(much, 0))
+                gr_fence_close(context);
+        if (core->wake &&
+            (gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
+                core->wake(core);
+        return 0;
+}
+
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
         struct gr_context *context;
         struct gr_fence *fence;
         struct gr_block *block;
+        bool much = false;
         int rc;
 
+        context = gr_arena_free(core, ptr, &much);
+        if (__builtin_expect(context != NULL, 1))
+                return freed(context, much);
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment of ours, which the driver must not be asked to free */
@@ -665,15 +605,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
-        /* After a sync nothing uses it any more: epoch 0 has always passed. */
-        block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
-        /* An epoch left open would come to cover work that starts only later. */
-        if (bin_put(context, block))
-                gr_fence_close(context);
-        if (core->wake &&
-            (gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
-                core->wake(core);
-        return 0;
+        gr_arena_put(context, block, rc == 0, &much);
+        return freed(context, much);
 }
 
 /*
@@ -690,9 +623,9 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
                 struct gr_arena *arena = gr_arena_at(context, i);
                 struct gr_block *block, *tmp;
 
-                if (!arena || bin_count(&arena->bins[class]) == 0)
+                if (!arena || gr_bin_count(&arena->bins[class]) == 0)
                         continue;
-                arena_lock(arena);
+                gr_arena_lock(arena);
                 DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
                         uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
 
@@ -701,11 +634,11 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
                         if (footprint < at_least || footprint > most_bytes - bytes ||
                             !gr_fence_idle(&context->fence, block->freed_epoch))
                                 continue;
-                        bin_remove(context, &arena->bins[class], block);
+                        gr_bin_remove(arena, &arena->bins[class], block);
                         blocks[count++] = block;
                         bytes += footprint;
                 }
-                arena_unlock(arena);
+                gr_arena_unlock(arena);
         }
         return count;
 }
@@ -810,18 +743,18 @@ uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class)
                 struct gr_bin *bin;
                 uint32_t left;
 
-                if (!arena || (bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
+                if (!arena || (gr_bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
                         continue;
                 bin = &arena->bins[class];
-                arena_lock(arena);
+                gr_arena_lock(arena);
                 left = bin->low_count;
-                bin->low_count = bin_count(bin);
+                bin->low_count = gr_bin_count(bin);
                 if (class < GR_CLASS_EXACT && bin->blocks)
                         bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
                 else
                         for (block = bin->blocks; block && left > 0; block = block->next, left--)
                                 bytes += gr_footprint_bytes(block->capacity_bytes);
-                arena_unlock(arena);
+                gr_arena_unlock(arena);
         }
         return bytes;
 }

@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "arena.h"
 #include "budget.h"
 #include "class.h"
 #include "decay.h"
@@ -35,27 +36,6 @@
 
 #define GR_DEVICES_MAX 64
 
-/* Freed blocks of one class, oldest first. All guarded by the arena's lock. */
-struct gr_bin {
-        struct gr_block *blocks;
-        _Atomic uint32_t count; /* also read without the lock, to pass empty bins by */
-        uint32_t low_count;     /* least of it since decay last looked: what nobody needed */
-        uint64_t hits;          /* requests served */
-        uint64_t frees;         /* blocks put in */
-        uint64_t fences;        /* paid for because this bin had nothing usable */
-};
-
-/*
- * The bins of one shard: a thread puts what it frees into those of its own shard and looks there first, then in those
- * of the others.
- */
-struct gr_arena {
-        struct gr_spin lock; /* rank GR_RANK_ARENA; guards what follows */
-        uint64_t open_bytes; /* freed here since an epoch was last closed from here */
-        uint64_t hits;
-        struct gr_bin bins[GR_CLASS_COUNT];
-} __attribute__((aligned(GR_LINE_BYTES)));
-
 struct gr_context {
         struct gr_core *core;
         struct gr_device *device;
@@ -65,6 +45,7 @@ struct gr_context {
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;
+        _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena first_arena;
         struct gr_spilled spilled;
@@ -95,6 +76,11 @@ struct gr_core {
         _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
         struct gr_early early;
         _Atomic bool split_barred; /* gr_split_bar */
+
+        /* Where threads of the shard last had a hit: a free looks there first. */
+        struct {
+                struct gr_arena *_Atomic arena;
+        } __attribute__((aligned(GR_LINE_BYTES))) used_arenas[GR_SHARDS];
 
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
@@ -144,6 +130,9 @@ void gr_context_drop(struct gr_context *context);
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
+/* As gr_pool_alloc goes on where gr_arena_alloc had nothing. */
+int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
+
 /*
  * As gr_pool_alloc, for memory that only another call of the driver can size: allocate is called where the cache cannot
  * serve, and sets *ret_ptr and *ret_bytes. expected_bytes is what it will most likely take.
@@ -188,6 +177,12 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
 
 /* The footprint that no request of the class needed since the last call; at most what is there. */
 uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
+
+/*
+ * Whether a barrier costs nothing but its call: one stream runs one thing after the other anyway, and nobody else can
+ * reach the context's blocks. A program may also ask for barriers whatever they cost.
+ */
+bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);

@@ -164,7 +164,7 @@ void gr_split_init(struct gr_context *context)
         struct gr_split *split = &context->split;
 
         memset(split, 0, sizeof(*split));
-        gr_lock_init(&split->lock, GR_RANK_ARENA);
+        gr_lock_init(&split->lock, GR_RANK_SPLIT);
         atomic_init(&split->active, context->core->config.pool == GR_POOL_SPLIT);
 }
 
@@ -284,7 +284,7 @@ static struct gr_block *carve(struct gr_context *context, struct gr_range *range
 
         block->state = GR_BLOCK_CACHED;
         block->flags = 0;
-        block->class = (uint16_t)gr_class_of(bytes); /* for the report of who holds what */
+        block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
         block->handouts = range->segment->handouts++;
         if (gr_ledger_add(&context->core->ledger, block, &stale)) {
                 free(rest);

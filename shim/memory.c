@@ -34,11 +34,16 @@ GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 
         if (!gr_shim_ready() || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES)
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
-        saved_errno = errno;
         context = gr_current_context();
         if (!context)
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
-        rc = gr_pool_alloc(context, bytesize, &ptr);
+        ptr = gr_arena_alloc(context, bytesize); /* cannot touch errno, as what follows may */
+        if (__builtin_expect(ptr && !gr_tracing(), 1)) {
+                *dptr = ptr;
+                return CUDA_SUCCESS;
+        }
+        saved_errno = errno;
+        rc = ptr ? 0 : gr_pool_alloc_slow(context, bytesize, &ptr);
         if (rc == 0)
                 *dptr = ptr;
         if (gr_tracing() && rc == 0)

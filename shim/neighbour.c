@@ -243,7 +243,7 @@ static struct gr_region *enter_again(struct member *member, struct gr_region *ol
 
 static bool add_freed(struct gr_context *context, void *arg)
 {
-        *(uint64_t *)arg += gr_counter_sum(&context->fence.freed_bytes);
+        *(uint64_t *)arg += gr_fence_freed_bytes(&context->fence);
         return true;
 }
 

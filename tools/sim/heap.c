@@ -54,16 +54,20 @@ void sim_memory_unlock(void)
 
 void sim_heap_setup(const struct sim_config *config)
 {
-        /* Room for holes: addresses are plenty, memory is what is counted. */
+        /* Room for holes: addresses are plenty, memory is what is counted. Tools that leave a program fewer of them
+         * (valgrind) get less room, never less than the memory. */
         size_t bytes = 4 * config->memory_bytes;
 
         if (bytes < (size_t)64 << 30)
                 bytes = (size_t)64 << 30;
         for (int d = 0; d < config->devices; d++) {
                 struct heap *heap = &heaps[d];
-                void *at = mmap(NULL, bytes + SIM_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                -1, 0);
+                void *at;
 
+                while ((at = mmap(NULL, bytes + SIM_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                                  -1, 0)) == MAP_FAILED &&
+                       bytes / 2 >= config->memory_bytes)
+                        bytes /= 2;
                 if (at == MAP_FAILED)
                         abort();
                 heap->base = ((uintptr_t)at + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;

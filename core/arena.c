@@ -1,0 +1,303 @@
+#include "arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "pool.h"
+
+#define CLOSE_STEP_SHIFT 25  /* 32 MiB freed by one thread, and the epoch is closed at once */
+#define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
+#define NOTE_LIVE_HITS   64  /* hits between looks at the peak of live memory */
+
+_Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES && sizeof(struct gr_block) == 2 * GR_LINE_BYTES,
+               "a hit needs one cache line of the block");
+_Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
+
+void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
+{
+        arena->context = context;
+        arena->shard = shard;
+        gr_budget_keep(context->device, &arena->cached);
+}
+
+static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *context, unsigned shard)
+{
+        struct gr_arena *arena, *none = NULL;
+
+        arena = aligned_alloc(GR_LINE_BYTES, sizeof(*arena));
+        if (!arena)
+                return &context->first_arena;
+        memset(arena, 0, sizeof(*arena));
+        arena->context = context;
+        arena->shard = shard;
+        if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
+                free(arena); /* a thread of the same shard was faster */
+                return none;
+        }
+        gr_budget_keep(context->device, &arena->cached);
+        return arena;
+}
+
+struct gr_arena *gr_arena_own(struct gr_context *context)
+{
+        unsigned shard = gr_shard();
+        struct gr_arena *arena = gr_arena_at(context, shard);
+
+        return __builtin_expect(arena != NULL, 1) ? arena : make_own(context, shard);
+}
+
+static struct gr_block **recent_place(struct gr_arena *arena, uint64_t ptr)
+{
+        return &arena->recent[gr_ledger_mix(ptr) >> (64 - GR_RECENT_LOG2)];
+}
+
+/* Whether the arena's short way is open. Arena lock held. Sequentially consistent: gr_arenas_shut may have missed an
+ * arena that was made meanwhile. */
+static bool is_open(struct gr_context *context)
+{
+        return atomic_load(&context->arenas_shut) == 0;
+}
+
+/* Arena lock held. */
+static inline void put(struct gr_arena *arena, struct gr_block *block)
+{
+        struct gr_bin *bin = &arena->bins[block->class];
+
+        DL_APPEND(bin->blocks, block);
+        atomic_store_explicit(&bin->count, gr_bin_count(bin) + 1, memory_order_relaxed);
+        bin->frees++;
+        gr_cached_add(&arena->cached, (int64_t)gr_footprint_bytes(block->capacity_bytes));
+}
+
+static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+{
+        uint32_t count = gr_bin_count(bin) - 1;
+
+        DL_DELETE(bin->blocks, block);
+        atomic_store_explicit(&bin->count, count, memory_order_relaxed);
+        if (count < bin->low_count)
+                bin->low_count = count;
+        gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
+}
+
+void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+{
+        remove_from(arena, bin, block);
+}
+
+/* A request was served from bin. Arena lock held. */
+static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
+{
+        bin->hits++;
+        if (__builtin_expect(++arena->hits % NOTE_LIVE_HITS == 0, 0))
+                gr_budget_note_live(arena->context->device);
+}
+
+/* Whether the epoch should be closed, so that it does not come to cover work that starts only later. */
+static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
+{
+        struct gr_context *context = arena->context;
+        uint64_t card = atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed);
+
+        return arena->open_bytes >= card / CLOSE_CARD_PART || !gr_pool_barrier_is_cheap(context);
+}
+
+/* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
+static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
+{
+        uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
+
+        if (arena->open_epoch != epoch) {
+                arena->open_epoch = epoch;
+                arena->open_bytes = 0;
+        }
+        arena->open_bytes += bytes;
+        *ret_much = __builtin_expect((arena->open_bytes ^ (arena->open_bytes - bytes)) >> CLOSE_STEP_SHIFT != 0, 0) &&
+                    is_much(arena); /* asked once in each step */
+        if (*ret_much)
+                arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
+        return epoch;
+}
+
+uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
+{
+        struct gr_core *core = context->core;
+        unsigned shard = gr_shard(), class = gr_class_of(bytes);
+        struct gr_arena *arena = gr_arena_at(context, shard);
+        struct gr_block *block, **place;
+        struct gr_bin *bin;
+        uint64_t ptr;
+
+        if (!arena || class >= GR_CLASS_EXACT)
+                return 0;
+        bin = &arena->bins[class];
+        gr_arena_lock(arena);
+        block = bin->blocks;
+        if (!block || !gr_fence_usable(&context->fence, block->freed_epoch) || block->capacity_bytes < bytes ||
+            !is_open(context) || atomic_load_explicit(&block->state, memory_order_relaxed) != GR_BLOCK_CACHED ||
+            gr_split_active(&context->split) || atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+                gr_arena_unlock(arena);
+                return 0;
+        }
+        remove_from(arena, bin, block);
+        ptr = block->ptr;
+        place = recent_place(arena, ptr);
+        if (*place)
+                atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
+        *place = block;
+        atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
+                              memory_order_relaxed);
+        atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
+        atomic_store_explicit(&block->state, (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE),
+                              memory_order_release);
+        hit(arena, bin);
+        if (atomic_load_explicit(&core->used_arenas[shard].arena, memory_order_relaxed) != arena)
+                atomic_store_explicit(&core->used_arenas[shard].arena, arena, memory_order_release);
+        gr_arena_unlock(arena);
+        return ptr;
+}
+
+struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+{
+        struct gr_arena *arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
+        struct gr_context *context;
+        struct gr_block *block, **place;
+
+        if (!arena || core->config.reuse == GR_REUSE_SYNC)
+                return NULL;
+        context = arena->context;
+        place = recent_place(arena, ptr);
+        gr_arena_lock(arena);
+        block = *place;
+        if (!block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != 0 ||
+            atomic_load_explicit(&context->fence.broken, memory_order_relaxed) || gr_fence_overflow(&context->fence) ||
+            atomic_load_explicit(&context->device->bypass_until_ns, memory_order_relaxed)) {
+                gr_arena_unlock(arena);
+                return NULL;
+        }
+        *place = NULL;
+        block->freed_epoch = freed(arena, block->capacity_bytes, ret_much);
+        atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
+        put(arena, block);
+        gr_arena_unlock(arena);
+        return context;
+}
+
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)
+{
+        struct gr_arena *arena = gr_arena_own(context);
+
+        gr_arena_lock(arena);
+        /* After a sync nothing uses it any more: epoch 0 has always passed. */
+        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_much);
+        put(arena, block);
+        gr_arena_unlock(arena);
+}
+
+/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Arena lock held.
+ */
+static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
+                             size_t at_most)
+{
+        struct gr_block *block, *found = NULL;
+
+        DL_FOREACH (bin->blocks, block) {
+                if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
+                        if (class < GR_CLASS_EXACT)
+                                break; /* those behind it were freed later */
+                        continue;
+                }
+                if (block->capacity_bytes < at_least || block->capacity_bytes > at_most)
+                        continue;
+                if (!found || block->capacity_bytes < found->capacity_bytes)
+                        found = block;
+                if (class < GR_CLASS_EXACT)
+                        break;
+        }
+        return found;
+}
+
+struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most)
+{
+        struct gr_block *block = NULL;
+
+        for (; class <= last && !block; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+
+                if (gr_bin_count(bin) == 0)
+                        continue;
+                gr_arena_lock(arena);
+                block = best(arena->context, bin, class, at_least, at_most);
+                if (block) {
+                        gr_bin_remove(arena, bin, block);
+                        hit(arena, bin);
+                }
+                gr_arena_unlock(arena);
+        }
+        return block;
+}
+
+void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
+{
+        struct gr_block **place = recent_place(arena, ptr);
+
+        gr_arena_lock(arena);
+        if (*place && (*place)->ptr == ptr) {
+                atomic_store(&(*place)->state, GR_BLOCK_LIVE);
+                *place = NULL;
+        }
+        gr_arena_unlock(arena);
+}
+
+void gr_arenas_shut(struct gr_context *context)
+{
+        atomic_fetch_add(&context->arenas_shut, 1);
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (!arena)
+                        continue;
+                gr_arena_lock(arena);
+                for (size_t j = 0; j < 1u << GR_RECENT_LOG2; j++) {
+                        if (arena->recent[j])
+                                atomic_store(&arena->recent[j]->state, GR_BLOCK_LIVE);
+                        arena->recent[j] = NULL;
+                }
+                gr_arena_unlock(arena);
+        }
+}
+
+void gr_arenas_open(struct gr_context *context)
+{
+        atomic_fetch_sub(&context->arenas_shut, 1);
+}
+
+static void drop(struct gr_arena *arena)
+{
+        struct gr_device *device = arena->context->device;
+
+        gr_arena_lock(arena);
+        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+                struct gr_block *block, *tmp;
+
+                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                        gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
+                        gr_budget_release(device, block->ptr, block->capacity_bytes);
+                        free(block);
+                }
+                bin->blocks = NULL;
+                atomic_store(&bin->count, 0);
+                bin->low_count = 0;
+        }
+        gr_arena_unlock(arena);
+}
+
+void gr_arenas_drop(struct gr_context *context)
+{
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i))
+                        drop(gr_arena_at(context, i));
+}

@@ -1,0 +1,277 @@
+/* The short way of allocations and frees, and those who take a block from it: other threads, exports, ends. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MANY   4096 /* more than an arena remembers */
+#define ROUNDS 3000
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_device *device;
+
+static void start(void)
+{
+        sg_reset(1024 * SG_MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+}
+
+static void finish(void)
+{
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+/* How many arenas know ptr among their recent blocks. */
+static unsigned homes(uint64_t ptr)
+{
+        unsigned count = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+
+                for (size_t j = 0; arena && j < 1u << GR_RECENT_LOG2; j++)
+                        count += arena->recent[j] && arena->recent[j]->ptr == ptr;
+        }
+        return count;
+}
+
+static uint64_t alloc(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
+        return ptr;
+}
+
+/* A block that went the short way. */
+static uint64_t alloc_recent(size_t bytes)
+{
+        uint64_t ptr = alloc(bytes);
+
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(alloc(bytes), ptr);
+        GR_CHECK_EQ(homes(ptr), 1);
+        return ptr;
+}
+
+struct elsewhere {
+        uint64_t ptr;
+        size_t bytes; /* to allocate; 0: ptr is freed */
+        int rc;
+};
+
+static void *elsewhere_main(void *arg)
+{
+        struct elsewhere *work = arg;
+
+        work->rc = work->bytes ? sg_alloc(context, work->bytes, &work->ptr) : sg_free(&core, work->ptr);
+        return NULL;
+}
+
+static int elsewhere(struct elsewhere *work)
+{
+        pthread_t thread;
+
+        GR_CHECK_EQ(pthread_create(&thread, NULL, elsewhere_main, work), 0);
+        pthread_join(thread, NULL);
+        return work->rc;
+}
+
+static void test_pair(void)
+{
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(homes(ptr), 0);
+        GR_CHECK_EQ(sg_cached_bytes(device), 4096);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), -EALREADY);
+        GR_CHECK_EQ(sg_cached_bytes(device), 4096);
+        finish();
+}
+
+static void test_other_thread(void)
+{
+        struct elsewhere work = {0};
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        work.ptr = ptr;
+        GR_CHECK_EQ(elsewhere(&work), 0);
+        GR_CHECK_EQ(homes(ptr), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), -EALREADY);
+        GR_CHECK_EQ(sg_cached_bytes(device), 4096);
+
+        /* Another thread gets the address, and this one frees it for it. */
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        work = (struct elsewhere){.bytes = 4096};
+        GR_CHECK_EQ(elsewhere(&work), 0);
+        GR_CHECK_EQ(work.ptr, ptr);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(homes(ptr), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), -EALREADY);
+        GR_CHECK_EQ(sg_cached_bytes(device), 4096);
+        finish();
+}
+
+/* More than the arena remembers: those it had to forget are freed the longer way. */
+static void test_many(void)
+{
+        static uint64_t ptrs[MANY];
+        unsigned recent = 0;
+
+        start();
+        for (int round = 0; round < 2; round++) {
+                for (int i = 0; i < MANY; i++)
+                        ptrs[i] = alloc(512);
+                recent = 0;
+                for (int i = 0; i < MANY; i++)
+                        recent += homes(ptrs[i]);
+                for (int i = 0; i < MANY; i++)
+                        GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+                for (int i = 0; i < MANY; i++)
+                        GR_CHECK_EQ(gr_pool_free(&core, ptrs[i]), -EALREADY);
+                GR_CHECK_EQ(sg_cached_bytes(device), MANY * 512);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+        }
+        GR_CHECK(recent > 512 && recent <= 1u << GR_RECENT_LOG2);
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), MANY);
+        finish();
+}
+
+static void test_exported(void)
+{
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, ptr), 0);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
+        GR_CHECK_EQ(sg_cached_bytes(device), 0);
+        finish();
+}
+
+/* The driver gives out an address that a recent block has. */
+static void test_stale(void)
+{
+        struct gr_block *fresh = calloc(1, sizeof(*fresh)), *stale = NULL, *got = NULL;
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        fresh->ptr = ptr;
+        fresh->capacity_bytes = 4096;
+        fresh->context = context;
+        fresh->state = GR_BLOCK_CACHED;
+        GR_CHECK_EQ(gr_ledger_add(&core.ledger, fresh, &stale), 0);
+        GR_CHECK_EQ(homes(ptr), 0);
+        GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
+        free(stale);
+        GR_CHECK(gr_ledger_hand_out(fresh, 1));
+        GR_CHECK_EQ(gr_ledger_claim(&core.ledger, ptr, &got), 0);
+        GR_CHECK(got == fresh);
+        /* The context is as before: others go the short way. */
+        alloc_recent(8192);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static void test_end_of_context(void)
+{
+        uint64_t live, cached;
+        void *handle;
+
+        start();
+        live = alloc_recent(4096);
+        cached = alloc_recent(SG_MIB);
+        GR_CHECK_EQ(sg_free(&core, cached), 0);
+        handle = context->handle;
+        gr_context_ending(context);
+        sg_context_destroy(handle);
+        gr_context_drop(context);
+        GR_CHECK_EQ(homes(live), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, live), -ENOENT);
+        GR_CHECK_EQ(gr_pool_free(&core, cached), -ENOENT);
+        GR_CHECK_EQ(sg_cached_bytes(device), 0);
+
+        /* What takes its place goes the short way as well. */
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(sg_free(&core, alloc_recent(4096)), 0);
+        finish();
+}
+
+/* Two threads free one block at once: one of them does, and it lies in one bin. */
+static struct {
+        _Atomic int round;
+        _Atomic int freed;
+        _Atomic int done;
+        _Atomic uint64_t ptr;
+} race;
+
+static void free_raced(void)
+{
+        if (gr_pool_free(&core, atomic_load(&race.ptr)) == 0)
+                atomic_fetch_add(&race.freed, 1);
+        atomic_fetch_add(&race.done, 1);
+}
+
+static void *race_main(void *arg)
+{
+        (void)arg;
+        for (int round = 1; round <= ROUNDS; round++) {
+                while (atomic_load(&race.round) < round)
+                        sched_yield();
+                free_raced();
+        }
+        return NULL;
+}
+
+static void test_race(void)
+{
+        pthread_t thread;
+        uint64_t ptr;
+
+        start();
+        GR_CHECK_EQ(pthread_create(&thread, NULL, race_main, NULL), 0);
+        for (int round = 1; round <= ROUNDS; round++) {
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_pool_alloc(context, 4096, &ptr), 0);
+                atomic_store(&race.ptr, ptr);
+                atomic_store(&race.freed, 0);
+                atomic_store(&race.done, 0);
+                atomic_store(&race.round, round);
+                if (round % 2)
+                        sched_yield();
+                free_raced();
+                while (atomic_load(&race.done) < 2)
+                        sched_yield();
+                GR_CHECK_EQ(atomic_load(&race.freed), 1);
+                GR_CHECK_EQ(sg_cached_bytes(device), sg_calls(SG_MEM_ALLOC) * 4096);
+        }
+        pthread_join(thread, NULL);
+        finish();
+}
+
+int main(void)
+{
+        test_pair();
+        test_other_thread();
+        test_many();
+        test_exported();
+        test_stale();
+        test_end_of_context();
+        test_race();
+        return GR_CHECK_RESULT();
+}
