@@ -135,6 +135,15 @@ void gr_budget_note_live(struct gr_device *device);
 /* What could still be charged, under the hard limit and the group's. */
 uint64_t gr_budget_room(struct gr_device *device);
 
+/* Whether any limit holds, the process's own or the group's. */
+static inline bool gr_budget_limited(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
+
+        return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED ||
+               (group && group->limit_bytes != GR_UNLIMITED);
+}
+
 /* Whether the process's own hard limit refuses bytes, so that nobody else could help. */
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);
 

@@ -48,10 +48,6 @@ static uint64_t whole_pages(uint64_t bytes)
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
 }
 
-static bool limited(struct gr_device *device)
-{
-        return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED;
-}
 
 static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t now_bytes)
 {
@@ -275,7 +271,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __
         if (!device)
                 return real(dptr, bytes, stream);
         remember_default(device);
-        request.limited = limited(device);
+        request.limited = gr_budget_limited(device);
         if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
                 return real(dptr, bytes, stream);
         return allocate(&request, device, dptr);
@@ -298,7 +294,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
                 remember_default(device); /* its handle may come this way, too */
         pthread_mutex_lock(&lock);
         found = known(pool);
-        request.limited = found && limited(found->device);
+        request.limited = found && gr_budget_limited(found->device);
         device = found && found->family == GR_FAMILY_ASYNC ? found->device : NULL;
         pthread_mutex_unlock(&lock);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
