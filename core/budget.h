@@ -44,6 +44,7 @@ struct gr_device {
         struct gr_counter cached_bytes; /* footprint of the cached blocks; <= charged_bytes */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
+        _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
