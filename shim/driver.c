@@ -269,6 +269,9 @@ static int driver_trim_pools(void *context, int device)
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         gr_async_trim(&gr_core.devices[device]);
         leave();
+        /* Code and stacks may have gone, too. The figure falls with the second look only. */
+        for (int i = 0; i < 2 && gr_own_counted(); i++)
+                gr_own_look(&gr_core.devices[device], 0);
         return 0;
 }
 

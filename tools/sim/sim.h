@@ -100,6 +100,7 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 struct sim_config {
         int devices;
         size_t memory_bytes; /* per device, a multiple of SIM_PAGE_BYTES */
+        size_t context_bytes, module_bytes; /* what a context and a module take */
         const char *shared;  /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
