@@ -47,8 +47,7 @@ GR_EXPORT CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *cod
                                              unsigned int jit_count, CUlibraryOption *options, void **values,
                                              unsigned int count)
 {
-        CUresult result =
-                GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count);
+        CUresult result = GR_REAL(cuLibraryLoadData, library, code, jit, jit_values, jit_count, options, values, count);
 
         KEEP_IF_IT_FITS(result, cuLibraryUnload, library);
 }

@@ -31,7 +31,7 @@ struct look {
         uint64_t before_bytes; /* what the look before found */
 };
 
-static struct look looks[GR_DEVICES_MAX];                 /* guarded by lock */
+static struct look looks[GR_DEVICES_MAX];                /* guarded by lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held across NVML; taken before async.c's */
 
 /* Lock held. */

@@ -1,10 +1,9 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
- * mapped.c, managed.c, array.c, module.c and host.c for what the pool does not serve; own.c for what the driver takes by
- * itself), gives core/ the real driver (driver.c),
- * and looks after the process: options, fork, exit, helper thread (process.c), and the other processes
- * on the card (neighbour.c, system.c).
+ * mapped.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what the
+ * driver takes by itself), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit,
+ * helper thread (process.c), and the other processes on the card (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -141,6 +140,23 @@ void gr_async_trim(struct gr_device *device);
 /* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. Then: it was freed. */
 uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
 void gr_async_orphan_freed(int device, uint64_t bytes);
+
+/* The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture. */
+bool gr_async_captured(CUstream stream);
+
+/*
+ * A graph is about to reserve memory, need_bytes where none lies idle: charges what is missing, in *ret_reserved_bytes.
+ * had_it: it had its memory before a trim, which may have left it that, so all that is reserved may be its own.
+ * -EDQUOT: the limit. Afterwards, whatever came of it, settle makes the charge what the driver reserved.
+ */
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool had_it, uint64_t *ret_reserved_bytes);
+void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
+
+/* graph.c */
+
+/* From now on graphs are looked through for allocations; graphs' idle memory went back. */
+void gr_graph_memory_seen(void);
+void gr_graph_trimmed(void);
 
 /* own.c */
 

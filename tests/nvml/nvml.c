@@ -137,7 +137,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
         for (unsigned i = 0; i < listed; i++)
                 ret[i] = (struct process){.pid = 5000000 + i, .used = 12345678};
         if (listed)
-                ret[listed - 1] = (struct process){
-                        .pid = (unsigned)getpid(), .used = strcmp(mode(), "stranger") == 0 ? 4096 : used(device)};
+                ret[listed - 1] = (struct process){.pid = (unsigned)getpid(),
+                                                   .used = strcmp(mode(), "stranger") == 0 ? 4096 : used(device)};
         return 0;
 }
