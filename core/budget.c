@@ -34,6 +34,7 @@ void gr_budget_init(struct gr_device *device, int ordinal)
         atomic_init(&device->hard_bytes, GR_UNLIMITED);
         atomic_init(&device->soft_bytes, GR_UNLIMITED);
         atomic_init(&device->threshold_bytes, GR_UNLIMITED);
+        atomic_init(&device->own_bytes, GR_UNLIMITED);
         gr_lock_init(&device->ladder_lock, GR_RANK_LADDER);
         gr_lock_init(&device->slabs_lock, GR_RANK_SLABS);
 }

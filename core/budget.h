@@ -51,6 +51,7 @@ struct gr_device {
         struct gr_cached *_Atomic cached_apart; /* ... these, which only become more */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
+        _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
@@ -156,6 +157,15 @@ void gr_budget_note_live(struct gr_device *device);
 
 /* What could still be charged, under the hard limit and the group's. */
 uint64_t gr_budget_room(struct gr_device *device);
+
+/* Whether any limit holds, the process's own or the group's. */
+static inline bool gr_budget_limited(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
+
+        return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED ||
+               (group && group->limit_bytes != GR_UNLIMITED);
+}
 
 /* Whether the process's own hard limit refuses bytes, so that nobody else could help. */
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes);

@@ -12,6 +12,7 @@
         X(MAPPED, "mapped", "mapped memory")                                                                           \
         X(MANAGED, "managed", "managed memory")                                                                        \
         X(ARRAY, "array", "arrays")                                                                                    \
+        X(DRIVER, "driver", "the driver's own memory")                                                                 \
         X(HOST, "host", "pinned host memory")
 
 enum gr_family {

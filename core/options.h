@@ -33,9 +33,14 @@
         X(GR_POOL_AUTO, "auto")                                                                                        \
         X(GR_POOL_NONE, "none")
 
+#define GR_LIMIT_INCLUDES(X)                                                                                           \
+        X(GR_INCLUDES_ALLOCATIONS, "allocations")                                                                      \
+        X(GR_INCLUDES_PROCESS, "process")
+
 #define GR_ENUMERATOR(id, word) id,
 enum gr_reuse { GR_REUSE_MODES(GR_ENUMERATOR) };
 enum gr_pool_kind { GR_POOL_KINDS(GR_ENUMERATOR) };
+enum gr_limit_includes { GR_LIMIT_INCLUDES(GR_ENUMERATOR) };
 #undef GR_ENUMERATOR
 
 /* Empty text: not set. */
@@ -91,6 +96,7 @@ struct gr_option {
 extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
 extern const char *const gr_reuse_words[];
 extern const char *const gr_pool_words[];
+extern const char *const gr_limit_includes_words[];
 
 /* Takes one message without newline, valid during the call only. */
 typedef void gr_options_warn(const char *message, void *arg);

@@ -100,7 +100,7 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_device *device = &core->devices[i];
                 uint64_t total = atomic_load(&device->total_bytes), hard = atomic_load(&device->hard_bytes);
-                uint64_t card_free = atomic_load(&device->card_free_bytes);
+                uint64_t card_free = atomic_load(&device->card_free_bytes), own = atomic_load(&device->own_bytes);
 
                 if (!device_seen(device))
                         continue;
@@ -117,6 +117,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                         if (atomic_load(&device->family_bytes[f]) > 0)
                                 put(&out, "    of it %s: %s\n", family_words[f],
                                     gr_size_format(atomic_load(&device->family_bytes[f]), a, sizeof(a)));
+                if (own != GR_UNLIMITED && atomic_load(&device->family_bytes[GR_FAMILY_DRIVER]) == 0)
+                        put(&out, "    beside it %s: %s\n", family_words[GR_FAMILY_DRIVER],
+                            gr_size_format(own, a, sizeof(a)));
                 if (atomic_load(&device->spilled_bytes) > 0)
                         put(&out, "    in host memory: %s\n",
                             gr_size_format(atomic_load(&device->spilled_bytes), a, sizeof(a)));
@@ -148,6 +151,14 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         }
 }
 
+static void put_limit(struct out *out, const char *name, uint64_t bytes)
+{
+        if (bytes == GR_UNLIMITED)
+                put(out, ",\"%s\":null", name);
+        else
+                put(out, ",\"%s\":%" PRIu64, name, bytes);
+}
+
 void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *write, void *arg)
 {
         struct out out = {write, arg};
@@ -158,16 +169,13 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
         put(&out, "{\"schema\":%d,\"version\":\"%s\",\"devices\":[", GR_STATS_SCHEMA, version);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_device *device = &core->devices[i];
-                uint64_t hard = atomic_load(&device->hard_bytes);
 
                 if (!device_seen(device))
                         continue;
                 put(&out, "%s{\"device\":%d,\"card_total_bytes\":%" PRIu64 ",\"card_free_bytes\":%" PRIu64, comma, i,
                     atomic_load(&device->total_bytes), atomic_load(&device->card_free_bytes));
-                if (hard == GR_UNLIMITED)
-                        put(&out, ",\"hard_limit_bytes\":null");
-                else
-                        put(&out, ",\"hard_limit_bytes\":%" PRIu64, hard);
+                put_limit(&out, "hard_limit_bytes", atomic_load(&device->hard_bytes));
+                put_limit(&out, "driver_own_bytes", atomic_load(&device->own_bytes));
                 put(&out,
                     ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
                     ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64

@@ -48,11 +48,6 @@ static uint64_t whole_pages(uint64_t bytes)
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
 }
 
-static bool limited(struct gr_device *device)
-{
-        return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED;
-}
-
 static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t now_bytes)
 {
         atomic_fetch_add(&device->idle_bytes, now_bytes - *idle_bytes);
@@ -172,13 +167,22 @@ static struct gr_device *device_of(CUstream stream)
         return context ? context->device : NULL;
 }
 
-static bool captured(CUstream stream)
+bool gr_async_captured(CUstream stream)
 {
         CUstreamCaptureStatus status;
 
         return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
                (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
                 status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/* Whether an allocation on stream becomes a graph's. */
+static bool into_graph(CUstream stream)
+{
+        if (!gr_async_captured(stream))
+                return false;
+        gr_graph_memory_seen();
+        return true;
 }
 
 static CUresult call(struct request *request)
@@ -269,13 +273,13 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
-            !gr_real.cuDeviceGetMemPool || captured(stream))
+            !gr_real.cuDeviceGetMemPool || into_graph(stream))
                 return real(dptr, bytes, stream);
         device = device_of(stream);
         if (!device)
                 return real(dptr, bytes, stream);
         remember_default(device);
-        request.limited = limited(device);
+        request.limited = gr_budget_limited(device);
         if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
                 return real(dptr, bytes, stream);
         return allocate(&request, device, dptr);
@@ -291,14 +295,14 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back || captured(stream))
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back || into_graph(stream))
                 return real(dptr, bytes, pool, stream);
         device = device_of(stream);
         if (device)
                 remember_default(device); /* its handle may come this way, too */
         pthread_mutex_lock(&lock);
         found = known(pool);
-        request.limited = found && limited(found->device);
+        request.limited = found && gr_budget_limited(found->device);
         device = found && found->family == GR_FAMILY_ASYNC ? found->device : NULL;
         pthread_mutex_unlock(&lock);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
@@ -455,19 +459,45 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
 }
 
 /* Lock held. What captured allocations and alloc nodes hold; it grows when a graph is launched. */
-static void settle_graphs(struct gr_device *device)
+static void settle_graphs(struct gr_device *device, uint64_t reserved_bytes)
 {
         int i = device->ordinal;
         cuuint64_t reserved, used;
 
         if (!gr_real.cuDeviceGetGraphMemAttribute ||
-            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
+            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
+                    CUDA_SUCCESS) {
+                gr_budget_uncharge(device, GR_FAMILY_GRAPH, reserved_bytes);
                 return;
+        }
         if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
             used > reserved)
                 used = reserved;
-        settle_charge(device, GR_FAMILY_GRAPH, &graph_charged_bytes[i], 0, reserved);
+        settle_charge(device, GR_FAMILY_GRAPH, &graph_charged_bytes[i], reserved_bytes, reserved);
         set_idle(device, &graph_idle_bytes[i], reserved - used);
+}
+
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool had_it, uint64_t *ret_reserved_bytes)
+{
+        uint64_t idle;
+        int rc;
+
+        pthread_mutex_lock(&lock);
+        settle_graphs(device, 0);
+        idle = had_it ? graph_charged_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
+        need_bytes = need_bytes > idle ? need_bytes - idle : 0;
+        rc = gr_budget_charge(device, GR_FAMILY_GRAPH, need_bytes);
+        pthread_mutex_unlock(&lock);
+        if (!rc)
+                *ret_reserved_bytes = need_bytes;
+        return rc;
+}
+
+void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes)
+{
+        pthread_mutex_lock(&lock);
+        settle_graphs(device, reserved_bytes);
+        pthread_mutex_unlock(&lock);
 }
 
 static void refresh(struct gr_device *device, bool trim)
@@ -482,9 +512,9 @@ static void refresh(struct gr_device *device, bool trim)
                         gr_real.cuMemPoolTrimTo(pool->handle, 0);
                 settle(pool, 0);
         }
-        if (trim && gr_real.cuDeviceGraphMemTrim)
-                gr_real.cuDeviceGraphMemTrim(device->ordinal);
-        settle_graphs(device);
+        if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
+                gr_graph_trimmed();
+        settle_graphs(device, 0);
         pthread_mutex_unlock(&lock);
         gr_capture_restore(mode);
 }

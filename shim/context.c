@@ -149,7 +149,10 @@ static struct gr_context *look_up(CUcontext handle)
                 return NULL;
         gr_process_in_use();
         gr_neighbour_join(dev);
-        return gr_context_add(&gr_core, owner, dev);
+        context = gr_context_add(&gr_core, owner, dev);
+        if (context && gr_own_counted())
+                gr_own_look(context->device, 0);
+        return context;
 }
 
 struct gr_context *gr_current_context(void)
@@ -182,6 +185,8 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
                 gr_process_in_use();
                 gr_neighbour_join(dev);
                 gr_context_add(&gr_core, *context, dev);
+                if (gr_own_counted())
+                        gr_own_look(&gr_core.devices[dev], 0);
                 errno = saved_errno;
         }
         return result;

@@ -93,14 +93,26 @@ static void leave(void)
         gr_real.cuCtxPopCurrent_v2(&context);
 }
 
+/* Kernels that were launched meanwhile may have brought code and local memory with them. */
+static void look_beside(void)
+{
+        struct gr_context *current = gr_current_context();
+
+        if (current)
+                gr_own_look(current->device, GR_OWN_AGE_NS);
+}
+
 static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUdeviceptr ptr;
         CUresult result = gr_real.cuMemAlloc_v2(&ptr, bytes);
 
         (void)context; /* current already, or a green context that shares its memory */
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
+                if (gr_own_counted())
+                        look_beside();
+        }
         return gr_errno(result);
 }
 
@@ -257,6 +269,9 @@ static int driver_trim_pools(void *context, int device)
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         gr_async_trim(&gr_core.devices[device]);
         leave();
+        /* Code and stacks may have gone, too. The figure falls with the second look only. */
+        for (int i = 0; i < 2 && gr_own_counted(); i++)
+                gr_own_look(&gr_core.devices[device], 0);
         return 0;
 }
 

@@ -188,6 +188,7 @@ static bool refresh_card(struct gr_context *context, void *arg)
                 atomic_store(&context->device->card_free_bytes, free_bytes);
                 atomic_store(&context->device->total_bytes, total_bytes);
                 gr_async_refresh(context->device);
+                gr_own_look(context->device, GR_OWN_AGE_NS);
         }
         return true;
 }

@@ -9,6 +9,9 @@
 #include "apart.h"
 #include "shim.h"
 
+/* Programs may ask often, and NVML is slower than the rest. */
+#define STATUS_AGE_NS UINT64_C(1000000000)
+
 struct registered {
         uint64_t id; /* 0: free */
         char name[GR_RECLAIMABLE_NAME];
@@ -199,6 +202,10 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         status.card_total_bytes = atomic_load(&of->total_bytes);
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
                 status.card_free_bytes = free_bytes;
+        if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes)) {
+                gr_own_look(of, STATUS_AGE_NS);
+                status.driver_bytes = atomic_load(&of->own_bytes);
+        }
         memcpy(ret_status, &status, status.struct_bytes);
         errno = saved_errno;
         return 0;

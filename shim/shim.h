@@ -1,9 +1,9 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
- * mapped.c, managed.c, array.c and host.c for what the pool does not serve), gives core/ the real driver (driver.c),
- * and looks after the process: options, fork, exit, helper thread (process.c), and the other processes
- * on the card (neighbour.c, system.c).
+ * mapped.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what the
+ * driver takes by itself), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit,
+ * helper thread (process.c), and the other processes on the card (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -143,6 +143,44 @@ void gr_async_trim(struct gr_device *device);
 /* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. Then: it was freed. */
 uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
 void gr_async_orphan_freed(int device, uint64_t bytes);
+
+/* The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture. */
+bool gr_async_captured(CUstream stream);
+
+/*
+ * A graph is about to reserve memory, need_bytes where none lies idle: charges what is missing, in *ret_reserved_bytes.
+ * had_it: it had its memory before a trim, which may have left it that, so all that is reserved may be its own.
+ * -EDQUOT: the limit. Afterwards, whatever came of it, settle makes the charge what the driver reserved.
+ */
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool had_it, uint64_t *ret_reserved_bytes);
+void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
+
+/* graph.c */
+
+/* From now on graphs are looked through for allocations; graphs' idle memory went back. */
+void gr_graph_memory_seen(void);
+void gr_graph_trimmed(void);
+
+/* own.c */
+
+/* How old the figure may be where it is looked at beside something else that goes to the driver. */
+#define GR_OWN_AGE_NS UINT64_C(100000000)
+
+/* Whether the limit counts what the driver takes by itself. */
+static inline bool gr_own_counted(void)
+{
+        return gr_options.limit_includes == GR_INCLUDES_PROCESS;
+}
+
+/*
+ * Sees what the driver took by itself, unless that was done less than most_age_ns ago: into device->own_bytes and,
+ * where it counts, the charge. Takes locks of its own and asks NVML, so never with a lock of core/ above the ladder's.
+ */
+void gr_own_look(struct gr_device *device, uint64_t most_age_ns);
+
+/* The driver has just taken something for the current context: whether the limit holds still, or again after the
+ * ladder. */
+bool gr_own_fits(void);
 
 /* managed.c */
 

@@ -1,106 +1,41 @@
 #include "cards.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "command.h"
+#include "nvml.h"
 #include "options.h"
 #include "system.h"
 
 #define ANSWER_NS UINT64_C(1000000000)
 
-/* NVIDIA's management library, as far as needed; its header need not be there. */
-struct nvml_memory {
-        unsigned long long total, free, used;
-};
-
-static struct {
-        bool tried, found;
-        int (*by_uuid)(const char *uuid, void **ret_device);
-        int (*by_index)(unsigned index, void **ret_device);
-        int (*uuid)(void *device, char *ret, unsigned length);
-        int (*memory)(void *device, struct nvml_memory *ret);
-} nvml;
-
-static bool find_nvml(void)
-{
-        int (*init)(void);
-        void *library;
-
-        if (nvml.tried)
-                return nvml.found;
-        nvml.tried = true;
-        library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-        if (!library)
-                return false;
-        *(void **)&init = dlsym(library, "nvmlInit_v2");
-        *(void **)&nvml.by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
-        *(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-        *(void **)&nvml.uuid = dlsym(library, "nvmlDeviceGetUUID");
-        *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
-        nvml.found = init && nvml.by_uuid && nvml.by_index && nvml.uuid && nvml.memory && init() == 0;
-        return nvml.found;
-}
-
 static bool ask_nvml(const char *uuid, uint64_t *ret_total, uint64_t *ret_used)
 {
-        static const char *const kinds[] = {"GPU-", "MIG-"};
-        struct nvml_memory memory;
-        char text[64];
+        struct gr_nvml_memory memory;
         void *device;
 
-        if (!find_nvml())
+        if (gr_nvml_device(uuid, &device) != 0 || gr_nvml_memory(device, &memory) != 0)
                 return false;
-        for (size_t i = 0; i < 2; i++) {
-                snprintf(text, sizeof(text), "%s%s", kinds[i], uuid);
-                if (nvml.by_uuid(text, &device) == 0 && nvml.memory(device, &memory) == 0) {
-                        *ret_total = memory.total;
-                        *ret_used = memory.used;
-                        return true;
-                }
-        }
-        return false;
-}
-
-static bool uuid_of(void *device, char *ret, unsigned length)
-{
-        return nvml.uuid(device, ret, length) == 0 && strlen(ret) >= 40;
-}
-
-static bool find_device(const char *name, void **ret_device)
-{
-        char text[96], *end;
-        unsigned long index = strtoul(name, &end, 10);
-
-        if (name[0] >= '0' && name[0] <= '9' && !*end)
-                return index < UINT_MAX && nvml.by_index((unsigned)index, ret_device) == 0;
-        if (nvml.by_uuid(name, ret_device) == 0)
-                return true;
-        for (unsigned i = 0; name[0] && nvml.by_index(i, ret_device) == 0; i++)
-                if (uuid_of(*ret_device, text, sizeof(text)) && strncmp(text, name, strlen(name)) == 0)
-                        return true;
-        return false;
+        *ret_total = memory.total;
+        *ret_used = memory.used;
+        return true;
 }
 
 int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37])
 {
-        struct nvml_memory memory;
-        char text[96];
+        struct gr_nvml_memory memory;
         void *device;
+        int rc = gr_nvml_device_named(name, &device, ret_uuid);
 
-        if (!find_nvml())
-                return -ENOTSUP;
-        if (!find_device(name, &device) || nvml.memory(device, &memory) != 0 || !uuid_of(device, text, sizeof(text)))
-                return -ENODEV;
-        *ret_free_bytes = memory.free;
-        memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
-        ret_uuid[36] = '\0';
-        return 0;
+        if (rc == 0 && gr_nvml_memory(device, &memory) != 0)
+                rc = -ENODEV;
+        if (rc == 0)
+                *ret_free_bytes = memory.free;
+        return rc;
 }
 
 static int by_pid(const void *left, const void *right)

@@ -10,7 +10,6 @@
 #include "gputest.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,6 @@ static size_t limit, host_limit;
 static bool card;
 static CUstream stream;
 static CUmemoryPool explicit_pool;
-static int failed;
 
 /* One way to get memory. Handles are whatever its free wants. */
 struct family {
@@ -35,23 +33,6 @@ struct family {
         bool on_demand; /* the card gives it only where it is touched */
         bool host;
 };
-
-__attribute__((format(printf, 3, 4))) static void check(bool good, const char *name, const char *format, ...)
-{
-        va_list args;
-
-        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
-        va_start(args, format);
-        vprintf(format, args);
-        va_end(args);
-        putchar('\n');
-        failed += !good;
-}
-
-static double mib(size_t bytes)
-{
-        return (double)bytes / (double)GT_MIB;
-}
 
 static CUresult get_device(size_t bytes, uint64_t *ret)
 {
@@ -293,8 +274,8 @@ static void check_footprint(const char *name)
         if (!gt_footprint(&gt, &bytes))
                 printf("-      %s: the card cannot be asked\n", name);
         else
-                check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", mib(bytes),
-                      gt_footprint_source(&gt));
+                gt_check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", gt_mib(bytes),
+                         gt_footprint_source(&gt));
 }
 
 static size_t available(void)
@@ -316,18 +297,19 @@ static void fill(const struct family *family)
                 ;
         got = count * step;
         /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
-        check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
-              "refused after %.1f MiB in %zu pieces, limit %.1f MiB", mib(got), count, mib(most));
+        gt_check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
+                 "refused after %.1f MiB in %zu pieces, limit %.1f MiB", gt_mib(got), count, gt_mib(most));
         if (!family->host) {
-                check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then", mib(available()));
+                gt_check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then",
+                         gt_mib(available()));
                 check_footprint(family->name);
-                check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, family->name,
-                      "nor does cuMemAlloc get more");
+                gt_check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, family->name,
+                         "nor does cuMemAlloc get more");
         }
         drop_all(family, step);
         if (!family->host)
-                check(available() + slack_bytes >= before, family->name, "%.1f MiB free after the frees, %.1f before",
-                      mib(available()), mib(before));
+                gt_check(available() + slack_bytes >= before, family->name,
+                         "%.1f MiB free after the frees, %.1f before", gt_mib(available()), gt_mib(before));
 }
 
 /* What our cache and the driver's pools hold for nobody makes room for any other family. */
@@ -339,11 +321,11 @@ static void make_room(const struct family *first, const struct family *second)
         snprintf(name, sizeof name, "%s after %s", second->name, first->name);
         for (int i = 0; i < 6; i++)
                 if (!add(first, bytes))
-                        check(false, name, "no room for piece %d of the first", i);
+                        gt_check(false, name, "no room for piece %d of the first", i);
         drop_all(first, bytes);
         for (int i = 0; i < 6; i++)
                 got += add(second, bytes);
-        check(got == 6, name, "%zu of 6 pieces of %.1f MiB", got, mib(bytes));
+        gt_check(got == 6, name, "%zu of 6 pieces of %.1f MiB", got, gt_mib(bytes));
         drop_all(second, bytes);
 }
 
@@ -356,8 +338,8 @@ static void make_room_while_busy(void)
         GT_MUST(get_async(bytes, &p));
         GT_MUST(gt_spin(&gt, stream, 20000));
         GT_MUST(put_async(bytes, p));
-        check(get_device(bytes, &q) == CUDA_SUCCESS, "cuMemAlloc after cuMemFreeAsync behind a kernel", "%.1f MiB",
-              mib(bytes));
+        gt_check(get_device(bytes, &q) == CUDA_SUCCESS, "cuMemAlloc after cuMemFreeAsync behind a kernel", "%.1f MiB",
+                 gt_mib(bytes));
         if (q)
                 GT_MUST(cuMemFree(q));
         GT_MUST(cuCtxSynchronize());
@@ -372,13 +354,13 @@ static void references(void)
 
         GT_MUST(get_mapped(bytes, &p));
         least = before - available();
-        check(least + slack_bytes >= bytes, "mapped, its handle released", "%.1f MiB counted", mib(least));
+        gt_check(least + slack_bytes >= bytes, "mapped, its handle released", "%.1f MiB counted", gt_mib(least));
         GT_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
         GT_MUST(put_mapped(bytes, p));
         least = before - available();
-        check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", mib(least));
+        gt_check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", gt_mib(least));
         GT_MUST(cuMemRelease(again));
-        check(available() + slack_bytes >= before, "all released", "%.1f MiB free", mib(available()));
+        gt_check(available() + slack_bytes >= before, "all released", "%.1f MiB free", gt_mib(available()));
 }
 
 /* A destroyed pool's memory counts until it is freed. */
@@ -393,11 +375,11 @@ static void destroyed_pool(void)
         GT_MUST(cuMemPoolCreate(&pool, &props));
         GT_MUST(cuMemAllocFromPoolAsync(&p, bytes, pool, stream));
         GT_MUST(cuMemPoolDestroy(pool));
-        check(before - available() + slack_bytes >= bytes, "memory of a destroyed pool", "%.1f MiB counted",
-              mib(before - available()));
+        gt_check(before - available() + slack_bytes >= bytes, "memory of a destroyed pool", "%.1f MiB counted",
+                 gt_mib(before - available()));
         GT_MUST(cuMemFreeAsync(p, stream));
         GT_MUST(cuCtxSynchronize());
-        check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", mib(available()));
+        gt_check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", gt_mib(available()));
 }
 
 enum { THREADS = 4, STEPS = 400, EACH = 16 };
@@ -444,14 +426,14 @@ static void crowd(void)
                 size_t bytes;
 
                 if (gt_footprint(&gt, &bytes) && bytes > limit + gt.context_bytes + slack_bytes)
-                        check(false, "several threads", "%.1f MiB held", mib(bytes));
+                        gt_check(false, "several threads", "%.1f MiB held", gt_mib(bytes));
                 gt_sleep_us(2000);
         }
         for (int i = 0; i < THREADS; i++)
                 pthread_join(threads[i], NULL);
         GT_MUST(cuCtxSynchronize());
-        check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
-              mib(available()), mib(before));
+        gt_check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
+                 gt_mib(available()), gt_mib(before));
 }
 
 int main(int argc, char **argv)
@@ -495,6 +477,6 @@ int main(int argc, char **argv)
         GT_MUST(cuMemPoolDestroy(explicit_pool));
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
-        printf("%s\n", failed ? "families: failed" : "families: all held");
-        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        printf("%s\n", gt_failed ? "families: failed" : "families: all held");
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

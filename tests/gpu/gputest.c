@@ -40,6 +40,25 @@ void gt_die(const char *format, ...)
         exit(EXIT_FAILURE);
 }
 
+int gt_failed;
+
+void gt_check(bool good, const char *name, const char *format, ...)
+{
+        va_list args;
+
+        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
+        va_start(args, format);
+        vprintf(format, args);
+        va_end(args);
+        putchar('\n');
+        gt_failed += !good;
+}
+
+double gt_mib(size_t bytes)
+{
+        return (double)bytes / (double)GT_MIB;
+}
+
 double gt_now_us(void)
 {
         struct timespec t;

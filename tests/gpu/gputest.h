@@ -82,6 +82,11 @@ const char *gt_footprint_source(const struct gt *gt);
 /* Called by gt_open before the context exists; by others only where they never call gt_open. Needs gt->device. */
 void gt_footprint_open(const struct gt *gt);
 
+/* One line, "ok" or "FAILED", the name and what was seen; gt_failed counts the latter. One thread at a time. */
+void gt_check(bool good, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+extern int gt_failed;
+double gt_mib(size_t bytes);
+
 /* "64MiB", "2GiB", "4096" or "3KiB" to bytes; ends the program when it is neither. */
 size_t gt_parse_size(const char *text);
 /* How many bytes of the card an allocation of SIZE above 1 MiB takes. */

@@ -7,7 +7,6 @@
  */
 #include "gputest.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,28 +19,10 @@ static const size_t slack_bytes = 64 * GT_MIB;
 static struct gt gt;
 static size_t limit;
 static CUstream stream;
-static int failed;
 
 static CUdeviceptr blocks[MOST_BLOCKS];
 static size_t sizes[MOST_BLOCKS];
 static size_t count;
-
-__attribute__((format(printf, 3, 4))) static void check(bool good, const char *name, const char *format, ...)
-{
-        va_list args;
-
-        printf("%-6s %s: ", good ? "ok" : "FAILED", name);
-        va_start(args, format);
-        vprintf(format, args);
-        va_end(args);
-        putchar('\n');
-        failed += !good;
-}
-
-static double mib(size_t bytes)
-{
-        return (double)bytes / (double)GT_MIB;
-}
 
 static size_t available(void)
 {
@@ -49,7 +30,7 @@ static size_t available(void)
 
         GT_MUST(cuMemGetInfo(&bytes, &total));
         if (total != limit || bytes > total)
-                check(false, "cuMemGetInfo", "%.1f MiB free of %.1f MiB", mib(bytes), mib(total));
+                gt_check(false, "cuMemGetInfo", "%.1f MiB free of %.1f MiB", gt_mib(bytes), gt_mib(total));
         return bytes;
 }
 
@@ -99,9 +80,9 @@ static void check_footprint(const char *name)
         if (!gt_footprint(&gt, &bytes))
                 printf("-      %s: the card cannot be asked\n", name);
         else
-                check(bytes <= limit + gt.context_bytes + slack_bytes, name,
-                      "%.1f MiB on the card, limit %.1f MiB, context %.1f MiB (%s)", mib(bytes), mib(limit),
-                      mib(gt.context_bytes), gt_footprint_source(&gt));
+                gt_check(bytes <= limit + gt.context_bytes + slack_bytes, name,
+                         "%.1f MiB on the card, limit %.1f MiB, context %.1f MiB (%s)", gt_mib(bytes), gt_mib(limit),
+                         gt_mib(gt.context_bytes), gt_footprint_source(&gt));
 }
 
 /* What cuMemGetInfo calls free can be had in one piece. */
@@ -125,8 +106,8 @@ static void totals(void)
         size_t total;
 
         GT_MUST(cuDeviceTotalMem(&total, gt.device));
-        check(total == limit, "cuDeviceTotalMem is the limit", "%.1f MiB", mib(total));
-        check(free_can_be_had(), "all that is free can be had at once", "%.1f MiB", mib(available()));
+        gt_check(total == limit, "cuDeviceTotalMem is the limit", "%.1f MiB", gt_mib(total));
+        gt_check(free_can_be_had(), "all that is free can be had at once", "%.1f MiB", gt_mib(available()));
 }
 
 /* Refused exactly at the limit, in the pages that the driver takes, and not before. */
@@ -140,17 +121,17 @@ static void exact(void)
         for (size_t i = 0; refused < CYCLE; i++)
                 refused = add(cycle[i % CYCLE]) ? 0 : refused + 1;
         held = pages();
-        check(held == limit, "refused exactly at the limit", "%.1f MiB in %zu blocks, limit %.1f MiB", mib(held), count,
-              mib(limit));
-        check(available() < GT_PAGE, "nothing is free then", "%.1f MiB", mib(available()));
+        gt_check(held == limit, "refused exactly at the limit", "%.1f MiB in %zu blocks, limit %.1f MiB", gt_mib(held),
+                 count, gt_mib(limit));
+        gt_check(available() < GT_PAGE, "nothing is free then", "%.1f MiB", gt_mib(available()));
         check_footprint("the card at the limit");
         for (size_t i = 0; i < count; i++)
                 if (sizes[i] > sizes[largest])
                         largest = i;
         held = sizes[largest];
         drop(largest);
-        check(add(held), "goes on after a free", "%.1f MiB", mib(held));
-        check(!add(held), "and is refused again", "%.1f MiB", mib(held));
+        gt_check(add(held), "goes on after a free", "%.1f MiB", gt_mib(held));
+        gt_check(!add(held), "and is refused again", "%.1f MiB", gt_mib(held));
         drop_all();
 }
 
@@ -177,9 +158,9 @@ static void random_walk(void)
                         unreachable++;
         }
         drop_all();
-        check(untrue == 0, "free and live never exceed the limit", "%zu of %zu steps did", untrue, steps);
-        check(unreachable == 0, "what is free can be had, at any time",
-              "%zu of %zu times not; least said: %.1f MiB less", unreachable, steps / 20, mib(worst));
+        gt_check(untrue == 0, "free and live never exceed the limit", "%zu of %zu steps did", untrue, steps);
+        gt_check(unreachable == 0, "what is free can be had, at any time",
+                 "%zu of %zu times not; least said: %.1f MiB less", unreachable, steps / 20, gt_mib(worst));
 }
 
 /* Everything cached in sizes that do not fit: the large request must still succeed. */
@@ -191,12 +172,12 @@ static void fragmented(void)
         while (add(SMALL))
                 ;
         n = count;
-        check(n * SMALL <= limit && n * SMALL >= limit / 10 * 9, "512 KiB blocks fill the limit",
-              "%zu blocks, %.1f MiB", n, mib(n * SMALL));
+        gt_check(n * SMALL <= limit && n * SMALL >= limit / 10 * 9, "512 KiB blocks fill the limit",
+                 "%zu blocks, %.1f MiB", n, gt_mib(n * SMALL));
         check_footprint("the card full of small blocks");
         drop_all();
         got = add(large);
-        check(got, "one large block after all the small ones", "%.1f MiB", mib(large));
+        gt_check(got, "one large block after all the small ones", "%.1f MiB", gt_mib(large));
         drop_all();
 
         while (add(3 * GT_MIB))
@@ -206,7 +187,7 @@ static void fragmented(void)
                         drop(i);
         bytes = available() / GT_PAGE * GT_PAGE;
         got = add(bytes);
-        check(got && bytes >= limit / 4, "one large block beside every second small one", "%.1f MiB", mib(bytes));
+        gt_check(got && bytes >= limit / 4, "one large block beside every second small one", "%.1f MiB", gt_mib(bytes));
         drop_all();
         check_footprint("the card after that");
 }
@@ -231,7 +212,7 @@ static void busy(void)
                 GT_MUST(gt_late_fill(&gt, stream, blocks[i], 1, 1024, SLOW_US / PARTS));
         drop_all();
         if (cuMemAlloc(&p, large) != CUDA_SUCCESS) {
-                check(false, "large block while the freed ones are at work", "%.1f MiB refused", mib(large));
+                gt_check(false, "large block while the freed ones are at work", "%.1f MiB refused", gt_mib(large));
                 GT_MUST(cuMemFree(counter));
                 return;
         }
@@ -240,8 +221,8 @@ static void busy(void)
         GT_MUST(gt_count_diff(&gt, other, p, 2, words, counter));
         GT_MUST(cuStreamSynchronize(other));
         GT_MUST(cuMemcpyDtoH(&changed, counter, 4));
-        check(changed == 0, "large block while the freed ones are at work", "%.1f MiB, %u words changed", mib(large),
-              (unsigned)changed);
+        gt_check(changed == 0, "large block while the freed ones are at work", "%.1f MiB, %u words changed",
+                 gt_mib(large), (unsigned)changed);
         GT_MUST(cuMemFree(p));
         GT_MUST(cuMemFree(counter));
 }
@@ -262,6 +243,6 @@ int main(int argc, char **argv)
         busy();
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
-        printf("%s\n", failed ? "limits: failed" : "limits: all held");
-        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        printf("%s\n", gt_failed ? "limits: failed" : "limits: all held");
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -47,6 +47,7 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
             "spilled_bytes",
             "card_total_bytes",
             "card_free_bytes",
+            "driver_bytes",
         )
     ]
 
@@ -91,11 +92,11 @@ def version():
 
 
 def status(device=0):
-    """What this process holds of a device, as a dict of bytes; limits that are not set are None."""
+    """What this process holds of a device, as a dict of bytes; limits that are not set are None, as is what is not known."""
     result = _Status(struct_bytes=ctypes.sizeof(_Status))
     _check(_need().gpureclaim_status(device, ctypes.byref(result)), f"device {device}")
     values = {name: getattr(result, name) for name, _ in _Status._fields_[1:]}
-    for name in ("hard_limit_bytes", "soft_limit_bytes"):
+    for name in ("hard_limit_bytes", "soft_limit_bytes", "driver_bytes"):
         if values[name] == 2**64 - 1:
             values[name] = None
     return values

@@ -150,6 +150,21 @@ CUresult sim_capture_push(CUstream stream, const struct sim_op *op)
         return CUDA_SUCCESS;
 }
 
+CUresult sim_capture_memory(CUstream stream, struct sim_op *op)
+{
+        struct sim_capture *c = stream->capture;
+        CUgraphNode node;
+        CUresult rc;
+
+        if (c->invalid)
+                return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        op->ctx = stream->ctx;
+        rc = sim_graph_add_memory(c->graph, op, &stream->frontier, &node);
+        if (rc == CUDA_SUCCESS && !frontier_set(&stream->frontier, node->index))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        return rc;
+}
+
 CUresult sim_capture_graph(CUstream stream, CUgraph child)
 {
         struct sim_capture *c = stream->capture;

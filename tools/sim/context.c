@@ -72,6 +72,7 @@ static void tear_down(CUcontext ctx)
         sim_node_replace(&ctx->orphans[1], NULL);
         sim_event_forget_context(ctx);
         sim_heap_free_context(ctx);
+        sim_heap_uncharge(ctx->device, sim_config()->context_bytes);
         sim_arrays_forget_context(ctx);
 }
 
@@ -95,6 +96,10 @@ SIM_API cuDevicePrimaryCtxRetain(CUcontext *ret_ctx, CUdevice device)
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
+        if (!primary[device].live && !sim_heap_charge(device, sim_config()->context_bytes)) {
+                sim_unlock();
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         if (!primary[device].live) {
                 primary[device].primary = true;
                 bring_up(&primary[device], device, primary[device].flags, SIM_DRIVER);
@@ -205,11 +210,17 @@ static CUresult create(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsi
         if (thread.depth == STACK_DEPTH)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         sim_lock();
+        if (!sim_heap_charge(device, sim_config()->context_bytes)) {
+                sim_unlock();
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         ctx = dead_contexts;
         if (ctx)
                 dead_contexts = ctx->next;
         else
                 ctx = calloc(1, sizeof *ctx);
+        if (!ctx)
+                sim_heap_uncharge(device, sim_config()->context_bytes);
         if (ctx) {
                 bring_up(ctx, device, flags, version);
                 thread.stack[thread.depth++] = ctx;

@@ -211,6 +211,14 @@ static void read_visible(const char *text)
         config.devices = count;
 }
 
+static void read_own(const char *variable, size_t *ret_bytes)
+{
+        const char *value = getenv(variable);
+
+        if (value && !read_size(value, ret_bytes))
+                complain(variable, value);
+}
+
 static void read_environment(void)
 {
         const char *value = getenv("GRSIM_DEVICES");
@@ -232,6 +240,8 @@ static void read_environment(void)
                 else
                         complain("GRSIM_MEMORY", value);
         }
+        read_own("GRSIM_CONTEXT", &config.context_bytes);
+        read_own("GRSIM_MODULE", &config.module_bytes);
         value = getenv("GRSIM_SHARED");
         if (value && *value)
                 config.shared = strdup(value);

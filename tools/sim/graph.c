@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAGIC_GRAPH 0x67727068u
 #define MAGIC_EXEC  0x65786563u
@@ -14,11 +15,95 @@ struct CUgraphExec_st {
         unsigned long long flags;
         struct sim_node *last; /* launches of one executable graph come one after the other */
         CUgraphExec next;
+        size_t need; /* the most its nodes hold at a time */
+        int device;  /* of that memory */
+        bool has_it; /* since its first upload or launch, until the memory is trimmed */
+        CUgraphExec made_before;
 };
 
 /* Guarded by sim_lock(). Structures of the dead are kept and used again, so that a stale handle is recognised. */
 static CUgraph dead_graphs;
 static CUgraphExec dead_execs;
+static CUgraphExec made; /* all there ever were, dead or not */
+
+/* What graphs have of each device, and what of it belongs to none that is alive: it stays until it is trimmed. */
+static struct graph_memory {
+        size_t reserved, used, reserved_high, used_high;
+} graph_memory[SIM_MAX_DEVICES];
+
+static struct sim_op *memory_of(CUgraphNode node, enum sim_op_kind kind)
+{
+        return node && node->op.kind == kind ? &node->op : NULL;
+}
+
+/* An address of its own, never given back: nodes and what kernels touch outlive any one graph. */
+CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim_frontier *after, CUgraphNode *ret_node)
+{
+        if (op->kind == SIM_OP_GRAPH_ALLOC) {
+                size_t bytes = (op->u.memory.bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+                void *at =
+                        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+                if (at == MAP_FAILED)
+                        return CUDA_ERROR_OUT_OF_MEMORY;
+                op->u.memory.base = (uintptr_t)at;
+                if (!sim_range_add(SIM_ALLOC_MAPPED, (uintptr_t)at, bytes, op->ctx, op->u.memory.device, 0)) {
+                        munmap(at, bytes);
+                        return CUDA_ERROR_OUT_OF_MEMORY;
+                }
+        }
+        *ret_node = sim_graph_add(graph, op, after);
+        return *ret_node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* In the order of the nodes, which is one to run in. */
+static void measure(CUgraphExec exec)
+{
+        CUgraph graph = exec->graph;
+        size_t now = 0;
+
+        for (size_t i = 0; i < graph->count; i++) {
+                struct sim_op *op = &graph->nodes[i]->op;
+
+                if (op->kind == SIM_OP_GRAPH_ALLOC) {
+                        now += (op->u.memory.bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+                        exec->device = op->u.memory.device;
+                        exec->need = now > exec->need ? now : exec->need;
+                }
+                for (size_t k = 0; op->kind == SIM_OP_GRAPH_FREE && k < i; k++) {
+                        struct sim_op *of = memory_of(graph->nodes[k], SIM_OP_GRAPH_ALLOC);
+
+                        if (of && of->u.memory.base == op->u.memory.base)
+                                now -= (of->u.memory.bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+                }
+        }
+}
+
+static bool take_memory(CUgraphExec exec)
+{
+        struct graph_memory *memory = &graph_memory[exec->device];
+        size_t idle = memory->reserved - memory->used, more = exec->need > idle ? exec->need - idle : 0;
+
+        if (!exec->need || exec->has_it)
+                return true;
+        if (!sim_heap_charge(exec->device, more))
+                return false;
+        memory->reserved += more;
+        memory->used += exec->need;
+        if (memory->reserved > memory->reserved_high)
+                memory->reserved_high = memory->reserved;
+        if (memory->used > memory->used_high)
+                memory->used_high = memory->used;
+        exec->has_it = true;
+        return true;
+}
+
+static void drop_memory(CUgraphExec exec)
+{
+        if (exec->has_it)
+                graph_memory[exec->device].used -= exec->need;
+        exec->has_it = false;
+}
 
 CUgraph sim_graph_new(void)
 {
@@ -116,6 +201,8 @@ static CUresult launch(CUgraphExec exec, CUstream stream)
 
         if (stream->capture)
                 return sim_capture_graph(stream, graph);
+        if (!take_memory(exec))
+                return CUDA_ERROR_OUT_OF_MEMORY;
         if (stream == stream->ctx->legacy) {
                 CUresult rc = sim_capture_legacy(stream->ctx);
 
@@ -210,6 +297,12 @@ SIM_API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
         case SIM_OP_FILL:
                 *type = CU_GRAPH_NODE_TYPE_MEMSET;
                 break;
+        case SIM_OP_GRAPH_ALLOC:
+                *type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+                break;
+        case SIM_OP_GRAPH_FREE:
+                *type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+                break;
         case SIM_OP_HOST:
                 *type = CU_GRAPH_NODE_TYPE_HOST;
                 break;
@@ -221,6 +314,17 @@ SIM_API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
                 *type = CU_GRAPH_NODE_TYPE_EMPTY;
         }
         return CUDA_SUCCESS;
+}
+
+static CUgraphExec make_exec(void)
+{
+        CUgraphExec exec = calloc(1, sizeof *exec);
+
+        if (exec) {
+                exec->made_before = made;
+                made = exec;
+        }
+        return exec;
 }
 
 /* The executable graph is a copy: the program may destroy or change the graph afterwards. */
@@ -241,10 +345,14 @@ static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long 
         if (exec)
                 dead_execs = exec->next;
         else
-                exec = malloc(sizeof *exec);
+                exec = make_exec();
         if (exec) {
-                *exec = (struct CUgraphExec_st){.magic = MAGIC_EXEC, .graph = sim_graph_new(), .flags = flags};
+                CUgraphExec before = exec->made_before;
+
+                *exec = (struct CUgraphExec_st){
+                        .magic = MAGIC_EXEC, .graph = sim_graph_new(), .flags = flags, .made_before = before};
                 if (exec->graph && sim_graph_add_graph(exec->graph, graph, &none, &all)) {
+                        measure(exec);
                         *ret_exec = exec;
                 } else {
                         if (exec->graph)
@@ -311,6 +419,7 @@ SIM_API cuGraphExecDestroy(CUgraphExec exec)
                 return CUDA_ERROR_INVALID_VALUE;
         }
         exec->magic = 0;
+        drop_memory(exec);
         sim_graph_free(exec->graph);
         sim_node_replace(&exec->last, NULL);
         exec->next = dead_execs;
@@ -331,6 +440,8 @@ static CUresult with_exec(CUgraphExec exec, CUstream handle, bool run)
                 rc = sim_stream_resolve(handle, &s);
         if (rc == CUDA_SUCCESS && run)
                 rc = launch(exec, s);
+        else if (rc == CUDA_SUCCESS && !take_memory(exec))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
         sim_unlock();
         return rc;
 }
@@ -340,8 +451,161 @@ SIM_PTSZ(cuGraphLaunch, (CUgraphExec exec, CUstream stream), (exec, stream))
         return with_exec(exec, stream, true);
 }
 
-/* Nothing to upload: executable graphs are ready at once. */
+/* Nothing to upload but memory. */
 SIM_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))
 {
         return with_exec(exec, stream, false);
+}
+
+static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                         struct sim_op *op)
+{
+        struct sim_frontier given = {calloc(n_after + 1, sizeof(size_t)), n_after};
+        CUresult rc = given.index ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+
+        sim_lock();
+        if (!graph || graph->magic != MAGIC_GRAPH)
+                rc = CUDA_ERROR_INVALID_VALUE;
+        for (size_t i = 0; rc == CUDA_SUCCESS && i < n_after; i++) {
+                if (after[i] && after[i]->graph == graph)
+                        given.index[i] = after[i]->index;
+                else
+                        rc = CUDA_ERROR_INVALID_VALUE;
+        }
+        if (rc == CUDA_SUCCESS)
+                rc = sim_graph_add_memory(graph, op, &given, ret_node);
+        sim_unlock();
+        sim_frontier_clear(&given);
+        return rc;
+}
+
+SIM_API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                               CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        struct sim_op op = {.kind = SIM_OP_GRAPH_ALLOC};
+        CUresult rc;
+
+        SIM_ENTER(cuGraphAddMemAllocNode);
+        if (!node || !graph || !params || (n_after && !after) || !params->bytesize ||
+            params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            sim_device_check(params->poolProps.location.id) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_VALUE;
+        op.u.memory.bytes = params->bytesize;
+        op.u.memory.device = params->poolProps.location.id;
+        rc = add_node(node, graph, after, n_after, &op);
+        if (rc == CUDA_SUCCESS)
+                params->dptr = op.u.memory.base;
+        return rc;
+}
+
+SIM_API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                              CUdeviceptr dptr)
+{
+        struct sim_op op = {.kind = SIM_OP_GRAPH_FREE, .u.memory = {.base = dptr}};
+
+        SIM_ENTER(cuGraphAddMemFreeNode);
+        if (!node || !graph || !dptr || (n_after && !after))
+                return CUDA_ERROR_INVALID_VALUE;
+        return add_node(node, graph, after, n_after, &op);
+}
+
+SIM_API cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        struct sim_op *op;
+
+        SIM_ENTER(cuGraphMemAllocNodeGetParams);
+        op = memory_of(node, SIM_OP_GRAPH_ALLOC);
+        if (!op || !params)
+                return CUDA_ERROR_INVALID_VALUE;
+        *params = (CUDA_MEM_ALLOC_NODE_PARAMS){
+                .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = op->u.memory.device}},
+                .bytesize = op->u.memory.bytes,
+                .dptr = op->u.memory.base};
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *dptr)
+{
+        struct sim_op *op;
+
+        SIM_ENTER(cuGraphMemFreeNodeGetParams);
+        op = memory_of(node, SIM_OP_GRAPH_FREE);
+        if (!op || !dptr)
+                return CUDA_ERROR_INVALID_VALUE;
+        *dptr = op->u.memory.base;
+        return CUDA_SUCCESS;
+}
+
+/* A child's nodes are nodes of the graph itself here. */
+SIM_API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+{
+        SIM_ENTER(cuGraphChildGraphNodeGetGraph);
+        (void)node, (void)graph;
+        return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Also what graphs that do not run have: their next launch takes it anew. */
+SIM_API cuDeviceGraphMemTrim(CUdevice device)
+{
+        struct graph_memory *memory;
+
+        SIM_ENTER(cuDeviceGraphMemTrim);
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        memory = &graph_memory[device];
+        sim_lock();
+        for (CUgraphExec exec = made; exec; exec = exec->made_before)
+                if (exec->magic == MAGIC_EXEC && exec->device == device && (!exec->last || exec->last->done))
+                        drop_memory(exec);
+        sim_heap_uncharge(device, memory->reserved - memory->used);
+        memory->reserved = memory->used;
+        sim_unlock();
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+        struct graph_memory memory;
+
+        SIM_ENTER(cuDeviceGetGraphMemAttribute);
+        if (!value)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        memory = graph_memory[device];
+        sim_unlock();
+        switch (attribute) {
+        case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+                *(cuuint64_t *)value = memory.used;
+                break;
+        case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+                *(cuuint64_t *)value = memory.used_high;
+                break;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+                *(cuuint64_t *)value = memory.reserved;
+                break;
+        case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+                *(cuuint64_t *)value = memory.reserved_high;
+                break;
+        default:
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
+{
+        SIM_ENTER(cuDeviceSetGraphMemAttribute);
+        if (!value || *(const cuuint64_t *)value != 0 || sim_device_check(device) != CUDA_SUCCESS)
+                return !value || sim_device_check(device) == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE
+                                                                          : CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
+                graph_memory[device].used_high = graph_memory[device].used;
+        else if (attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
+                graph_memory[device].reserved_high = graph_memory[device].reserved;
+        sim_unlock();
+        return CUDA_SUCCESS;
 }

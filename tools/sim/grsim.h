@@ -5,6 +5,7 @@
  *   GRSIM_DEVICES=2              0 to 8, every one a peer of the others; default 1
  *   CUDA_VISIBLE_DEVICES=1,0     which of them, in which order, by number
  *   GRSIM_MEMORY=8GiB            of each device; default 4GiB
+ *   GRSIM_CONTEXT=512MiB         what a context takes of its device, and a module (GRSIM_MODULE=8MiB); default 0
  *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own
  *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
  *                                the 3rd call, every call, every call from the 2nd on returns that code and does

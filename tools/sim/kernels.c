@@ -98,6 +98,8 @@ static CUresult load(void **ret_module, const void *image)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS && !sim_heap_charge(ctx->device, sim_config()->module_bytes))
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_module = &the_module;
@@ -158,8 +160,16 @@ SIM_API cuModuleLoadFatBinary(CUmodule *module, const void *image)
 
 SIM_API cuModuleUnload(CUmodule module)
 {
+        CUcontext ctx;
+
         SIM_ENTER(cuModuleUnload);
-        return module == &the_module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+        if (module != &the_module)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        if (sim_current(&ctx) == CUDA_SUCCESS)
+                sim_heap_uncharge(ctx->device, sim_config()->module_bytes);
+        sim_unlock();
+        return CUDA_SUCCESS;
 }
 
 SIM_API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)

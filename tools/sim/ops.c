@@ -18,6 +18,8 @@ const char *sim_op_name(const struct sim_op *op)
         case SIM_OP_WAIT_VALUE:
                 return "wait value";
         case SIM_OP_JOIN:
+        case SIM_OP_GRAPH_ALLOC:
+        case SIM_OP_GRAPH_FREE:
         case SIM_OP_HOST:
         case SIM_OP_CALLBACK:
         case SIM_OP_FREE:
@@ -92,6 +94,8 @@ void sim_op_run(const struct sim_op *op)
         struct sim_access access = {op, false};
 
         switch (op->kind) {
+        case SIM_OP_GRAPH_ALLOC:
+        case SIM_OP_GRAPH_FREE:
         case SIM_OP_JOIN:
                 break;
         case SIM_OP_KERNEL:

@@ -126,8 +126,14 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
 {
         struct sim_alloc *alloc;
 
-        if (stream->capture)
-                return CUDA_ERROR_NOT_SUPPORTED;
+        if (stream->capture) {
+                struct sim_op op = {.kind = SIM_OP_GRAPH_ALLOC, .u.memory = {.bytes = bytes, .device = pool->device}};
+                CUresult rc = sim_capture_memory(stream, &op);
+
+                if (rc == CUDA_SUCCESS)
+                        *dptr = op.u.memory.base;
+                return rc;
+        }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
         alloc = from_cache(pool, bytes, stream);
@@ -194,8 +200,13 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
 
         sim_lock();
         rc = sim_stream_resolve(stream, &s);
-        if (rc == CUDA_SUCCESS && s->capture)
-                rc = CUDA_ERROR_NOT_SUPPORTED;
+        if (rc == CUDA_SUCCESS && s->capture) {
+                struct sim_op gone = {.kind = SIM_OP_GRAPH_FREE, .u.memory = {.base = dptr}};
+
+                rc = sim_capture_memory(s, &gone);
+                sim_unlock();
+                return rc;
+        }
         if (rc == CUDA_SUCCESS) {
                 alloc = sim_find(dptr);
                 if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_POOL) {
@@ -437,28 +448,4 @@ SIM_API cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmem
 {
         SIM_ENTER(cuMemSetMemPool);
         return on_device(location, type) ? set_pool(location->id, pool) : CUDA_ERROR_NOT_SUPPORTED;
-}
-
-/* Graphs own no memory here: nothing to trim, nothing in use. */
-SIM_API cuDeviceGraphMemTrim(CUdevice device)
-{
-        SIM_ENTER(cuDeviceGraphMemTrim);
-        return sim_device_check(device);
-}
-
-SIM_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
-        SIM_ENTER(cuDeviceGetGraphMemAttribute);
-        (void)attribute;
-        if (!value)
-                return CUDA_ERROR_INVALID_VALUE;
-        *(cuuint64_t *)value = 0;
-        return sim_device_check(device);
-}
-
-SIM_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
-        SIM_ENTER(cuDeviceSetGraphMemAttribute);
-        (void)attribute;
-        return value && *(const cuuint64_t *)value == 0 ? sim_device_check(device) : CUDA_ERROR_INVALID_VALUE;
 }

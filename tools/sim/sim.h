@@ -99,9 +99,10 @@ CUresult sim_enter(enum sim_symbol symbol, bool early);
 /* The configuration from the environment, read once at cuInit. */
 struct sim_config {
         int devices;
-        int physical[SIM_MAX_DEVICES]; /* which card a device is: CUDA_VISIBLE_DEVICES */
-        size_t memory_bytes;           /* per device, a multiple of SIM_PAGE_BYTES */
-        const char *shared;            /* file of a card shared with other processes, or NULL */
+        int physical[SIM_MAX_DEVICES];      /* which card a device is: CUDA_VISIBLE_DEVICES */
+        size_t memory_bytes;                /* per device, a multiple of SIM_PAGE_BYTES */
+        size_t context_bytes, module_bytes; /* what a context and a module take */
+        const char *shared;                 /* file of a card shared with other processes, or NULL */
 };
 const struct sim_config *sim_config(void);
 bool sim_symbol_missing(const char *name); /* GRSIM_MISSING names it */
@@ -121,6 +122,8 @@ enum sim_op_kind {
         SIM_OP_HOST,
         SIM_OP_CALLBACK,
         SIM_OP_FREE,
+        SIM_OP_GRAPH_ALLOC, /* nothing to run: what a graph holds is counted when it is launched */
+        SIM_OP_GRAPH_FREE,
 };
 
 struct sim_alloc;
@@ -162,6 +165,11 @@ struct sim_op {
                         void *arg;
                 } host;
                 struct sim_alloc *victim;
+                struct {
+                        uintptr_t base;
+                        size_t bytes;
+                        int device;
+                } memory;
         } u;
 };
 
@@ -395,6 +403,8 @@ bool sim_capture_live(unsigned long long capture_id);
 void sim_capture_stream_gone(CUstream stream);
 void sim_frontier_clear(struct sim_frontier *frontier);
 
+CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
+
 /* graph.c */
 struct CUgraphNode_st {
         CUgraph graph;
@@ -418,6 +428,9 @@ void sim_graph_free(CUgraph graph);
  */
 CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_frontier *after,
                                 struct sim_frontier *ret_all);
+/* Adds the node; for an allocation op gets its address. */
+CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim_frontier *after,
+                              CUgraphNode *ret_node);
 bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier); /* does everything lead to the frontier? */
 
 /* ---- kernels.c ---- */

@@ -1,0 +1,344 @@
+/*
+ * Graphs that allocate. Measured (driver 580): their memory is reserved at the upload or the first launch, not when
+ * they are instantiated, and stays after the executable graph is destroyed until the device's graph memory is trimmed.
+ * So an upload or launch that would reserve more than the limit has room for climbs the ladder, and fails with
+ * CUDA_ERROR_OUT_OF_MEMORY before anything is submitted. One that has its memory already is never asked again, and
+ * programs without such graphs pay for one look at a counter.
+ *
+ * How much a graph will reserve only the driver knows: it lets allocations share memory where one is freed before the
+ * other. We take the most that is allocated at a time, nodes in the order of their creation, less what lies idle in the
+ * device's graph memory: a launch that fits is not refused, and what a graph takes beyond that is charged after it.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "hash.h"
+#include "shim.h"
+
+struct exec {
+        UT_hash_handle hh;
+        CUgraphExec handle; /* key */
+        struct gr_device *device;
+        uint64_t need_bytes;
+        uint64_t trims; /* as many had been when its memory was last reserved; 0: never */
+};
+
+struct request {
+        CUgraphExec exec;
+        CUstream stream;
+        CUresult (*real)(CUgraphExec exec, CUstream stream);
+        struct gr_device *device;
+        uint64_t need_bytes;
+        bool had_it;
+        CUresult result;
+};
+
+struct node {
+        CUdeviceptr ptr;
+        uint64_t bytes;
+};
+
+/* What a graph has allocated so far on the device of its first allocation; others are charged afterwards. */
+struct walk {
+        int device; /* -1: none yet */
+        uint64_t bytes, peak_bytes;
+        struct node *live;
+        size_t count, room;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
+static struct exec *execs;
+static _Atomic unsigned exec_count;
+static _Atomic uint64_t trims = 1; /* of graph memory, by anybody */
+static _Atomic bool memory_seen;   /* some graph may allocate */
+
+void gr_graph_memory_seen(void)
+{
+        atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
+}
+
+void gr_graph_trimmed(void)
+{
+        atomic_fetch_add(&trims, 1);
+}
+
+static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        struct node *more;
+
+        if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                return;
+        if (walk->device < 0)
+                walk->device = params->poolProps.location.id;
+        if (params->poolProps.location.id != walk->device)
+                return;
+        if (walk->count == walk->room) {
+                more = realloc(walk->live, (2 * walk->room + 16) * sizeof(*more));
+                if (!more)
+                        return; /* too little is expected: charged afterwards */
+                walk->live = more;
+                walk->room = 2 * walk->room + 16;
+        }
+        walk->live[walk->count++] = (struct node){params->dptr, params->bytesize};
+        walk->bytes += params->bytesize;
+        if (walk->bytes > walk->peak_bytes)
+                walk->peak_bytes = walk->bytes;
+}
+
+static void freed(struct walk *walk, CUdeviceptr ptr)
+{
+        for (size_t i = walk->count; i-- > 0;)
+                if (walk->live[i].ptr == ptr) {
+                        walk->bytes -= walk->live[i].bytes;
+                        walk->live[i] = walk->live[--walk->count];
+                        return;
+                }
+}
+
+static void look_through(CUgraph graph, struct walk *walk)
+{
+        CUDA_MEM_ALLOC_NODE_PARAMS params;
+        CUgraphNode *nodes = NULL;
+        CUgraphNodeType type;
+        CUdeviceptr ptr;
+        CUgraph child;
+        size_t count = 0;
+
+        if (gr_real.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+                return;
+        nodes = calloc(count, sizeof(CUgraphNode));
+        if (!nodes || gr_real.cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
+                count = 0;
+        for (size_t i = 0; i < count; i++) {
+                if (gr_real.cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
+                        continue;
+                if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+                    gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS)
+                        allocated(walk, &params);
+                else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+                         gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS)
+                        freed(walk, ptr);
+                else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                         gr_real.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS)
+                        look_through(child, walk);
+        }
+        free(nodes);
+}
+
+/* Lock held. */
+static struct exec *find(CUgraphExec handle)
+{
+        struct exec *exec;
+
+        HASH_FIND_PTR(execs, &handle, exec);
+        return exec;
+}
+
+/* Lock held. */
+static void forget(struct exec *exec)
+{
+        HASH_DEL(execs, exec);
+        atomic_fetch_sub(&exec_count, 1);
+        free(exec);
+}
+
+/* After a successful instantiation. Without memory for the entry its launches go unasked, and are charged afterwards.
+ */
+static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
+{
+        struct walk walk = {.device = -1};
+        int saved_errno = errno;
+        struct exec *exec, *stale;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        if (gr_own_counted() && gr_current_context())
+                gr_own_look(gr_current_context()->device, GR_OWN_AGE_NS);
+        if (!atomic_load_explicit(&memory_seen, memory_order_relaxed) || !gr_real.cuGraphGetNodes ||
+            !gr_real.cuGraphNodeGetType || !gr_real.cuGraphMemAllocNodeGetParams ||
+            !gr_real.cuGraphMemFreeNodeGetParams || !gr_real.cuGraphChildGraphNodeGetGraph)
+                goto out;
+        look_through(graph, &walk);
+        free(walk.live);
+        exec = walk.peak_bytes && gr_device_get(walk.device) ? calloc(1, sizeof(*exec)) : NULL;
+        if (!exec)
+                goto out;
+        exec->handle = *handle;
+        exec->device = gr_device_get(walk.device);
+        exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
+        pthread_mutex_lock(&lock);
+        stale = find(*handle);
+        if (stale)
+                forget(stale);
+        HASH_ADD_PTR(execs, handle, exec);
+        if (exec->hh.tbl)
+                atomic_fetch_add(&exec_count, 1);
+        else
+                free(exec);
+        pthread_mutex_unlock(&lock);
+out:
+        errno = saved_errno;
+        return result;
+}
+
+static int attempt(void *arg)
+{
+        struct request *request = arg;
+        uint64_t reserved;
+
+        if (gr_async_graph_reserve(request->device, request->need_bytes, request->had_it, &reserved) != 0) {
+                gr_count(&gr_core, GR_STAT_limit_hits, 1);
+                request->result = CUDA_ERROR_OUT_OF_MEMORY;
+                return -EDQUOT;
+        }
+        request->result = request->real(request->exec, request->stream);
+        gr_async_graph_settle(request->device, reserved);
+        return gr_errno(request->result);
+}
+
+/* An upload or launch. */
+static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUgraphExec exec, CUstream stream))
+{
+        struct request request = {.exec = handle, .stream = stream, .real = real};
+        struct gr_context *context;
+        uint64_t now = atomic_load(&trims);
+        struct exec *exec;
+        int saved_errno, rc;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
+                return real(handle, stream);
+        pthread_mutex_lock(&lock);
+        exec = find(handle);
+        if (exec && exec->trims != now) {
+                request.device = exec->device;
+                request.need_bytes = exec->need_bytes;
+                request.had_it = exec->trims > 0;
+        }
+        pthread_mutex_unlock(&lock);
+        /* A launch into a capture only becomes part of another graph. */
+        if (!request.device || gr_async_captured(stream))
+                return real(handle, stream);
+        saved_errno = errno;
+        rc = attempt(&request);
+        if (rc == -ENOMEM || rc == -EDQUOT) {
+                context = gr_climber(&gr_core, request.device, gr_current_context());
+                if (context)
+                        rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
+        }
+        if (rc == 0) {
+                pthread_mutex_lock(&lock);
+                exec = find(handle);
+                if (exec)
+                        exec->trims = now; /* of before, so that a trim meanwhile is not missed */
+                pthread_mutex_unlock(&lock);
+        }
+        errno = saved_errno;
+        return request.result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, gr_real.cuGraphLaunch);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, gr_real.cuGraphLaunch_ptsz);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, gr_real.cuGraphUpload);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, gr_real.cuGraphUpload_ptsz);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
+                                              size_t bytes)
+{
+        return instantiated(GR_REAL(cuGraphInstantiate, exec, graph, error, log, bytes), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
+                                                 size_t bytes)
+{
+        return instantiated(GR_REAL(cuGraphInstantiate_v2, exec, graph, error, log, bytes), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+        return instantiated(GR_REAL(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                                        CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        return instantiated(GR_REAL(cuGraphInstantiateWithParams, exec, graph, params), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                             CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        return instantiated(GR_REAL(cuGraphInstantiateWithParams_ptsz, exec, graph, params), exec, graph);
+}
+
+/* Forgotten first: afterwards another may get the same handle. */
+GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
+{
+        struct exec *exec;
+
+        if (atomic_load_explicit(&exec_count, memory_order_relaxed) > 0) {
+                pthread_mutex_lock(&lock);
+                exec = find(handle);
+                if (exec)
+                        forget(exec);
+                pthread_mutex_unlock(&lock);
+        }
+        return GR_REAL(cuGraphExecDestroy, handle);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                                  size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        gr_graph_memory_seen();
+        return GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                          size_t count, CUgraphNodeParams *params)
+{
+        CUresult result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
+
+        if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+                gr_graph_memory_seen();
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                             const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)
+{
+        CUresult result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
+
+        if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+                gr_graph_memory_seen();
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceGraphMemTrim, dev);
+
+        if (result == CUDA_SUCCESS)
+                gr_graph_trimmed();
+        return result;
+}

@@ -1,0 +1,147 @@
+#include "nvml.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LIBRARY           "libnvidia-ml.so.1"
+#define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
+#define PROCESSES         64
+#define TRIES             4 /* processes may come while we ask how many there are */
+
+/* Of the second and third form of the call; in the first the last two are missing. */
+struct process {
+        unsigned pid;
+        unsigned long long used;
+        unsigned gpu_instance, compute_instance;
+};
+
+static struct {
+        bool found;
+        int (*by_uuid)(const char *uuid, void **ret_device);
+        int (*by_index)(unsigned index, void **ret_device);
+        int (*uuid)(void *device, char *ret, unsigned length);
+        int (*memory)(void *device, struct gr_nvml_memory *ret);
+        int (*processes)(void *device, unsigned *count, struct process *ret);
+} nvml; /* constant after find */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void find(void)
+{
+        void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+        int (*init)(void);
+
+        if (!library) {
+                dlerror(); /* no error of the program's */
+                return;
+        }
+        *(void **)&init = dlsym(library, "nvmlInit_v2");
+        *(void **)&nvml.by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&nvml.uuid = dlsym(library, "nvmlDeviceGetUUID");
+        *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
+        *(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        if (!nvml.processes)
+                *(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+        dlerror();
+        nvml.found = init && nvml.by_uuid && nvml.by_index && nvml.uuid && nvml.memory && init() == 0;
+}
+
+static bool ready(void)
+{
+        int saved_errno = errno;
+
+        pthread_once(&once, find);
+        errno = saved_errno;
+        return nvml.found;
+}
+
+int gr_nvml_device(const char *uuid, void **ret_device)
+{
+        static const char *const kinds[] = {"GPU-", "MIG-"};
+        char text[64];
+
+        if (!ready())
+                return -ENOTSUP;
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+                snprintf(text, sizeof(text), "%s%s", kinds[i], uuid);
+                if (nvml.by_uuid(text, ret_device) == 0)
+                        return 0;
+        }
+        return -ENODEV;
+}
+
+/* Index, UUID, or the beginning of a UUID, as CUDA_VISIBLE_DEVICES has it. */
+static bool find_named(const char *name, void **ret_device)
+{
+        char text[96], *end;
+        unsigned long index = strtoul(name, &end, 10);
+
+        if (name[0] >= '0' && name[0] <= '9' && !*end)
+                return index < UINT_MAX && nvml.by_index((unsigned)index, ret_device) == 0;
+        if (nvml.by_uuid(name, ret_device) == 0)
+                return true;
+        for (unsigned i = 0; name[0] && nvml.by_index(i, ret_device) == 0; i++)
+                if (nvml.uuid(*ret_device, text, sizeof(text)) == 0 && strncmp(text, name, strlen(name)) == 0)
+                        return true;
+        return false;
+}
+
+int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37])
+{
+        char text[96] = "";
+        void *device;
+
+        if (!ready())
+                return -ENOTSUP;
+        if (!find_named(name, &device) || nvml.uuid(device, text, sizeof(text)) != 0 || strlen(text) < 40)
+                return -ENODEV;
+        memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
+        ret_uuid[36] = '\0';
+        *ret_device = device;
+        return 0;
+}
+
+int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
+{
+        struct gr_nvml_memory memory;
+
+        if (!ready() || nvml.memory(device, &memory) != 0)
+                return -ENOTSUP;
+        *ret = memory;
+        return 0;
+}
+
+int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes)
+{
+        struct process few[PROCESSES], *list = few, *more = NULL;
+        unsigned room = PROCESSES, count = PROCESSES;
+        int result, rc = -ENOTSUP;
+
+        if (!ready() || !nvml.processes)
+                return -ENOTSUP;
+        result = nvml.processes(device, &count, list);
+        for (int i = 0; result == INSUFFICIENT_SIZE && i < TRIES; i++) {
+                room = count = 2 * (count > room ? count : room);
+                free(more);
+                list = more = calloc(room, sizeof(*more));
+                if (!more)
+                        return -ENOMEM;
+                result = nvml.processes(device, &count, list);
+        }
+        if (result == 0)
+                rc = -ESRCH;
+        for (unsigned i = 0; result == 0 && i < count && i < room; i++)
+                if (list[i].pid == pid && list[i].used != ~0ull) { /* all ones: the driver does not say */
+                        *ret_bytes = list[i].used;
+                        rc = 0;
+                        break;
+                }
+        free(more);
+        return rc;
+}
