@@ -288,6 +288,39 @@ static void test_early(void)
         finish();
 }
 
+static uint64_t early_after(uint64_t passed_ns)
+{
+        sg_advance(passed_ns);
+        gr_early_run(context);
+        return gr_budget_cached(context->device);
+}
+
+/* With decay off early reclaim finds out by itself what of the cache nobody needs, and leaves the rest. */
+static void test_early_trim(void)
+{
+        uint64_t ptrs[19];
+
+        start((struct gr_config){.early = true});
+        context->device->hard_bytes = 40 * SG_MIB;
+        for (int i = 0; i < 19; i++)
+                GR_CHECK_EQ(sg_alloc(context, 2 * SG_MIB, &ptrs[i]), 0);
+        for (int i = 0; i < 10; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(early_after(1000 * SG_MS), 20 * SG_MIB); /* the first look only looks */
+        GR_CHECK_EQ(early_after(GR_DECAY_LOOK_NS / 2), 20 * SG_MIB);
+        GR_CHECK_EQ(early_after(GR_DECAY_LOOK_NS), 18 * SG_MIB); /* to 0.90 of the limit, and no further */
+        GR_CHECK_EQ(early_after(GR_DECAY_LOOK_NS), 18 * SG_MIB);
+
+        context->device->hard_bytes = 20 * SG_MIB; /* 18 wanted: all that nobody needs must go */
+        for (int i = 0; i < 4; i++)
+                GR_CHECK_EQ(sg_alloc(context, 2 * SG_MIB, &ptrs[i]), 0);
+        for (int i = 0; i < 4; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(early_after(64 * GR_DECAY_LOOK_NS), 8 * SG_MIB);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_sink(hear, NULL);
@@ -296,5 +329,6 @@ int main(void)
         test_spill();
         test_report();
         test_early();
+        test_early_trim();
         return GR_CHECK_RESULT();
 }
