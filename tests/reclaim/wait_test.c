@@ -99,6 +99,27 @@ static void neighbour_leaves(void)
         sg_hold(0, 0, 0);
 }
 
+/* A neighbour that caches what it freed, from the event on, and gives it when asked. */
+static uint64_t neighbour_cached, asked;
+
+static void neighbour_frees(void)
+{
+        neighbour_cached = ROOM_BYTES - 4 * SG_MIB;
+}
+
+static uint64_t ask(struct gr_core *of, struct gr_device *device, uint64_t want_bytes)
+{
+        uint64_t given = neighbour_cached;
+
+        (void)of;
+        (void)want_bytes;
+        asked++;
+        if (given)
+                sg_hold(device->ordinal, 0, 0);
+        neighbour_cached = 0;
+        return given;
+}
+
 static void test_wait(void)
 {
         uint64_t begin_ns, waited_ns, ptr;
@@ -126,6 +147,20 @@ static void test_wait(void)
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 20000 * SG_MS && waited_ns < 20600 * SG_MS);
         GR_CHECK(sg_calls(SG_MEM_ALLOC) < 400);
+        finish();
+
+        /* Another process frees, and keeps it in its cache: it is asked again, as seldom. */
+        start((struct gr_config){.wait_ns = 30000 * SG_MS});
+        core.ask_neighbours = ask;
+        asked = 0;
+        sg_hold(0, ROOM_BYTES - 4 * SG_MIB, 0);
+        begin_ns = sg_driver.now_ns();
+        event.when_ns = begin_ns + 20000 * SG_MS;
+        event.what = neighbour_frees;
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        waited_ns = sg_driver.now_ns() - begin_ns;
+        GR_CHECK(waited_ns >= 20000 * SG_MS && waited_ns < 20600 * SG_MS);
+        GR_CHECK(asked > 1 && asked < 200);
         finish();
 
         /* Nobody: an error, in bounded time, and said so. */
