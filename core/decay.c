@@ -103,6 +103,21 @@ static void give_back(struct gr_context *context, unsigned steps)
         decay->due_bytes = left;
 }
 
+void gr_decay_look(struct gr_context *context, uint64_t now_ns)
+{
+        struct gr_decay *decay = &context->decay;
+        bool first = !decay->stepped_ns;
+        uint64_t idle_bytes = 0;
+
+        if (context->core->config.decay_ns || (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS))
+                return;
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                idle_bytes += gr_pool_unneeded(context, class);
+        /* What the first look finds covers no known time. */
+        atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
+        decay->stepped_ns = now_ns;
+}
+
 struct round {
         uint64_t now_ns, next_ns;
 };

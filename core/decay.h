@@ -7,7 +7,7 @@
  * a part x of the decay time has gone, as a whole, by smoothstep(x): nothing leaves suddenly, and after the decay time
  * nothing is left. Only idle blocks go, by the stall-free path, the longest unused and largest first.
  *
- * One thread at a time (the helper) may call the functions below.
+ * One thread at a time (the helper; where decay is off, the one in early reclaim) may call the functions below.
  */
 #ifndef GR_DECAY_H
 #define GR_DECAY_H
@@ -21,6 +21,7 @@ struct gr_core;
 
 #define GR_DECAY_STEPS       20
 #define GR_DECAY_STEP_MIN_NS UINT64_C(100000000) /* steps are never closer */
+#define GR_DECAY_LOOK_NS     UINT64_C(500000000) /* between looks of early reclaim where decay is off */
 
 struct gr_decay {
         uint64_t stepped_ns; /* when the last step was; 0: nothing was cached then */
@@ -36,6 +37,12 @@ double gr_decay_curve(double x);
 
 /* How far steps are apart, 0 where decay is off. */
 uint64_t gr_decay_step_ns(const struct gr_core *core);
+
+/*
+ * Brings idle_bytes up to date where decay is off: what went unneeded between two looks. One that comes too soon after
+ * the last changes nothing.
+ */
+void gr_decay_look(struct gr_context *context, uint64_t now_ns);
 
 /*
  * Takes the steps that are due at now_ns in all contexts. Returns when the next is due; 0 where nothing is cached, and

@@ -34,14 +34,16 @@ void gr_early_note(struct gr_context *context)
 }
 
 struct idle {
-        uint64_t bytes;
+        uint64_t now_ns, bytes;
 };
 
 static bool add_idle(struct gr_context *context, void *arg)
 {
         struct idle *idle = arg;
 
-        idle->bytes += atomic_load_explicit(&context->decay.idle_bytes, memory_order_relaxed);
+        gr_decay_look(context, idle->now_ns);
+        /* Once only: what goes back now is not there to go back again before the next step. */
+        idle->bytes += atomic_exchange_explicit(&context->decay.idle_bytes, 0, memory_order_relaxed);
         return true;
 }
 
@@ -62,7 +64,7 @@ static bool worth_it(struct gr_early *early, double pressure, uint64_t now_ns)
 static uint64_t run(struct gr_context *context, uint64_t live, uint64_t limit)
 {
         struct gr_device *device = context->device;
-        struct idle idle = {0};
+        struct idle idle = {.now_ns = context->core->driver->now_ns()};
         uint64_t charged, room, freed = 0, after;
 
         gr_reclaimables_run(context->core, false, device->ordinal, (uint64_t)((double)limit * (1 - PRESSURE_HIGH)),

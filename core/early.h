@@ -6,8 +6,8 @@
  * block; it may take 5 % of the time, twice that for each of: the caller is about to block, the last run freed more
  * than a tenth of what the program held, live memory is above 0.90 of the limit, above 0.95. What a run costs is an
  * exponential mean. Ours halves the share again for each run that freed nothing. Reclaimables give up what is idle;
- * of the cache only what went unused for a whole step of decay goes back, and only near the limit: a program that
- * uses all it has is not slowed down.
+ * of the cache only what went unused for a whole step of decay (with decay off: between two runs half a second apart)
+ * goes back, and only near the limit: a program that uses all it has is not slowed down.
  */
 #ifndef GR_EARLY_H
 #define GR_EARLY_H

@@ -261,6 +261,15 @@ out:
         return rc;
 }
 
+/* Nobody else can help where the process's own limit is what refuses. */
+static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
+{
+        if (!climb->context->core->ask_neighbours ||
+            (climb->error == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb))))
+                return climb->error;
+        return from_rung(climb, GR_LEVEL_NEIGHBOUR, ret_block);
+}
+
 struct freed {
         uint64_t bytes;
 };
@@ -282,17 +291,10 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
         return freed.bytes - atomic_load(&device->charged_bytes);
 }
 
-/* Nobody else can help where the process's own limit is what refuses. */
-static bool neighbours_can_help(struct climb *climb, int rc)
-{
-        return climb->context->core->ask_neighbours &&
-               !(rc == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb)));
-}
-
 /*
  * Until somebody frees. Frees of our own threads cost nothing to notice; for those of other processes the driver is
- * asked, ever more seldom, and they for what they freed into their caches meanwhile. No lock is held between tries, so
- * the threads that wait hinder nobody, and where all threads wait the deadline ends it.
+ * asked, ever more seldom, and they themselves: what they free may stay in their cache. No lock is held between tries,
+ * so the threads that wait hinder nobody, and where all threads wait the deadline ends it.
  */
 static int from_wait(struct climb *climb, struct gr_block **ret_block)
 {
@@ -318,11 +320,13 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         seen = freed_so_far(device, core);
         do {
                 uint64_t freed;
+                bool others;
 
                 driver->sleep_ns(WAIT_LOOK_NS);
                 now_ns = driver->now_ns();
                 freed = freed_so_far(device, core);
-                if (freed == seen && now_ns < asked_ns + pause_ns && now_ns < deadline_ns)
+                others = now_ns >= asked_ns + pause_ns || now_ns >= deadline_ns;
+                if (freed == seen && !others)
                         continue;
                 if (freed == seen && pause_ns < WAIT_MOST_NS)
                         pause_ns *= 2;
@@ -331,8 +335,8 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
                 if (out_of_memory(rc))
                         rc = from_rung(climb, GR_LEVEL_TRIM, ret_block);
-                if (out_of_memory(rc) && neighbours_can_help(climb, rc))
-                        rc = from_rung(climb, GR_LEVEL_NEIGHBOUR, ret_block);
+                if (out_of_memory(rc) && others)
+                        rc = from_neighbours(climb, ret_block);
         } while (out_of_memory(rc) && now_ns < deadline_ns);
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
@@ -448,8 +452,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                         rc = from_rung(climb, level, ret_block);
                         break;
                 case GR_LEVEL_NEIGHBOUR:
-                        if (neighbours_can_help(climb, rc))
-                                rc = from_rung(climb, level, ret_block);
+                        rc = from_neighbours(climb, ret_block);
                         break;
                 case GR_LEVEL_WAIT:
                         rc = from_wait(climb, ret_block);

@@ -14,6 +14,12 @@
  *   SPILL      where asked for: host memory (spill.h)
  *   FAIL       a report of what each rung gave; frees go straight to the driver for a moment, because the framework
  * above now runs its own release-and-retry and must not merely refill the cache
+ *
+ * Of what the driver keeps for itself, DRIVER takes what nobody uses and nobody has to be asked for: idle memory of
+ * pools (the default one, the current one, those that the program made) and of graphs. tests/gpu/caches prints what
+ * the rest holds and which call would give it back. It is not ours to call: modules, libraries, graph executables and
+ * streams go with handles that the program has, the device-side heap with the program's data, and the sizes of local
+ * memory and of the printf buffer are limits that the program may have set, which running kernels rely on.
  */
 #ifndef GR_LADDER_H
 #define GR_LADDER_H

@@ -5,6 +5,7 @@ Run with GPURECLAIM_HARD_LIMIT set to as many MiB as --limit-mib says. Exit stat
 """
 
 import argparse
+import time
 
 from card import Card, skip
 
@@ -75,6 +76,23 @@ while batch:
         card.used()
 check(batch > 0, f"largest batch that fits: {batch}")
 x = y = None
+
+# Its own cache holds the memory: PyTorch gives it up, and its first retry gets through.
+torch.cuda.empty_cache()
+pieces = [torch.empty(90 * MIB, dtype=torch.uint8, device="cuda") for _ in range((args.limit_mib - 512) // 90)]
+del pieces
+before = torch.cuda.memory_stats()
+begin = time.perf_counter()
+try:
+    large = torch.empty((args.limit_mib - 512) * MIB, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError:
+    large = None
+took = 1e3 * (time.perf_counter() - begin)
+after = torch.cuda.memory_stats()
+retries, errors = (after[key] - before[key] for key in ("num_alloc_retries", "num_ooms"))
+check(large is not None, f"a block in place of PyTorch's own cache, after {took:.0f} ms")
+check(retries == 1 and errors == 0, f"{retries} retry of PyTorch's, {errors} errors")
+del large
 
 torch.cuda.empty_cache()
 large = torch.empty((args.limit_mib - 256) * MIB, dtype=torch.uint8, device="cuda")

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""A process that peaks and then pauses, four times over: natively, with PyTorch's cache, under the library, and under
+the library with decay off. Draws the card's use over time, and holds the launch latencies of the last two against each
+other, whose runs alternate so that drift hits both.
+
+    idle.py --program BUILD/tests/gpu/idle --library BUILD/shim/libgpureclaim.so --out FOLDER [--peak-gib 60]
+
+Writes idle.csv (run, seconds, mib) and idle.svg to the folder. Exit status 1 when memory did not come back, 77 without
+a device. Latencies are told, not judged.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--program")
+parser.add_argument("--library")
+parser.add_argument("--out", default=".")
+parser.add_argument("--peak-gib", type=float, default=60)
+parser.add_argument("--seconds", type=float, default=13)
+parser.add_argument("--repeat", type=int, default=3, help="runs with decay on and off each")
+parser.add_argument("--torch", metavar="CSV", help=argparse.SUPPRESS)  # the PyTorch run itself
+args = parser.parse_args()
+
+LOOK_S = 0.05
+
+
+def torch_run():
+    from card import Card, skip
+
+    card = Card()
+    try:
+        import torch
+    except ImportError:
+        skip("no PyTorch")
+    if card.used() is None or not torch.cuda.is_available():
+        skip("no device, or it cannot be asked")
+    torch.zeros(1, device="cuda")
+    rows, done = [], threading.Event()
+    begin = time.perf_counter()
+
+    def watch():
+        while not done.is_set():
+            rows.append((time.perf_counter() - begin, card.used()))
+            time.sleep(LOOK_S)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    time.sleep(0.3)
+    blocks, held = [], 0
+    while held < args.peak_gib * 2**30:
+        blocks.append(torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda"))
+        held += blocks[-1].numel()
+    torch.cuda.synchronize()
+    time.sleep(0.3)
+    print(f"# peak_mib {card.used():.0f}")
+    freed = time.perf_counter()
+    blocks.clear()
+    print(f"# freed_at_s {freed - begin:.3f}\n# free_all_ms {1e3 * (time.perf_counter() - freed):.2f}")
+    time.sleep(args.seconds)
+    done.set()
+    watcher.join()
+    print(f"# end_mib {card.used():.0f}")
+    with open(args.torch, "w", newline="") as file:
+        csv.writer(file).writerows([("seconds", "mib"), *rows])
+
+
+if args.torch:
+    torch_run()
+    raise SystemExit
+
+
+def run(name, command, **settings):
+    """The figures of one run, and its samples by seconds since everything was freed; None where it was skipped."""
+    path = os.path.join(args.out, f"idle-{name}.csv")
+    result = subprocess.run(
+        [part.replace("{csv}", path) for part in command],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+    )
+    if result.returncode == 77:
+        print(f"{name}: skipped: {result.stdout.strip()}")
+        return None
+    if result.returncode:
+        sys.exit(f"{name}: exit status {result.returncode}")
+    figures = dict(line[2:].split() for line in result.stdout.splitlines() if line.startswith("# "))
+    figures = {key: float(value) for key, value in figures.items()}
+    with open(path, newline="") as file:
+        samples = [(float(row["seconds"]) - figures["freed_at_s"], float(row["mib"])) for row in csv.DictReader(file)]
+    os.remove(path)
+    return figures, samples
+
+
+def plot(path, runs):
+    """Lines of GiB over seconds as SVG, by hand: one chart is not worth a library."""
+    width, height, left, bottom = 760, 380, 50, 40
+    first = min(samples[0][0] for _, samples in runs.values())
+    last = max(samples[-1][0] for _, samples in runs.values())
+    top = 1.05 * max(mib for _, samples in runs.values() for _, mib in samples)
+    colors = ("#c0392b", "#8e6bbf", "#1f77b4", "#7f7f7f")
+
+    def x(seconds):
+        return left + (seconds - first) / (last - first) * (width - left - 10)
+
+    def y(mib):
+        return height - bottom - mib / top * (height - bottom - 10)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for i in range(6):
+        mib = top * i / 5
+        lines.append(f'<path d="M{left} {y(mib):.1f}H{width - 10}" stroke="#ddd"/>')
+        lines.append(f'<text x="{left - 6}" y="{y(mib) + 4:.1f}" text-anchor="end">{mib / 1024:.0f}</text>')
+    for second in range(int(first), int(last) + 1, 2):
+        lines.append(f'<text x="{x(second):.1f}" y="{height - 22}" text-anchor="middle">{second}</text>')
+    lines.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">seconds after everything was freed</text>')
+    lines.append(f'<text x="{left}" y="9">GiB of the card</text>')
+    for i, (name, (_, samples)) in enumerate(runs.items()):
+        points = " ".join(f"{x(seconds):.1f},{y(mib):.1f}" for seconds, mib in samples)
+        color = colors[i % len(colors)]
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+        lines.append(f'<text x="{width - 20}" y="{30 + 16 * i}" text-anchor="end" fill="{color}">{name}</text>')
+    with open(path, "w") as file:
+        file.write("\n".join([*lines, "</svg>\n"]))
+
+
+def one(key, results):
+    return statistics.median(figures[key] for figures, _ in results)
+
+
+os.makedirs(args.out, exist_ok=True)
+PEAK = f"--peak={int(args.peak_gib * 1024)}MiB"
+PROGRAM = [args.program, PEAK, f"--seconds={args.seconds}", "--csv={csv}"]
+PYTORCH = [sys.executable, __file__, "--torch={csv}", f"--peak-gib={args.peak_gib}", f"--seconds={args.seconds}"]
+runs = {"native": run("native", PROGRAM), "PyTorch's cache": run("torch", PYTORCH)}
+if not runs["native"]:
+    raise SystemExit(77)
+on, off = [], []
+for _ in range(args.repeat):
+    off.append(run("kept", PROGRAM, LD_PRELOAD=args.library, GPURECLAIM_DECAY="0"))
+    on.append(run("decay", PROGRAM, LD_PRELOAD=args.library))
+runs |= {"gpureclaim": on[0], "gpureclaim, DECAY=0": off[0]}
+runs = {name: result for name, result in runs.items() if result}
+plot(os.path.join(args.out, "idle.svg"), runs)
+with open(os.path.join(args.out, "idle.csv"), "w", newline="") as file:
+    writer = csv.writer(file)
+    writer.writerow(("run", "seconds", "mib"))
+    writer.writerows((name, f"{s:.3f}", f"{m:.1f}") for name, (_, samples) in runs.items() for s, m in samples)
+
+for name, (figures, _) in runs.items():
+    rounds = ", ".join(f"{p} {figures[f'round_us_{p}']:.2f}" for p in ("p50", "p99", "max") if f"round_us_{p}" in figures)
+    print(
+        f"{name}: peak {figures['peak_mib']:.0f} MiB, {figures['end_mib']:.0f} MiB after {args.seconds:g} s, longest free "
+        f"{figures.get('free_max_us', 0):.0f} us, freeing all {figures['free_all_ms']:.2f} ms; kernels beside, us: {rounds or '-'}"
+    )
+print(f"launch latency, medians of {args.repeat} runs each, decay on / decay off = ratio:")
+for what in ("launch_us", "round_us"):
+    for part in ("p50", "p99", "p999", "max"):
+        with_it, without = one(f"{what}_{part}", on), one(f"{what}_{part}", off)
+        spread = ", ".join(f"{figures[f'{what}_{part}']:.2f}" for figures, _ in off)
+        print(f"{what}_{part}: {with_it:.2f} / {without:.2f} = {with_it / without:.3f} (off: {spread})")
+# All but the context and the little that the program still has must be back; with decay off it must not.
+left = max(figures["end_mib"] - figures["context_mib"] for figures, _ in on)
+kept = min(figures["end_mib"] - figures["context_mib"] for figures, _ in off)
+print(f"left after {args.seconds:g} s: {left:.0f} MiB; with decay off {kept:.0f} MiB")
+raise SystemExit(0 if left <= 64 and kept > 0.8 * on[0][0]["peak_mib"] else 1)
