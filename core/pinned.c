@@ -11,6 +11,7 @@
 #define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
 #define PACE_NS    UINT64_C(1000000)     /* between two blocks that nobody asked for, so that others get their turn */
+#define BURST_NS   UINT64_C(100000000)   /* for so long at a time; the rest with the next step of decay */
 #define WAIT_NS    UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
 
 /* Its block comes first: whoever owns that one may free it. */
@@ -23,6 +24,12 @@ struct pinned {
 static uint64_t whole_pages(uint64_t bytes)
 {
         return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+}
+
+/* What to ask the driver for. */
+static size_t capacity_for(size_t bytes)
+{
+        return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : whole_pages(bytes);
 }
 
 static bool out_of_memory(int rc)
@@ -79,7 +86,7 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
 {
         struct gr_core *core = context->core;
         unsigned class = gr_class_of(bytes), last = class;
-        size_t at_most = gr_class_bytes(class);
+        size_t capacity = capacity_for(bytes), at_most = capacity;
         struct pinned *best = NULL;
 
         *ret_waiting = false;
@@ -88,7 +95,7 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         }
         gr_lock(&core->pinned.lock);
-        for (; class <= last; class ++) {
+        for (; class <= last && !(best && best->block.capacity_bytes == capacity); class ++) {
                 struct gr_block *first = core->pinned.bins[class], *block = first ? first->prev : NULL;
 
                 for (; block; block = block == first ? NULL : block->prev) {
@@ -99,10 +106,13 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
                             (best && block->capacity_bytes >= best->block.capacity_bytes))
                                 continue;
                         /* No barrier is ever laid: usable means idle. */
-                        if (gr_fence_usable(&core->everyone.fence, block->freed_epoch))
-                                best = own;
-                        else
+                        if (!gr_fence_usable(&core->everyone.fence, block->freed_epoch)) {
                                 *ret_waiting = true;
+                                continue;
+                        }
+                        best = own;
+                        if (block->capacity_bytes == capacity)
+                                break;
                 }
         }
         if (best)
@@ -161,7 +171,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
                       struct pinned **ret)
 {
         struct gr_core *core = context->core;
-        size_t capacity = gr_is_small(bytes) ? gr_class_block_bytes(bytes) : whole_pages(bytes);
+        size_t capacity = capacity_for(bytes);
         struct fresh fresh = {.allocate = allocate, .arg = arg, .bytes = capacity};
         struct pinned *own = calloc(1, sizeof(*own));
         struct gr_block *stale;
@@ -346,8 +356,6 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
                         gr_pinned_uncharge(block);
                 }
                 free(own);
-                if (only_quiet)
-                        core->driver->sleep_ns(PACE_NS);
         }
         gr_count(core, GR_STAT_pinned_returned_bytes, back_bytes);
         return back_bytes;
@@ -414,9 +422,14 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns)
         if (gr_budget_cached(&core->host) == 0)
                 return 0;
         if (oldest_ns(core) + decay_ns <= now_ns) {
-                gr_lock(&core->pinned.unpin_lock);
-                unpin(core, NULL, now_ns - decay_ns, UINT64_MAX, true);
-                gr_unlock(&core->pinned.unpin_lock);
+                uint64_t back_bytes;
+
+                do {
+                        gr_lock(&core->pinned.unpin_lock);
+                        back_bytes = unpin(core, NULL, now_ns - decay_ns, 1, true);
+                        gr_unlock(&core->pinned.unpin_lock);
+                        core->driver->sleep_ns(PACE_NS);
+                } while (back_bytes > 0 && core->driver->now_ns() < now_ns + BURST_NS);
         }
         due_ns = oldest_ns(core);
         if (!due_ns)

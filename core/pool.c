@@ -643,6 +643,21 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         return rc;
 }
 
+/* As gr_pool_free goes on, for host memory. */
+static int free_host(struct gr_core *core, struct gr_block *block)
+{
+        if (block->flags & GR_BLOCK_SPILLED) {
+                gr_spill_free(block);
+                if (core->wake)
+                        core->wake(core);
+                return 0;
+        }
+        /* Pinned memory is freed by another call; what the driver thinks of this one, it says. */
+        if (!gr_ledger_hand_out(block, block->requested_bytes))
+                dropped(block);
+        return -ENOENT;
+}
+
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
         struct gr_context *context;
@@ -657,17 +672,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
                 return rc;
         context = block->context;
         fence = &context->fence;
-        if (block->flags & GR_BLOCK_HOST) { /* the driver says what it thinks of that */
-                if (!gr_ledger_hand_out(block, block->requested_bytes))
-                        dropped(block);
-                return -ENOENT;
-        }
-        if (block->flags & GR_BLOCK_SPILLED) {
-                gr_spill_free(block);
-                if (core->wake)
-                        core->wake(core);
-                return 0;
-        }
+        if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
+                return free_host(core, block);
         if (block->split)
                 return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
