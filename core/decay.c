@@ -163,13 +163,20 @@ static bool decay_one(struct gr_context *context, void *arg)
 uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
 {
         struct round round = {.now_ns = now_ns};
+        uint64_t pinned_ns;
+        bool armed;
 
         if (!core->config.decay_ns)
                 return 0;
         /* Down before the look: a block cached after it finds the flag down and wakes us. */
-        atomic_store(&core->decay_armed, false);
+        armed = atomic_exchange(&core->decay_armed, false);
         gr_core_each_context(core, -1, decay_one, &round);
+        pinned_ns = gr_pinned_decay(core, now_ns);
+        if (pinned_ns && (!round.next_ns || pinned_ns < round.next_ns))
+                round.next_ns = pinned_ns;
         if (round.next_ns)
                 atomic_store(&core->decay_armed, true);
+        else if (armed && core->config.host_trim && core->driver->host_trim)
+                core->driver->host_trim(); /* the last of it has gone: once for each time that the program is idle */
         return round.next_ns;
 }

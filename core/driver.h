@@ -66,7 +66,7 @@ struct gr_driver {
 
         /* Host memory that the device reaches at *ret_ptr; context is current. NULL: not to be had. */
         int (*host_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
-        int (*host_free)(uint64_t ptr);
+        int (*host_free)(void *context, uint64_t ptr); /* of host memory allocated in context; may wait for the GPU */
 
         /* Gives the C library's free memory back to the system. NULL: not to be had. */
         void (*host_trim)(void);

@@ -433,8 +433,8 @@ void gr_fence_forget(struct gr_context *context, struct gr_context *other)
         struct gr_fence *fence = &context->fence;
 
         gr_lock(&fence->lock);
-        for (unsigned i = 1; i < fence->reach_count; i++)
-                if (fence->reach[i] == other) {
+        for (unsigned i = 0; i < fence->reach_count; i++)
+                if (fence->reach[i] == other && other != context) {
                         fence->reach[i] = fence->reach[--fence->reach_count];
                         break;
                 }

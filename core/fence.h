@@ -61,7 +61,7 @@ struct gr_fence {
         struct gr_lock lock;                        /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
-        struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself */
+        struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself; of core->everyone, any */
         _Atomic unsigned reach_count;           /* also read without the lock */
         _Atomic bool reach_overflow;            /* more can reach it than fit: freed blocks go to the driver */
 

@@ -70,6 +70,8 @@ int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_
         int rc = attempt(&request);
 
         if (rc == -ENOMEM || rc == -EDQUOT) {
+                if (device == &core->host)
+                        return gr_pinned_retry(core, bytes, attempt, &request, rc);
                 context = gr_climber(core, device, context);
                 if (context)
                         rc = gr_ladder_climb_for(context, bytes, attempt, &request, rc);

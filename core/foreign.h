@@ -46,7 +46,8 @@ typedef int gr_foreign_allocate(void *arg);
 
 /*
  * Charges bytes to device as family, then calls allocate; where either refuses for want of memory, the ladder runs, and
- * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none.
+ * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none. For
+ * core->host cached pinned memory goes instead.
  * On failure nothing is charged.
  */
 int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context, enum gr_family family,

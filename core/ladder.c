@@ -122,7 +122,12 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes &&
                     atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 && gr_fence_sync(context) == 0)
                         reclaim.back_bytes += trim_driver(context);
-                /* Where the device's memory is the host's, free memory of the heap is as good as any. */
+                /* Where the device's memory is the host's, what is cached of that is as good as any. */
+                if (device->integrated)
+                        reclaim.back_bytes += gr_pinned_reclaim(
+                                core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
+                else if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                        gr_pinned_reclaim(core, UINT64_MAX);
                 if (core->driver->host_trim &&
                     (device->integrated || (core->config.host_trim && level == GR_LEVEL_SYNC)))
                         core->driver->host_trim();

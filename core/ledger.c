@@ -156,6 +156,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .live = is_live(block),
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                         .spilled = block->flags & GR_BLOCK_SPILLED,
+                        .host = block->flags & GR_BLOCK_HOST,
                         .split = block->split,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
@@ -170,7 +171,7 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
                 HASH_ITER (hh, shard->blocks, block, tmp) {
-                        if (!is_live(block) || block->flags & GR_BLOCK_SPILLED ||
+                        if (!is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
                             block->context->device->ordinal != device)
                                 continue;
                         counts[block->class]++;

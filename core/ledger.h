@@ -24,7 +24,8 @@ enum gr_block_state {
 
 enum gr_block_flags {
         GR_BLOCK_EXPORTED = 1, /* others may know it (IPC, RDMA, attributes set): its free goes to the driver */
-        GR_BLOCK_SPILLED = 2,  /* host memory; constant */
+        GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
+        GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
 };
 
 /* One driver allocation. Fields without a note are constant while the block is in the ledger. */
@@ -71,6 +72,7 @@ struct gr_block_info {
         bool live;
         bool exported;
         bool spilled;
+        bool host;
         bool split;
 };
 

@@ -13,11 +13,13 @@ enum gr_rank {
         GR_RANK_LADDER,   /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS, /* the list of contexts */
         GR_RANK_HOOKS,    /* the registry of reclaimables */
+        GR_RANK_UNPIN,    /* pinned memory that goes back; held across the driver's free, and tries to allocate */
         GR_RANK_GATE,     /* captures against fences; held across record and wait */
         GR_RANK_FENCE,    /* one context's epochs; held across record, wait and query */
         GR_RANK_EVENTS,   /* one context's spare events */
         GR_RANK_SPILLED,  /* one context's freed blocks of host memory */
         GR_RANK_SPLIT,    /* one context's segments */
+        GR_RANK_PINNED,   /* cached pinned memory */
         GR_RANK_ARENA,    /* one shard's bins of a context */
         GR_RANK_SLABS,    /* one device's slabs of small blocks */
         GR_RANK_LEDGER,   /* one shard of the ledger */

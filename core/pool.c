@@ -31,6 +31,7 @@ void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const st
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_init(&core->devices[i], i);
         gr_budget_init(&core->host, -1);
+        gr_pinned_init(core);
 }
 
 static void context_init(struct gr_context *context, struct gr_core *core, int device)
@@ -65,6 +66,7 @@ void gr_core_destroy(struct gr_core *core)
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_destroy(&core->devices[i]);
         gr_budget_destroy(&core->host);
+        gr_pinned_destroy(core);
         gr_ledger_destroy(&core->ledger);
         gr_foreign_destroy(&core->foreign);
         gr_gate_destroy(&core->gate);
@@ -128,8 +130,10 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
         added = true;
 out:
         gr_unlock(&core->contexts_lock);
-        if (added)
+        if (added) {
                 gr_core_each_context(core, device, reach_each_other, context);
+                gr_pinned_join(context);
+        }
         return context;
 }
 
@@ -158,7 +162,9 @@ void gr_block_uncharge(struct gr_block *block)
 {
         if (block->split)
                 return; /* its segment is charged, and released as a whole */
-        if (block->flags & GR_BLOCK_SPILLED)
+        if (block->flags & GR_BLOCK_HOST)
+                gr_pinned_uncharge(block);
+        else if (block->flags & GR_BLOCK_SPILLED)
                 atomic_fetch_sub(&block->context->device->spilled_bytes, block->capacity_bytes);
         else
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
@@ -190,6 +196,7 @@ static bool forget_after_sync(struct gr_context *context, void *arg)
 void gr_context_ending(struct gr_context *context)
 {
         gr_core_each_context(context->core, -1, forget_after_sync, context);
+        gr_pinned_ending(context);
 }
 
 void gr_context_drop(struct gr_context *context)
@@ -204,6 +211,7 @@ void gr_context_drop(struct gr_context *context)
         gr_arenas_drop(context);
         gr_arenas_open(context);
         gr_spill_drop(context);
+        gr_pinned_drop(context);
         atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on it may serve for another context */
@@ -571,6 +579,21 @@ static int freed(struct gr_context *context, bool much)
         return 0;
 }
 
+/* As gr_pool_free goes on, for host memory. */
+static int free_host(struct gr_core *core, struct gr_block *block)
+{
+        if (block->flags & GR_BLOCK_SPILLED) {
+                gr_spill_free(block);
+                if (core->wake)
+                        core->wake(core);
+                return 0;
+        }
+        /* Pinned memory is freed by another call; what the driver thinks of this one, it says. */
+        if (!gr_ledger_hand_out(block, block->requested_bytes))
+                dropped(block);
+        return -ENOENT;
+}
+
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
         struct gr_context *context;
@@ -589,12 +612,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
                 return rc;
         context = block->context;
         fence = &context->fence;
-        if (block->flags & GR_BLOCK_SPILLED) {
-                gr_spill_free(block);
-                if (core->wake)
-                        core->wake(core);
-                return 0;
-        }
+        if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
+                return free_host(core, block);
         if (block->split)
                 return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||

@@ -28,6 +28,7 @@
 #include "ledger.h"
 #include "lock.h"
 #include "options.h"
+#include "pinned.h"
 #include "reclaimable.h"
 #include "shard.h"
 #include "spill.h"
@@ -69,7 +70,9 @@ struct gr_core {
         struct gr_foreign_ledger foreign;
         struct gr_gate gate;
         struct gr_device devices[GR_DEVICES_MAX];
-        struct gr_device host; /* no device: what is pinned of the host's memory, and its limit */
+        struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
+        struct gr_pinned pinned;
+        struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
         struct gr_stats stats;
         struct gr_registry registry;
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences */

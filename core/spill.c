@@ -47,7 +47,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
                 free(stale);
         }
         if (rc) {
-                core->driver->host_free(ptr);
+                core->driver->host_free(context->handle, ptr);
                 goto cancel;
         }
         gr_count(core, GR_STAT_spills, 1);
@@ -98,7 +98,7 @@ bool gr_spill_collect(struct gr_context *context)
                 if (!block)
                         return waiting;
                 gr_ledger_remove(&core->ledger, block);
-                core->driver->host_free(block->ptr);
+                core->driver->host_free(context->handle, block->ptr);
                 gr_block_uncharge(block);
                 free(block);
         }

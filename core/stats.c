@@ -93,7 +93,7 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         };
         struct out out = {write, arg};
         struct bin_totals bins;
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], d[GR_SIZE_TEXT_BYTES];
         uint64_t requests;
 
         sum_bins(core, &bins);
@@ -128,8 +128,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                     gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
         }
         if (atomic_load(&core->host.peak_charged_bytes) > 0)
-                put(&out, "  %s: %s, peak %s, limit %s\n", family_words[GR_FAMILY_HOST],
+                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", family_words[GR_FAMILY_HOST],
                     gr_size_format(atomic_load(&core->host.charged_bytes), a, sizeof(a)),
+                    gr_size_format(gr_budget_cached(&core->host), d, sizeof(d)),
                     gr_size_format(atomic_load(&core->host.peak_charged_bytes), b, sizeof(b)),
                     gr_size_format(atomic_load(&core->host.hard_bytes), c, sizeof(c)));
         requests = bins.hits + counter(core, GR_STAT_driver_allocs);
@@ -189,9 +190,9 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                 put(&out, "}}");
                 comma = ",";
         }
-        put(&out, "],\"%s_bytes\":%" PRIu64 ",\"peak_%s_bytes\":%" PRIu64, family_names[GR_FAMILY_HOST],
-            atomic_load(&core->host.charged_bytes), family_names[GR_FAMILY_HOST],
-            atomic_load(&core->host.peak_charged_bytes));
+        put(&out, "],\"%s_bytes\":%" PRIu64 ",\"%s_cached_bytes\":%" PRIu64 ",\"peak_%s_bytes\":%" PRIu64,
+            family_names[GR_FAMILY_HOST], atomic_load(&core->host.charged_bytes), family_names[GR_FAMILY_HOST],
+            gr_budget_cached(&core->host), family_names[GR_FAMILY_HOST], atomic_load(&core->host.peak_charged_bytes));
         put(&out, ",\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
             bins.cached_blocks);
 #define GR_STAT(name, text) put(&out, ",\"" #name "\":%" PRIu64, counter(core, GR_STAT_##name));

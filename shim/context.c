@@ -261,6 +261,15 @@ static void ending(CUcontext handle)
                 gr_context_ending(context);
 }
 
+/* The driver did not destroy it: what it can reach is to be fenced as before. */
+static void stays(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        if (context)
+                gr_pinned_join(context);
+}
+
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
 {
         int saved_errno = errno;
@@ -271,10 +280,11 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);
-        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+        if (result == CUDA_SUCCESS && gr_shim_ready())
                 ended(ctx);
-                errno = saved_errno;
-        }
+        else if (gr_shim_ready())
+                stays(ctx);
+        errno = saved_errno;
         return result;
 }
 
@@ -317,16 +327,25 @@ static void primary_changed(CUdevice dev, bool reset)
 
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
 {
+        struct gr_context *ending = NULL;
         int saved_errno = errno;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        result = real(dev);
-        if (result == CUDA_SUCCESS && gr_shim_ready()) {
-                primary_changed(dev, reset);
-                errno = saved_errno;
+        if (reset && gr_shim_ready() && dev >= 0 && dev < GR_DEVICES_MAX) {
+                pthread_mutex_lock(&lock);
+                ending = gr_context_find(&gr_core, primaries[dev]);
+                pthread_mutex_unlock(&lock);
         }
+        if (ending)
+                gr_pinned_ending(ending);
+        result = real(dev);
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                primary_changed(dev, reset);
+        else if (ending)
+                gr_pinned_join(ending);
+        errno = saved_errno;
         return result;
 }
 

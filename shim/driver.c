@@ -300,12 +300,17 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         return gr_errno(result);
 }
 
-static int driver_host_free(uint64_t ptr)
+static int driver_host_free(void *context, uint64_t ptr)
 {
-        CUstreamCaptureMode mode = gr_capture_relax();
-        CUresult result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
+        CUstreamCaptureMode mode;
+        CUresult result;
 
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax();
+        result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
         gr_capture_restore(mode);
+        leave();
         return gr_errno(result);
 }
 

@@ -1,9 +1,14 @@
-/* Pinned host memory, allocated or registered: no device's, so it has a limit of its own. There is no ladder for it. */
+/*
+ * Pinned host memory, allocated or registered: no device's, so it has a limit of its own. What is allocated comes from
+ * a cache (pinned.h); what is registered is the program's own memory, and only counted.
+ */
 #include <errno.h>
 
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)4 << 10)
+#define FLAGS      (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
+#define PLAIN      (~0u) /* a kind of its own: cuMemAllocHost takes no flags */
 
 struct request {
         void *ptr;
@@ -12,6 +17,7 @@ struct request {
         CUresult (*plain)(void **ptr, size_t bytes);
         CUresult (*flagged)(void **ptr, size_t bytes, unsigned int flags);
         CUresult (*registering)(void *ptr, size_t bytes, unsigned int flags);
+        bool two_addresses; /* the device knows it under another one, which the ledger does not */
 };
 
 static int allocate(void *arg)
@@ -44,6 +50,43 @@ static CUresult charge(struct request *request)
         return gr_result(rc);
 }
 
+static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
+{
+        struct request *request = arg;
+        CUdeviceptr device_ptr;
+        int rc;
+
+        request->bytes = bytes;
+        rc = allocate(request);
+        if (rc)
+                return rc;
+        request->two_addresses = !gr_real.cuMemHostGetDevicePointer_v2 ||
+                                 gr_real.cuMemHostGetDevicePointer_v2(&device_ptr, request->ptr, 0) != CUDA_SUCCESS ||
+                                 device_ptr != (CUdeviceptr)(uintptr_t)request->ptr;
+        *ret_ptr = (uint64_t)(uintptr_t)request->ptr;
+        return 0;
+}
+
+/* Through the cache where there is one. */
+static CUresult pin(struct request *request, unsigned int kind)
+{
+        struct gr_context *context = gr_current_context();
+        int saved_errno = errno, rc;
+        uint64_t ptr;
+
+        if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
+            atomic_load_explicit(&gr_core.host.threshold_bytes, memory_order_relaxed) == 0)
+                return charge(request);
+        rc = gr_pinned_alloc(context, request->bytes, kind, allocate_pinned, request, &ptr);
+        if (rc == 0) {
+                if (request->two_addresses)
+                        gr_ledger_mark_exported(&gr_core.ledger, ptr);
+                request->ptr = (void *)(uintptr_t)ptr;
+        }
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
         struct request request = {.bytes = bytesize};
@@ -52,7 +95,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
         if (!counts(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
                 return GR_REAL(cuMemAllocHost_v2, pp, bytesize);
         request.plain = gr_real.cuMemAllocHost_v2;
-        result = charge(&request);
+        result = pin(&request, PLAIN);
         if (result == CUDA_SUCCESS)
                 *pp = request.ptr;
         return result;
@@ -66,7 +109,7 @@ GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned i
         if (!counts(bytesize) || !pp || !gr_real.cuMemHostAlloc)
                 return GR_REAL(cuMemHostAlloc, pp, bytesize, flags);
         request.flagged = gr_real.cuMemHostAlloc;
-        result = charge(&request);
+        result = pin(&request, flags);
         if (result == CUDA_SUCCESS)
                 *pp = request.ptr;
         return result;
@@ -109,8 +152,25 @@ static CUresult give_back(void *p, CUresult (*real)(void *))
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 {
-        gr_shim_ready();
+        int saved_errno = errno, rc;
+
+        if (gr_shim_ready() && p) {
+                rc = gr_pinned_free(&gr_core, (uint64_t)(uintptr_t)p);
+                errno = saved_errno;
+                if (rc != -ENOENT)
+                        return gr_result(rc);
+        }
         return give_back(p, gr_real.cuMemFreeHost);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags)
+{
+        return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_unless_cached((CUdeviceptr)p), flags);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
+{
+        return GR_REAL(cuMemHostGetFlags, flags, (void *)gr_unless_cached((CUdeviceptr)p));
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)

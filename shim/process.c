@@ -241,7 +241,7 @@ void gr_process_init(void)
 {
         struct gr_config config;
         pthread_condattr_t monotonic;
-        uint64_t host_bytes;
+        uint64_t memory_bytes, host_bytes;
 
         pthread_condattr_init(&monotonic);
         pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -255,9 +255,13 @@ void gr_process_init(void)
                                     .host_trim = gr_options.host_trim};
         gr_core_init(&gr_core, &gr_driver, &config);
         gr_core.wake = wake;
-        host_bytes = gr_size_resolve(&gr_options.host_limit, -1,
-                                     (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), NULL);
+        memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+        host_bytes = gr_size_resolve(&gr_options.host_limit, -1, memory_bytes, NULL);
         atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        host_bytes = gr_size_resolve(&gr_options.pinned_cache, -1, memory_bytes, NULL);
+        if (gr_options.pool == GR_POOL_NONE)
+                host_bytes = 0;
+        atomic_store(&gr_core.host.threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_public_init();
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;

@@ -45,8 +45,7 @@ static void mark_exported(CUdeviceptr ptr)
                 gr_ledger_mark_exported(&gr_core.ledger, base);
 }
 
-/* What to ask the driver about in place of ptr, which it would take where the program does not have the memory. */
-static CUdeviceptr unless_cached(CUdeviceptr ptr)
+CUdeviceptr gr_unless_cached(CUdeviceptr ptr)
 {
         struct gr_block_info info;
         CUdeviceptr base;
@@ -178,7 +177,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
 /* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, unless_cached(ptr));
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_unless_cached(ptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
@@ -210,7 +209,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
                 }
                 errno = saved_errno;
         }
-        result = GR_REAL(cuIpcGetMemHandle, handle, unless_cached(dptr));
+        result = GR_REAL(cuIpcGetMemHandle, handle, gr_unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
         return result;
@@ -219,7 +218,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
-        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, unless_cached(dptr), size, type, flags);
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, gr_unless_cached(dptr), size, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);

@@ -192,6 +192,9 @@ CUresult gr_free_foreign(CUdeviceptr ptr);
 /* The block of ours that ptr lies in. -ENOENT: none. *ret_base its first byte. */
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info);
 
+/* What to ask the driver about in place of ptr: one that is no allocation, where it is memory that we only cache. */
+CUdeviceptr gr_unless_cached(CUdeviceptr ptr);
+
 /* trace.c */
 extern _Atomic bool gr_trace_on;
 

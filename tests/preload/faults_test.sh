@@ -2,12 +2,12 @@
 # Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
 # corrupted memory.
 #
-#   faults_test.sh PROCESS SAFETY OLD_DRIVER.PY
+#   faults_test.sh PROCESS SAFETY OLD_DRIVER.PY PINNED
 #
-# The programs `process` and `safety`; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
+# The programs `process`, `safety` and `pinned`; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
 
-process=$1 safety=$2 old_driver=$3
+process=$1 safety=$2 old_driver=$3 pinned=$4
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 failed=0
@@ -61,6 +61,7 @@ quiet "no fences in the driver"
 for reuse in auto poll sync; do
         under 0 "no fences in the driver, $reuse" "$fences" $missing GPURECLAIM_REUSE=$reuse "$safety" "${small[@]}"
 done
+under 0 "no fences in the driver, pinned" "$fences" $missing "$pinned" --expect-reuse
 under 0 "no fences in the driver, soak" "$fences" $missing "$safety" --seconds=2 --threads=4 --streams=4
 
 # Fences that are there but fail, once, always, or from some call on.
@@ -70,6 +71,11 @@ for symbol in cuCtxRecordEvent cuCtxWaitEvent; do
                 grep -q ' 0 rows\|^0 rows' "$folder/out" && fail "$symbol:$fault: nothing was tried"
                 quiet "$symbol:$fault"
         done
+done
+# A fence that fails: pinned memory is no longer cached, and goes the driver's way.
+for fault in cuCtxRecordEvent:1=999 cuCtxRecordEvent:\*=700 cuEventQuery:5+=999 cuEventCreate:\*=2; do
+        under 0 "$fault, pinned" "GRSIM_FAULT=$fault" "$pinned"
+        quiet "$fault, pinned"
 done
 # What the library calls for itself, with the cache kept, given back by the helper thread, and given back by the ladder.
 for fault in cuEventQuery:\*=999 cuEventCreate:\*=2 cuStreamCreate:\*=2 cuMemFreeAsync:\*=1 cuCtxSynchronize:\*=700 \

@@ -48,12 +48,21 @@ static CUdeviceptr block(void)
         return ptr;
 }
 
+static void *pinned(void)
+{
+        void *p;
+
+        must((int)cuMemHostAlloc(&p, BLOCK, 0), "cuMemHostAlloc");
+        return p;
+}
+
 /* Some traffic, so that there is a pool with blocks in it. */
 static void work(void)
 {
         for (int i = 0; i < 20; i++) {
                 CUdeviceptr a = block(), b = block();
 
+                must((int)cuMemFreeHost(pinned()), "cuMemFreeHost");
                 must((int)cuMemFree(a), "cuMemFree");
                 must((int)cuMemFree(b), "cuMemFree");
         }
@@ -74,16 +83,19 @@ static int fork_with_cuda(void)
 {
         CUdeviceptr kept, ptr = 0;
         size_t free_bytes, total_bytes;
+        void *host;
         pid_t child;
 
         open_device();
         kept = block();
+        host = pinned();
         work();
         child = fork();
         if (child == 0) {
                 printf("in the child: free %d", (int)cuMemFree(kept));
                 printf(", alloc %d", (int)cuMemAlloc(&ptr, BLOCK));
-                printf(", info %d\n", (int)cuMemGetInfo(&free_bytes, &total_bytes));
+                printf(", info %d", (int)cuMemGetInfo(&free_bytes, &total_bytes));
+                printf(", free pinned %d\n", (int)cuMemFreeHost(host));
                 exit(3); /* with all handlers, the parent's as well */
         }
         wait_for(child);
@@ -102,10 +114,13 @@ static void *busy(void *arg)
         must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
         while (!busy_stop) {
                 CUdeviceptr ptr;
+                void *host;
 
                 /* The driver may be going away under us. */
                 if (cuMemAlloc(&ptr, BLOCK) == CUDA_SUCCESS)
                         cuMemFree(ptr);
+                if (cuMemHostAlloc(&host, BLOCK, 0) == CUDA_SUCCESS)
+                        cuMemFreeHost(host);
         }
         return NULL;
 }
@@ -422,6 +437,7 @@ static int keeps_errno(void)
 {
         CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
         size_t range = 0, size, total;
+        unsigned int flags;
         int ordinal;
         void *values[] = {&range, &ordinal};
         CUcontext context, second;
@@ -461,6 +477,14 @@ static int keeps_errno(void)
         KEEPS(cuCtxCreate(&second, NULL, 0, 0));
         KEEPS(cuMemAlloc(&ptr, BLOCK));
         KEEPS(cuCtxDestroy(second));
+        KEEPS(cuMemHostAlloc(&found, BLOCK, 0));
+        KEEPS(cuMemFreeHost(found));
+        KEEPS(cuMemHostAlloc(&found, BLOCK, 0));
+        KEEPS(cuMemHostGetFlags(&flags, found));
+        KEEPS(cuMemHostGetDevicePointer(&ptr, found, 0));
+        KEEPS(cuMemFreeHost(found));
+        KEEPS(cuMemFreeHost(found));
+        KEEPS(cuMemHostAlloc(&found, (size_t)1 << 46, 0));
         KEEPS(cuDevicePrimaryCtxReset(0));
         KEEPS(cuDevicePrimaryCtxRelease(0));
         return 0;

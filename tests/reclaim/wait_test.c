@@ -48,8 +48,9 @@ static int host_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-static int host_free(uint64_t ptr)
+static int host_free(void *handle, uint64_t ptr)
 {
+        (void)handle;
         host_blocks--;
         free((void *)(uintptr_t)ptr);
         return 0;

@@ -192,6 +192,11 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "8.000 MiB live, 8.000 MiB cached") != NULL);
         GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
 
+        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_FAMILY_HOST, 3 * MIB), 0);
+        gr_budget_cache(&core.host, MIB);
+        GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
+        GR_CHECK_EQ(value_of("host_cached_bytes"), MIB);
+
         /* A second device is a second entry. */
         atomic_store(&core.devices[5].total_bytes, MIB);
         check_json();

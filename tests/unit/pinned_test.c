@@ -1,0 +1,535 @@
+/*
+ * The cache of pinned host memory against a scripted GPU: what is handed out again, when, to whom, and when it goes
+ * back. The host memory itself is this file's: it knows until when work uses each block, and counts what is handed out
+ * or freed too early.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB     SG_MIB
+#define BLOCKS  4096
+#define KIND    1u
+#define THREADS 6
+#define STEPS   4000
+
+struct host {
+        uint64_t ptr;
+        size_t bytes;
+        void *context;
+        uint64_t busy_ns; /* until then work uses it */
+};
+
+static struct gr_core core;
+static struct gr_driver driver; /* the scripted one, with host memory */
+static struct gr_context *one, *two;
+static void *handles[2];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct host hosts[BLOCKS];
+static unsigned allocs, frees, trims, misuses;
+static uint64_t next_ptr, room_bytes, used_bytes;
+static uint64_t ends[2]; /* of each context's work */
+
+static struct host *find(uint64_t ptr)
+{
+        for (unsigned i = 0; i < BLOCKS; i++)
+                if (hosts[i].ptr == ptr)
+                        return &hosts[i];
+        return NULL;
+}
+
+static int allocate(void *arg, size_t bytes, uint64_t *ret_ptr)
+{
+        struct host *host;
+        int rc = -ENOMEM;
+
+        pthread_mutex_lock(&lock);
+        host = find(0);
+        if (host && used_bytes + bytes <= room_bytes) {
+                *host = (struct host){.ptr = next_ptr, .bytes = bytes, .context = arg};
+                next_ptr += (bytes + 4095) / 4096 * 4096;
+                used_bytes += bytes;
+                allocs++;
+                *ret_ptr = host->ptr;
+                rc = 0;
+        }
+        pthread_mutex_unlock(&lock);
+        return rc;
+}
+
+/* As the driver: waits until nothing uses it. */
+static int host_free(void *handle, uint64_t ptr)
+{
+        uint64_t now_ns = sg_driver.now_ns();
+        struct host *host;
+
+        pthread_mutex_lock(&lock);
+        host = find(ptr);
+        misuses += !host || host->context != handle;
+        if (host) {
+                if (host->busy_ns > now_ns)
+                        sg_advance(host->busy_ns - now_ns);
+                used_bytes -= host->bytes;
+                host->ptr = 0;
+        }
+        frees++;
+        pthread_mutex_unlock(&lock);
+        return 0;
+}
+
+static void host_trim(void)
+{
+        trims++;
+}
+
+static void begin(const struct gr_driver *base, const struct gr_config *config)
+{
+        sg_reset(64 * MIB);
+        driver = *base;
+        driver.host_free = host_free;
+        driver.host_trim = host_trim;
+        for (unsigned i = 0; i < BLOCKS; i++)
+                hosts[i].ptr = 0;
+        ends[0] = ends[1] = 0;
+        allocs = frees = trims = misuses = 0;
+        next_ptr = UINT64_C(1) << 44;
+        used_bytes = 0;
+        room_bytes = UINT64_MAX;
+        gr_core_init(&core, &driver, config);
+        atomic_store(&core.host.threshold_bytes, 256 * MIB);
+        for (int i = 0; i < 2; i++)
+                handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
+        one = gr_context_add(&core, handles[0], 0);
+        two = gr_context_add(&core, handles[1], 1);
+}
+
+static void end(void)
+{
+        GR_CHECK(misuses == 0);
+        GR_CHECK(sg_misuses() == 0);
+        gr_core_destroy(&core);
+}
+
+static int try_alloc(struct gr_context *context, size_t bytes, unsigned kind, uint64_t *ret_ptr)
+{
+        int rc = gr_pinned_alloc(context, bytes, kind, allocate, context->handle, ret_ptr);
+        struct host *host;
+
+        if (rc)
+                return rc;
+        pthread_mutex_lock(&lock);
+        host = find(*ret_ptr);
+        misuses += !host || host->bytes < bytes || host->busy_ns > sg_driver.now_ns();
+        pthread_mutex_unlock(&lock);
+        return 0;
+}
+
+static uint64_t get(struct gr_context *context, size_t bytes, unsigned kind)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK(try_alloc(context, bytes, kind, &ptr) == 0);
+        return ptr;
+}
+
+/* Work of this length in context that uses ptr; one stream for each context, so that its end is known here. */
+static void use(struct gr_context *context, uint64_t ptr, uint64_t ns)
+{
+        unsigned i = context == two;
+        uint64_t now_ns;
+        struct host *host;
+
+        pthread_mutex_lock(&lock);
+        now_ns = sg_driver.now_ns();
+        if (ends[i] < now_ns)
+                ends[i] = now_ns;
+        ends[i] += ns;
+        sg_work(context->handle, 0, 0, ns);
+        host = find(ptr);
+        misuses += !host;
+        if (host && host->busy_ns < ends[i])
+                host->busy_ns = ends[i];
+        pthread_mutex_unlock(&lock);
+}
+
+static const struct gr_config plain = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS};
+
+static void test_reuse(void)
+{
+        uint64_t a, b;
+
+        begin(&sg_driver, &plain);
+        a = get(one, 64 * MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, a) == -EALREADY);
+        GR_CHECK(frees == 0 && gr_budget_cached(&core.host) == 64 * MIB);
+        GR_CHECK(get(one, 64 * MIB, KIND) == a);
+        GR_CHECK(allocs == 1 && sg_counter(&core, GR_STAT_pinned_hits) == 1);
+        GR_CHECK(gr_budget_cached(&core.host) == 0);
+
+        /* Neither another kind nor another context may have it, nor a request that leaves much of it unused. */
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        b = get(one, 64 * MIB, KIND + 1);
+        GR_CHECK(b != a);
+        GR_CHECK(get(two, 64 * MIB, KIND) != a);
+        GR_CHECK(get(one, 50 * MIB, KIND) != a);
+        GR_CHECK(get(one, 60 * MIB, KIND) == a);
+
+        /* The one freed last first, and one that fits exactly before a larger one. */
+        a = get(one, 8 * MIB, KIND);
+        b = get(one, 8 * MIB + 4096, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(one, 8 * MIB, KIND) == a);
+        GR_CHECK(get(one, 8 * MIB, KIND) == b);
+        GR_CHECK(gr_pinned_alloc(one, GR_BLOCK_MAX_BYTES + 1, KIND, allocate, one->handle, &a) == -E2BIG);
+        end();
+}
+
+static void test_small(void)
+{
+        uint64_t a;
+
+        begin(&sg_driver, &plain);
+        a = get(one, 1, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_budget_cached(&core.host) == 4096);
+        GR_CHECK(get(one, 512, KIND) == a);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(get(one, 513, KIND) != a);
+        end();
+}
+
+/* The processor writes at once: no barrier will do, and the work of every context counts. */
+static void test_late_work(void)
+{
+        for (int i = 0; i < 2; i++) {
+                uint64_t a, b;
+
+                begin(&sg_driver, &plain);
+                a = get(one, MIB, KIND);
+                use(i ? two : one, a, 5 * SG_MS);
+                GR_CHECK(gr_pinned_free(&core, a) == 0);
+                b = get(one, MIB, KIND);
+                GR_CHECK(b != a);
+                GR_CHECK(sg_calls(SG_CONTEXT_WAIT) == 0 && sg_calls(SG_CONTEXT_SYNC) == 0);
+                /* Work that comes after the free delays nothing. */
+                use(i ? one : two, b, 50 * SG_MS);
+                sg_advance(6 * SG_MS);
+                GR_CHECK(get(one, MIB, KIND) == a);
+                end();
+        }
+}
+
+static void test_capture(void)
+{
+        uint64_t a, b;
+
+        begin(&sg_driver, &plain);
+        a = get(one, MIB, KIND);
+        b = get(one, MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(one, MIB, KIND) == b);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+        use(one, a, 5 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        sg_advance(10 * SG_MS);
+        GR_CHECK(get(one, MIB, KIND) == b); /* marked before */
+        GR_CHECK(get(one, MIB, KIND) != a); /* no event says that it is idle */
+        GR_CHECK(gr_pinned_reclaim(&core, UINT64_MAX) == 0);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        GR_CHECK(get(one, MIB, KIND) == a);
+        end();
+}
+
+static void test_waits_at_free(void)
+{
+        static const struct gr_config sync = {.reuse = GR_REUSE_SYNC, .pool = GR_POOL_BINS};
+
+        for (int i = 0; i < 2; i++) {
+                uint64_t a, before_ns;
+
+                begin(i ? &sg_old_driver : &sg_driver, i ? &plain : &sync);
+                a = get(one, MIB, KIND);
+                use(two, a, 5 * SG_MS);
+                before_ns = sg_driver.now_ns();
+                GR_CHECK(gr_pinned_free(&core, a) == 0);
+                GR_CHECK(sg_driver.now_ns() >= before_ns + 5 * SG_MS);
+                GR_CHECK(sg_calls(SG_CONTEXT_RECORD) == 0);
+                GR_CHECK(get(one, MIB, KIND) == a);
+                end();
+        }
+}
+
+static void test_most(void)
+{
+        uint64_t a, b, c;
+
+        begin(&sg_driver, &plain);
+        atomic_store(&core.host.threshold_bytes, 3 * MIB);
+        a = get(one, 2 * MIB, KIND);
+        b = get(one, 2 * MIB, KIND);
+        c = get(one, 4 * MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0 && frees == 1);
+        GR_CHECK(gr_pinned_free(&core, c) == 0 && frees == 2);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == 2 * MIB && gr_budget_cached(&core.host) == 2 * MIB);
+        end();
+}
+
+static int attempt_registering(void *arg)
+{
+        (void)arg;
+        return 0;
+}
+
+static void test_limit(void)
+{
+        uint64_t a, b, c = 0;
+
+        begin(&sg_driver, &plain);
+        atomic_store(&core.host.hard_bytes, 10 * MIB);
+        a = get(one, 4 * MIB, KIND);
+        b = get(one, 4 * MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        sg_advance(1);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        /* As much goes as has to, the oldest first. */
+        c = get(one, 6 * MIB, KIND);
+        GR_CHECK(frees == 1 && get(one, 4 * MIB, KIND) == b);
+        GR_CHECK(try_alloc(one, 4 * MIB, KIND, &a) == -EDQUOT);
+        /* Registered memory finds room as well; the host waits for the work, as the driver's free would have. */
+        use(one, c, 5 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, c) == 0);
+        GR_CHECK(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
+        GR_CHECK(frees == 2);
+        gr_foreign_uncharge(&core.host, GR_FAMILY_HOST, 5 * MIB);
+        end();
+
+        /* The host itself is full. */
+        begin(&sg_driver, &plain);
+        room_bytes = 10 * MIB;
+        a = get(one, 8 * MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(get(two, 8 * MIB, KIND) != 0);
+        GR_CHECK(try_alloc(one, 8 * MIB, KIND, &a) == -ENOMEM);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == 8 * MIB);
+        end();
+}
+
+static void test_decay(void)
+{
+        static const struct gr_config config = {
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .host_trim = true};
+        uint64_t a, b, busy, next_ns;
+
+        begin(&sg_driver, &config);
+        a = get(one, MIB, KIND);
+        b = get(one, 4 * MIB, KIND);
+        busy = get(two, MIB, KIND);
+        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0 && trims == 0);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        sg_advance(6000 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        GR_CHECK(next_ns == SG_FIRST_NS + 10000 * SG_MS && frees == 0);
+        sg_advance(next_ns - sg_driver.now_ns());
+        /* Not while the GPU has work, though this block is not part of it: its free would hold up the program. */
+        use(two, busy, 3000 * SG_MS);
+        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        GR_CHECK(frees == 0 && next_ns > sg_driver.now_ns());
+        sg_advance(3001 * SG_MS);
+        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        GR_CHECK(frees == 1 && gr_budget_cached(&core.host) == 4 * MIB && next_ns > sg_driver.now_ns());
+        GR_CHECK(trims == 0);
+        sg_advance(next_ns - sg_driver.now_ns() + 3000 * SG_MS);
+        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0);
+        GR_CHECK(frees == 2 && gr_budget_cached(&core.host) == 0 && trims == 1);
+        /* The program stays idle: nothing more to trim. */
+        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0 && trims == 1);
+        end();
+}
+
+static void test_ladder(void)
+{
+        for (int i = 0; i < 2; i++) {
+                begin(&sg_driver, &plain);
+                core.devices[0].integrated = i;
+                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+                GR_CHECK(gr_reclaim(one, GR_LEVEL_TRIM, 1) == (i ? MIB : 0));
+                GR_CHECK(gr_reclaim(one, GR_LEVEL_SYNC, 1) == 0);
+                GR_CHECK(frees == 1 && gr_budget_cached(&core.host) == 0);
+                end();
+        }
+}
+
+/* A context takes its memory along, live and cached; what others allocated stays, and is fenced without it. */
+static void test_contexts(void)
+{
+        uint64_t a, b;
+
+        begin(&sg_driver, &plain);
+        a = get(one, MIB, KIND);
+        b = get(two, MIB, KIND);
+        GR_CHECK(get(one, 2 * MIB, KIND) != 0);
+        use(one, b, 5 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        gr_context_ending(one);
+        sg_context_destroy(handles[0]);
+        gr_context_drop(one);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == MIB && gr_budget_cached(&core.host) == MIB);
+        GR_CHECK(gr_pinned_free(&core, a) == -ENOENT);
+        GR_CHECK(get(two, MIB, KIND) == b);
+        /* One that comes later counts from its beginning. */
+        handles[0] = sg_context_new(0);
+        one = gr_context_add(&core, handles[0], 0);
+        use(one, b, 5 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(two, MIB, KIND) != b);
+        sg_advance(6 * SG_MS);
+        /* Gone without a word before it, as at the release of a primary context. */
+        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        sg_context_destroy(handles[0]);
+        gr_context_drop(one);
+        GR_CHECK(get(two, MIB, KIND) == b);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == 2 * MIB);
+        end();
+}
+
+static void test_other_memory(void)
+{
+        uint64_t a, device;
+
+        begin(&sg_driver, &plain);
+        a = get(one, MIB, KIND);
+        GR_CHECK(sg_alloc(one, MIB, &device) == 0);
+        GR_CHECK(gr_pinned_free(&core, device) == -ENOENT);
+        GR_CHECK(gr_pool_free(&core, a) == -ENOENT);
+        GR_CHECK(gr_ledger_mark_exported(&core.ledger, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(frees == 1 && atomic_load(&core.host.charged_bytes) == 0);
+        GR_CHECK(sg_free(&core, device) == 0);
+        end();
+}
+
+/* More contexts than a fence covers, and a fence that fails: nothing is cached any more. */
+static void test_no_fence(void)
+{
+        uint64_t a;
+
+        begin(&sg_driver, &plain);
+        for (int i = 0; i < GR_REACH_MAX; i++)
+                GR_CHECK(gr_context_add(&core, sg_context_new(2), 2) != NULL);
+        a = get(one, MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 1);
+        end();
+
+        begin(&sg_driver, &plain);
+        a = get(one, MIB, KIND);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(999));
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 0);
+        GR_CHECK(get(one, MIB, KIND) != a);
+        a = get(one, MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 1);
+        end();
+}
+
+struct worker {
+        pthread_t thread;
+        uint64_t seed;
+};
+
+static unsigned draw(struct worker *worker, unsigned below)
+{
+        worker->seed = worker->seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (unsigned)(worker->seed >> 33) % below;
+}
+
+static void *crowd(void *arg)
+{
+        struct worker *worker = arg;
+        uint64_t held[8];
+        unsigned count = 0;
+
+        for (int i = 0; i < STEPS || count > 0; i++) {
+                unsigned what = draw(worker, 100);
+
+                if (i < STEPS && what < 45 && count < 8) {
+                        size_t bytes = (size_t)(1 + draw(worker, 6)) * 300000;
+                        int rc = try_alloc(draw(worker, 2) ? one : two, bytes, draw(worker, 2), &held[count]);
+
+                        GR_CHECK(rc == 0 || rc == -EDQUOT);
+                        if (rc == 0)
+                                use(draw(worker, 2) ? one : two, held[count++], draw(worker, 50) * 1000);
+                } else if (what < 90 && count > 0) {
+                        GR_CHECK(gr_pinned_free(&core, held[--count]) == 0);
+                } else if (what < 93) {
+                        gr_pinned_reclaim(&core, MIB);
+                } else {
+                        sg_advance(draw(worker, 40) * 1000);
+                }
+        }
+        return NULL;
+}
+
+/* One thread, as the helper is. */
+static void *decay(void *arg)
+{
+        struct worker *worker = arg;
+
+        for (int i = 0; i < STEPS / 10; i++) {
+                gr_core_decay(&core, sg_driver.now_ns());
+                sg_advance(draw(worker, 40) * 1000);
+        }
+        return NULL;
+}
+
+static void test_threads(void)
+{
+        static const struct gr_config config = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 200 * SG_MS};
+        struct worker workers[THREADS];
+
+        begin(&sg_driver, &config);
+        atomic_store(&core.host.hard_bytes, 40 * MIB);
+        atomic_store(&core.host.threshold_bytes, 16 * MIB);
+        for (unsigned i = 0; i < THREADS; i++) {
+                workers[i].seed = i + 1;
+                pthread_create(&workers[i].thread, NULL, i ? crowd : decay, &workers[i]);
+        }
+        for (unsigned i = 0; i < THREADS; i++)
+                pthread_join(workers[i].thread, NULL);
+        GR_CHECK(sg_counter(&core, GR_STAT_pinned_hits) > 0);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == gr_budget_cached(&core.host));
+        sg_advance(1000 * SG_MS);
+        gr_pinned_reclaim(&core, UINT64_MAX);
+        GR_CHECK(atomic_load(&core.host.charged_bytes) == 0 && used_bytes == 0);
+        end();
+}
+
+int main(void)
+{
+        test_reuse();
+        test_small();
+        test_late_work();
+        test_capture();
+        test_waits_at_free();
+        test_most();
+        test_limit();
+        test_decay();
+        test_ladder();
+        test_contexts();
+        test_other_memory();
+        test_no_fence();
+        test_threads();
+        return GR_CHECK_RESULT();
+}
