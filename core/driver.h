@@ -39,6 +39,22 @@ struct gr_driver {
          */
         int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
 
+        /*
+         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three below:
+         * not to be had, or not for every use that the program may make of memory.
+         */
+        int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
+        void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* all of a reservation, and nothing is mapped in it */
+
+        /* New memory of device behind reserved addresses, whole pages; context is current. On failure there is none. */
+        int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *ret_handle);
+
+        /*
+         * Takes what one mem_map put there away and gives it back, waiting for nothing: only for memory that nothing
+         * uses any more. context is NULL where it has gone.
+         */
+        int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
+
         /* What the driver says of the device under context. */
         int (*mem_info)(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
 
