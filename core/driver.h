@@ -40,8 +40,8 @@ struct gr_driver {
         int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
 
         /*
-         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three below:
-         * not to be had, or not for every use that the program may make of memory.
+         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three
+         * below: not to be had, or not for every use that the program may make of memory.
          */
         int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
         void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* all of a reservation, and nothing is mapped in it */

@@ -237,8 +237,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
                 uint64_t stop = gr_range_end(range);
 
                 if (range->state == GR_RANGE_HOLE)
-                        place.hole_bytes +=
-                                min_u64(stop, page_up(end)) - page_down(max_u64(at, range->block.ptr));
+                        place.hole_bytes += min_u64(stop, page_up(end)) - page_down(max_u64(at, range->block.ptr));
                 if (stop >= end) {
                         if (place.hole_bytes < best->hole_bytes)
                                 *best = place;
@@ -553,8 +552,7 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool c
                 struct gr_page *extent = extent_at(heap, at);
                 uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
 
-                if (begin >= at && begin + size <= end &&
-                    extent_unmap(context->core, context->handle, heap, extent)) {
+                if (begin >= at && begin + size <= end && extent_unmap(context->core, context->handle, heap, extent)) {
                         if (cached)
                                 gr_budget_uncache(context->device, size);
                         gr_budget_release(context->device, begin, size);

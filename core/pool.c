@@ -610,8 +610,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 /* After something was cached: the helper has excess to give back, or must begin to count the time. */
 static void wake_if_needed(struct gr_core *core, struct gr_device *device)
 {
-        if (core->wake &&
-            (gr_budget_excess(device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
+        if (core->wake && (gr_budget_excess(device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
                 core->wake(core);
 }
 

@@ -10,12 +10,13 @@
 #include "pool.h"
 #include "range.h"
 
-#define SLACK_SHARE       32                 /* footprint above the peak of live memory: this share of it */
-#define CREDIT_MOST_NS    UINT64_C(20000000) /* what can be saved up for better fits */
-#define CREDIT_SHARE      32                 /* of all time, to be spent on better fits */
-#define CREDIT_DEBT_NS    UINT64_C(20000000) /* so much overspent, and more footprint is the lesser evil, ... */
-#define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
-#define WAIT_MOST_NS      UINT64_C(5000000)  /* for work that is about to end, before the footprint grows */
+#define SLACK_SHARE       32                   /* footprint above the peak of live memory: this share of it */
+#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
+#define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
+#define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
+#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* so much overspent, and more footprint is the lesser evil, ... */
+#define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define RELEASE_BATCH     64
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
@@ -279,7 +280,8 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
                 struct gr_segment *segment = gr_range_of(block)->segment;
 
                 helps = segment->small == small && block->capacity_bytes >= bytes &&
-                        (small || segment->pages || segment->used_count > 0 || segment->bytes <= worth_opening(context, bytes));
+                        (small || segment->pages || segment->used_count > 0 ||
+                         segment->bytes <= worth_opening(context, bytes));
                 if (helps || ++looked_at == QUEUE_LOOK)
                         break;
         }
@@ -424,7 +426,8 @@ static uint64_t above_bound(struct gr_context *context, size_t request_bytes, ui
         struct gr_device *device = context->device;
         uint64_t peak =
                 max_u64(atomic_load(&device->peak_live_bytes), gr_budget_live(device) + range_bytes(request_bytes));
-        uint64_t bound = peak + peak / (credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE);
+        uint64_t slack = peak / (credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE);
+        uint64_t bound = peak + max_u64(slack, SLACK_LEAST_BYTES);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
         return charged + growth_bytes > bound ? charged + growth_bytes - bound : 0;
@@ -600,7 +603,8 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
 {
         const struct gr_range *range = segment->first;
 
-        return !segment->pages && range->state == GR_RANGE_FREE && !range->after && gr_fence_idle(&context->fence, range->block.freed_epoch);
+        return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
+               gr_fence_idle(&context->fence, range->block.freed_epoch);
 }
 
 /* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */

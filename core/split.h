@@ -133,7 +133,8 @@ void gr_split_bar(struct gr_core *core);
 /* Ranges whose epoch has become usable leave the queue. */
 void gr_split_drain(struct gr_context *context);
 
-/* The first bytes of range, in no tree, become a block; the rest is free. NULL: out of memory, and all of it is free. */
+/* The first bytes of range, in no tree, become a block; the rest is free. NULL: out of memory, and all of it is free.
+ */
 struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
 
 /* Adds a segment to the list; false: out of memory. */

@@ -411,8 +411,7 @@ void gr_driver_init(void)
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
         bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
                       gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
-                      gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount &&
-                      gr_real.cuDeviceGetAttribute;
+                      gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
 
         gr_driver = (struct gr_driver){
                 .mem_alloc = driver_mem_alloc,

@@ -1,7 +1,8 @@
 /*
  * Segments that split and merge, against a GPU that is only a clock: work is a number that grows, events remember it,
  * and a shadow of the memory knows for every 512 B who has it and which work used it last. A block handed out while
- * somebody has it, or before the work of its last owner is behind a fence, is a failure.
+ * somebody has it, or before the work of its last owner is behind a fence, is a failure; so are addresses taken away
+ * while somebody has a block there or work may still use them. All of it runs with mapped memory and without.
  */
 #include "split.h"
 
@@ -18,6 +19,8 @@
 #define BASE     (UINT64_C(1) << 40)
 #define PAGES    2048u /* of the card */
 #define UNITS    (PAGES * GR_PAGE_BYTES / UNIT)
+#define VBASE    (UINT64_C(2) << 40) /* addresses that memory is mapped behind */
+#define VPAGES   (4 * PAGES)
 #define LIVE     UINT32_MAX
 #define THREADS  4
 #define CONTEXT  ((void *)0x10)
@@ -33,21 +36,54 @@ static struct {
         uint8_t *owner;         /* of each page: 0 free, 1 first page of an allocation, 2 a later one, 3 small blocks */
         uint64_t slab_next;     /* where the next small block goes */
         _Atomic uint32_t *last; /* of each unit: LIVE, or the work that used it last */
-        pthread_mutex_t lock;   /* guards owner and slab_next */
+        pthread_mutex_t lock;   /* guards owner, slab_next, handles and reserved */
+        unsigned handles, reserved;
+        int map_fails; /* so many calls from now on, and the next one fails; 0: none does */
+        struct vpage {
+                _Atomic uint32_t page;  /* behind it, plus 1; 0: none */
+                _Atomic uint32_t used;  /* blocks in it that somebody has */
+                _Atomic uint32_t freed; /* the last work on what was freed in it */
+        } * vpages;
 } gpu = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static struct gr_core core;
 static struct gr_context *context;
 
-static size_t unit_of(uint64_t ptr)
-{
-        return (size_t)((ptr - BASE) / UNIT);
-}
-
 static void bad(const char *what, uint64_t ptr)
 {
         if (atomic_fetch_add(&gpu.bad, 1) < 10)
                 fprintf(stderr, "%s at %#llx\n", what, (unsigned long long)ptr);
+}
+
+static struct vpage *vpage_of(uint64_t ptr)
+{
+        return &gpu.vpages[(ptr - VBASE) / GR_PAGE_BYTES];
+}
+
+/* The unit of memory behind ptr. */
+static size_t unit_of(uint64_t ptr)
+{
+        uint32_t page;
+
+        if (ptr < VBASE)
+                return (size_t)((ptr - BASE) / UNIT);
+        page = atomic_load(&vpage_of(ptr)->page);
+        if (page == 0)
+                bad("no memory", ptr);
+        return (size_t)(((page ? page - 1 : 0) * GR_PAGE_BYTES + ptr % GR_PAGE_BYTES) / UNIT);
+}
+
+/* Somebody has, or no longer has, the block there. */
+static void mark_addresses(uint64_t ptr, size_t bytes, uint32_t used, uint32_t work)
+{
+        for (uint64_t at = ptr / GR_PAGE_BYTES * GR_PAGE_BYTES; ptr >= VBASE && at < ptr + bytes; at += GR_PAGE_BYTES) {
+                struct vpage *vpage = vpage_of(at);
+                uint32_t seen = atomic_load(&vpage->freed);
+
+                while (seen < work && !atomic_compare_exchange_weak(&vpage->freed, &seen, work))
+                        ;
+                atomic_fetch_add(&vpage->used, used);
+        }
 }
 
 static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
@@ -100,6 +136,70 @@ static void give_back(uint64_t ptr, uint32_t done)
                         gpu.owner[page++] = 0;
                 } while (page < PAGES && gpu.owner[page] == 2);
         pthread_mutex_unlock(&gpu.lock);
+}
+
+static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)handle;
+        GR_CHECK(bytes <= VPAGES * GR_PAGE_BYTES);
+        pthread_mutex_lock(&gpu.lock);
+        GR_CHECK_EQ(gpu.reserved++, 0);
+        pthread_mutex_unlock(&gpu.lock);
+        *ret_ptr = VBASE;
+        return 0;
+}
+
+static void mem_unreserve(uint64_t ptr, size_t bytes)
+{
+        pthread_mutex_lock(&gpu.lock);
+        gpu.reserved--;
+        pthread_mutex_unlock(&gpu.lock);
+        for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES)
+                if (atomic_load(&vpage_of(at)->page))
+                        bad("addresses given up with memory behind them", at);
+}
+
+static int mem_map(void *handle, int ordinal, uint64_t ptr, size_t bytes, uint64_t *ret_handle)
+{
+        uint64_t memory;
+        bool fails;
+
+        (void)ordinal;
+        if (bytes == 0 || (bytes | ptr) % GR_PAGE_BYTES)
+                bad("no whole pages are mapped", ptr);
+        pthread_mutex_lock(&gpu.lock);
+        fails = gpu.map_fails > 0 && --gpu.map_fails == 0;
+        pthread_mutex_unlock(&gpu.lock);
+        if (fails || mem_alloc(handle, bytes, &memory))
+                return -ENOMEM;
+        *ret_handle = memory;
+        pthread_mutex_lock(&gpu.lock);
+        gpu.handles++;
+        pthread_mutex_unlock(&gpu.lock);
+        for (uint64_t at = 0; at < bytes; at += GR_PAGE_BYTES)
+                if (atomic_exchange(&vpage_of(ptr + at)->page, (uint32_t)((memory + at - BASE) / GR_PAGE_BYTES) + 1))
+                        bad("mapped twice", ptr + at);
+        return 0;
+}
+
+static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
+{
+        (void)handle;
+        for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
+                struct vpage *vpage = vpage_of(at);
+
+                if (atomic_exchange(&vpage->page, 0) != (memory + (at - ptr) - BASE) / GR_PAGE_BYTES + 1)
+                        bad("other memory is unmapped than was mapped", at);
+                if (atomic_load(&vpage->used))
+                        bad("unmapped while somebody has it", at);
+                if (atomic_load(&vpage->freed) > atomic_load(&gpu.done))
+                        bad("unmapped while in use", at);
+        }
+        pthread_mutex_lock(&gpu.lock);
+        gpu.handles--;
+        pthread_mutex_unlock(&gpu.lock);
+        give_back(memory, atomic_load(&gpu.done));
+        return 0;
 }
 
 static int mem_free(uint64_t ptr)
@@ -199,21 +299,17 @@ static void sleep_ns(uint64_t ns)
         context_sync(NULL); /* a long time for a GPU */
 }
 
-static const struct gr_driver driver = {
-        .mem_alloc = mem_alloc,
-        .mem_free = mem_free,
-        .mem_release = mem_release,
-        .mem_info = mem_info,
-        .event_create = event_create,
-        .event_destroy = event_destroy,
-        .event_query = event_query,
-        .context_record = context_record,
-        .context_wait = context_wait,
-        .context_sync = context_sync,
-        .trim_pools = trim_pools,
-        .now_ns = now_ns,
-        .sleep_ns = sleep_ns,
-};
+#define COMMON_OPERATIONS                                                                                              \
+        .mem_alloc = mem_alloc, .mem_free = mem_free, .mem_release = mem_release, .mem_info = mem_info,                \
+        .event_create = event_create, .event_destroy = event_destroy, .event_query = event_query,                      \
+        .context_record = context_record, .context_wait = context_wait, .context_sync = context_sync,                  \
+        .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = sleep_ns
+
+static const struct gr_driver plain_driver = {COMMON_OPERATIONS};
+static const struct gr_driver mapping_driver = {COMMON_OPERATIONS, .mem_reserve = mem_reserve,
+                                                .mem_unreserve = mem_unreserve, .mem_map = mem_map,
+                                                .mem_unmap = mem_unmap};
+static const struct gr_driver *driver = &plain_driver;
 
 static void begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 {
@@ -223,10 +319,13 @@ static void begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.now_ns = 1;
         gpu.lazy = 0;
         gpu.slab_next = BASE;
+        gpu.handles = gpu.reserved = 0;
+        gpu.map_fails = 0;
+        memset(gpu.vpages, 0, VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, PAGES);
         for (size_t i = 0; i < UNITS; i++)
                 atomic_store_explicit(&gpu.last[i], 0, memory_order_relaxed);
-        gr_core_init(&core, &driver, &config);
+        gr_core_init(&core, driver, &config);
         context = gr_context_add(&core, CONTEXT, 0);
 }
 
@@ -253,14 +352,15 @@ static uint64_t take(size_t bytes)
         ready = atomic_load(&gpu.done) > atomic_load(&gpu.covered) ? atomic_load(&gpu.done) : atomic_load(&gpu.covered);
         if (ptr % UNIT)
                 bad("not aligned", ptr);
-        for (size_t i = unit_of(ptr); i < unit_of(ptr + bytes + UNIT - 1); i++) {
-                uint32_t last = atomic_exchange(&gpu.last[i], LIVE);
+        for (uint64_t at = ptr; at < ptr + bytes; at += UNIT) {
+                uint32_t last = atomic_exchange(&gpu.last[unit_of(at)], LIVE);
 
                 if (last == LIVE)
-                        bad("handed out twice", BASE + i * UNIT);
+                        bad("handed out twice", at);
                 else if (last > ready)
-                        bad("handed out before its fence", BASE + i * UNIT);
+                        bad("handed out before its fence", at);
         }
+        mark_addresses(ptr, bytes, 1, 0);
         return ptr;
 }
 
@@ -268,8 +368,9 @@ static void give(uint64_t ptr, size_t bytes)
 {
         uint32_t work = atomic_fetch_add(&gpu.submitted, 1) + 1;
 
-        for (size_t i = unit_of(ptr); i < unit_of(ptr + bytes + UNIT - 1); i++)
-                atomic_store(&gpu.last[i], work);
+        for (uint64_t at = ptr; at < ptr + bytes; at += UNIT)
+                atomic_store(&gpu.last[unit_of(at)], work);
+        mark_addresses(ptr, bytes, UINT32_MAX, work);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
 }
 
@@ -395,14 +496,20 @@ static void test_drop(void)
         b = take(1000);
         take(5 * MIB);
         give(a, 3 * MIB);
+        /* The driver ends the context: its work is done, and nobody has its memory any more. */
+        context_sync(NULL);
+        for (size_t i = 0; i < UNITS; i++)
+                atomic_store(&gpu.last[i], 0);
+        for (size_t i = 0; i < VPAGES; i++)
+                atomic_store(&gpu.vpages[i].used, 0);
         gr_context_drop(first);
+        GR_CHECK_EQ(gpu.handles, 0);
+        GR_CHECK_EQ(gpu.reserved, 0);
         GR_CHECK_EQ(device()->charged_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(device()), 0);
         GR_CHECK_EQ(device()->pinned_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
         memset(gpu.owner, 0, PAGES);
-        for (size_t i = 0; i < UNITS; i++)
-                atomic_store(&gpu.last[i], 0);
         context = gr_context_add(&core, CONTEXT2, 0);
         GR_CHECK(context == first); /* used again, and it works */
         a = take(3 * MIB);
@@ -417,17 +524,17 @@ static void test_growth(void)
         uint64_t a, pieces[20];
 
         begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = take(40 * MIB);
-        give(a, 40 * MIB);
+        a = take(400 * MIB);
+        give(a, 400 * MIB);
         context_sync(NULL);
         for (int i = 0; i < 20; i++) {
-                pieces[i] = take(2 * MIB);
+                pieces[i] = take(20 * MIB);
                 context_sync(NULL);
         }
-        GR_CHECK(device()->peak_charged_bytes <= 42 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 40 * MIB);
+        GR_CHECK(device()->peak_charged_bytes <= 420 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 400 * MIB);
         for (int i = 0; i < 20; i++)
-                give(pieces[i], 2 * MIB);
+                give(pieces[i], 20 * MIB);
         end();
 }
 
@@ -527,6 +634,126 @@ static void settle(void)
         }
         GR_CHECK_EQ(gr_budget_cached(device()), 0);
         GR_CHECK_EQ(device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu.handles, 0);
+        GR_CHECK_EQ(context->split.spare_bytes, 0);
+        GR_CHECK_EQ(context->split.free_count, 0);
+}
+
+/* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more. */
+static void test_heap(void)
+{
+        uint64_t a, b, c, d;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = take(40 * MIB);
+        b = take(10 * MIB);
+        GR_CHECK(a >= VBASE);
+        GR_CHECK_EQ(b, a + 40 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 50 * MIB);
+        give(a, 40 * MIB);
+        context_sync(NULL);
+        c = take(48 * MIB); /* too large for the gap */
+        GR_CHECK(c > b);
+        GR_CHECK(device()->peak_charged_bytes <= 76 * MIB);
+        GR_CHECK(device()->charged_bytes <= 76 * MIB);
+        give(b, 10 * MIB);
+        context_sync(NULL);
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(device()->pinned_bytes, 0);
+        /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
+        d = take(50 * MIB);
+        GR_CHECK_EQ(d, a);
+        GR_CHECK_EQ(device()->charged_bytes, 98 * MIB);
+        give(c, 48 * MIB);
+        give(d, 50 * MIB);
+        settle();
+        end();
+}
+
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
+static void test_heap_fails(void)
+{
+        uint64_t a, b;
+
+        for (int fails = 1; fails < 20; fails++) {
+                begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = take(6 * MIB);
+                b = take(6 * MIB);
+                give(a, 6 * MIB);
+                context_sync(NULL);
+                gpu.map_fails = fails;
+                a = take(24 * MIB);
+                GR_CHECK(a != 0); /* the ladder tries again */
+                GR_CHECK_EQ(gr_budget_live(device()), 30 * MIB);
+                give(a, 24 * MIB);
+                give(b, 6 * MIB);
+                settle();
+                end();
+        }
+}
+
+/* An extent goes back by itself; one that a block touches does not. */
+static void test_heap_trim(void)
+{
+        uint64_t a, b;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = take(7 * MIB);
+        b = take(3 * MIB);
+        give(a, 7 * MIB);
+        GR_CHECK_EQ(device()->pinned_bytes, MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
+        context_sync(NULL);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gr_pool_trim(context, 1), 2 * MIB);
+        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(device()), MIB);
+        give(b, 3 * MIB);
+        settle();
+        end();
+}
+
+/* Exported memory is not reused; of it goes back what no other block shares. */
+static void test_heap_exported(void)
+{
+        uint64_t a, b, c;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = take(7 * MIB);
+        b = take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        give(a, 7 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        c = take(2 * MIB);
+        GR_CHECK(c < a || c >= a + 6 * MIB);
+        give(c, 2 * MIB);
+        give(b, 3 * MIB);
+        GR_CHECK_EQ(gr_budget_live(device()), MIB);
+        end();
+}
+
+static void test_decay(void)
+{
+        struct gr_config config = {.pool = GR_POOL_SPLIT, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
+        uint64_t a, kept;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        core.config = config;
+        a = take(60 * MIB);
+        kept = take(3 * MIB);
+        give(take(5000), 5000);
+        give(a, 60 * MIB);
+        for (int i = 0; i < 14; i++) {
+                gr_core_decay(&core, gpu.now_ns);
+                sleep_ns(config.decay_ns / 10);
+        }
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        give(kept, 3 * MIB);
+        settle();
+        end();
 }
 
 static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, unsigned streams)
@@ -566,19 +793,13 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse)
         end();
 }
 
-int main(void)
+static void test_all(void)
 {
-        gpu.owner = calloc(PAGES, 1);
-        gpu.last = calloc(UNITS, sizeof(*gpu.last));
-        if (!gpu.owner || !gpu.last)
-                return 1;
-        gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
-        test_cut_and_merge();
         test_fence();
         test_misuse();
         test_exported();
         test_drop();
-        test_growth();
+        test_decay();
         test_auto();
         for (unsigned streams = 0; streams < 3; streams += 2) {
                 test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, streams);
@@ -590,7 +811,27 @@ int main(void)
         test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO);
         test_threads(GR_POOL_SPLIT, GR_REUSE_POLL);
         test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER);
+}
+
+int main(void)
+{
+        gpu.owner = calloc(PAGES, 1);
+        gpu.last = calloc(UNITS, sizeof(*gpu.last));
+        gpu.vpages = calloc(VPAGES, sizeof(*gpu.vpages));
+        if (!gpu.owner || !gpu.last || !gpu.vpages)
+                return 1;
+        gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
+        test_cut_and_merge();
+        test_growth();
+        test_all();
+        driver = &mapping_driver;
+        test_heap();
+        test_heap_fails();
+        test_heap_trim();
+        test_heap_exported();
+        test_all();
         free(gpu.owner);
         free((void *)gpu.last);
+        free(gpu.vpages);
         return GR_CHECK_RESULT();
 }

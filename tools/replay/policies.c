@@ -16,10 +16,10 @@
 #include "torch_model.h"
 #include "trace.h"
 
-#define ALLOC_US   35 /* cuMemAlloc */
-#define RELEASE_US 50 /* cuMemFreeAsync and its part of a synchronisation */
-#define MAP_US     36 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
-#define UNMAP_US   27 /* cuMemUnmap, cuMemRelease */
+#define ALLOC_US   35                  /* cuMemAlloc */
+#define RELEASE_US 50                  /* cuMemFreeAsync and its part of a synchronisation */
+#define MAP_US     36                  /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
+#define UNMAP_US   27                  /* cuMemUnmap, cuMemRelease */
 #define ADDRESSES  (UINT64_C(1) << 46) /* where those without memory begin */
 
 static struct {
