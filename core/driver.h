@@ -46,12 +46,17 @@ struct gr_driver {
         int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
         void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* all of a reservation, and nothing is mapped in it */
 
-        /* New memory of device behind reserved addresses, whole pages; context is current. On failure there is none. */
-        int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *ret_handle);
+        /*
+         * Memory of device behind reserved addresses, whole pages; context is current. New memory where *handle is 0,
+         * and its handle comes back; else that of the handle, all of it, which stays mapped where it was as well: work
+         * that uses both addresses must be in order. On failure nothing is mapped.
+         */
+        int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle);
 
         /*
-         * Takes what one mem_map put there away and gives it back, waiting for nothing: only for memory that nothing
-         * uses any more. context is NULL where it has gone.
+         * Takes what one mem_map put there away, waiting for nothing: only for addresses that no work uses any more.
+         * The memory of the handle goes back with the last of its addresses; 0: it lives on. context is NULL where it
+         * has gone.
          */
         int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
 

@@ -12,6 +12,7 @@
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64
+#define MOVE_BATCH        64
 
 /* One page of the heap's addresses. What describes an extent stands in the entry of its first page. */
 struct gr_page {
@@ -20,6 +21,7 @@ struct gr_page {
         size_t used_bytes;
         uint32_t pages; /* of the extent; 0: not the first of one */
         uint32_t back;  /* so many pages before this one is the first of its extent */
+        uint32_t ghost; /* of so many pages from here on the memory has moved, but it is still mapped here, too */
 };
 
 static uint64_t page_down(uint64_t ptr)
@@ -100,13 +102,16 @@ void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign)
         gr_split_spare(&context->split, (int64_t)spare);
 }
 
+/* The handle to hand to mem_unmap where only the addresses go. */
+#define NO_HANDLE 0
+
 /* The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller. Lock not held. */
 static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
         struct gr_page *extent = page_at(heap, ptr);
-        uint64_t reserved, handle;
+        uint64_t reserved, handle = NO_HANDLE;
         int rc = gr_budget_reserve(device, bytes, &reserved);
 
         if (rc) {
@@ -188,6 +193,15 @@ static void enter(struct gr_split *split, struct gr_range *range)
                 hole_enter(split, range);
         else
                 gr_range_enter(split, range);
+}
+
+static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_GHOST;
+        block->freed_epoch = epoch;
+        DL_APPEND(split->ghosts, block);
 }
 
 /*
@@ -414,6 +428,8 @@ void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
                 struct gr_page *extent = page_at(heap, at);
                 uint64_t bytes = extent_bytes(extent);
 
+                if (extent->ghost > 0)
+                        core->driver->mem_unmap(NULL, at, (uint64_t)extent->ghost << GR_PAGE_SHIFT, NO_HANDLE);
                 if (bytes == 0)
                         continue;
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
@@ -427,52 +443,6 @@ void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
                 core->driver->mem_unreserve(heap->ptr, heap->bytes);
         free(heap->pages);
         free(heap);
-}
-
-/* Lock not held. */
-int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
-{
-        struct gr_split *split = &context->split;
-        struct gr_range *range = NULL;
-        struct place place;
-        uint64_t come;
-        int rc = 0;
-
-        gr_lock(&split->lock);
-        if (!split->heap) {
-                gr_unlock(&split->lock);
-                rc = heap_open(context);
-                if (rc)
-                        return rc;
-                gr_lock(&split->lock);
-        }
-        gr_split_drain(context);
-        if (!split->heap || !choose(split, bytes, &place)) {
-                gr_unlock(&split->lock);
-                return -ENOSPC;
-        }
-        range = claim(split, &place, bytes);
-        if (!range) {
-                gr_unlock(&split->lock);
-                return -ENOMEM;
-        }
-        split->busy++;
-        gr_unlock(&split->lock);
-
-        gr_split_make_room(context, bytes, place.hole_bytes);
-        rc = back(context, range, &come);
-
-        gr_lock(&split->lock);
-        split->busy--;
-        gr_split_spare(split, (int64_t)come);
-        if (rc == 0) {
-                *ret_block = gr_split_carve(context, range, bytes);
-                rc = *ret_block ? 0 : -ENOMEM;
-        } else {
-                settle(split, range, GR_RANGE_FREE);
-        }
-        gr_unlock(&split->lock);
-        return rc;
 }
 
 /* The first run of idle extents inside a free range: [*ret_at, *ret_end). Returns its bytes, 0 where there is none. */
@@ -541,6 +511,201 @@ static struct gr_range *isolate(struct gr_split *split, struct gr_range *range, 
         return kept;
 }
 
+/* An extent of at most most_bytes inside the smallest free range that has one. */
+static struct gr_range *movable(struct gr_range *root, uint64_t most_bytes, uint64_t *ret_at, uint64_t *ret_bytes)
+{
+        struct gr_range *found;
+        uint64_t at, end;
+
+        if (!root)
+                return NULL;
+        if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
+                found = movable(root->left, most_bytes, ret_at, ret_bytes);
+                if (found)
+                        return found;
+                end = gr_range_end(root);
+                at = root->segment->pages ? page_up(root->block.ptr) : end;
+                while (at < end) {
+                        const struct gr_page *extent = extent_at(root->segment, at);
+                        uint64_t begin = extent_ptr(root->segment, extent);
+
+                        *ret_at = begin;
+                        *ret_bytes = extent_bytes(extent);
+                        if (begin >= at && begin + *ret_bytes <= end && *ret_bytes <= most_bytes)
+                                return root;
+                        at = begin + *ret_bytes;
+                }
+        }
+        return movable(root->right, most_bytes, ret_at, ret_bytes);
+}
+
+struct move {
+        struct gr_range *from; /* busy, one extent */
+        uint64_t to;
+        bool done;
+};
+
+/*
+ * Chooses extents to move behind the holes of a busy range. Their memory is free, so whatever is submitted from now on
+ * runs after the work that may still use it, under whatever address.
+ */
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
+{
+        const struct gr_segment *heap = range->segment;
+        uint64_t at = page_down(range->block.ptr), end = gr_range_end(range), stop = at;
+        unsigned count = 0;
+
+        while (at < end && count < MOVE_BATCH) {
+                struct gr_range *from;
+                uint64_t from_at, bytes;
+
+                while (stop < end && !is_mapped(page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                from = stop > at ? movable(split->trees[GR_TREE_LARGE], stop - at, &from_at, &bytes) : NULL;
+                from = from ? isolate(split, from, from_at, bytes) : NULL;
+                if (from) {
+                        moves[count++] = (struct move){.from = from, .to = at};
+                        at += bytes;
+                        continue;
+                }
+                while (stop < end && is_mapped(page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                at = stop;
+        }
+        return count;
+}
+
+/* Maps the extent a second time. Its old addresses stay mapped until its last work there has passed. Lock not held. */
+static bool move(struct gr_context *context, struct move *move)
+{
+        struct gr_segment *heap = move->from->segment;
+        struct gr_page *old = page_at(heap, move->from->block.ptr), *extent = page_at(heap, move->to);
+        uint64_t handle = old->handle;
+        uint32_t pages = old->pages;
+
+        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, extent_bytes(old),
+                                           &handle))
+                return false;
+        *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
+        for (uint32_t i = 1; i < pages; i++)
+                extent[i].back = i;
+        for (uint32_t i = 0; i < pages; i++)
+                old[i] = (struct gr_page){0};
+        old->ghost = pages;
+        return true;
+}
+
+/* Fills holes of a busy range with free memory from elsewhere. Returns how much is left to map. Lock not held. */
+static uint64_t moves_make(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
+{
+        struct gr_split *split = &context->split;
+        struct move moves[MOVE_BATCH];
+        bool refused = false;
+        unsigned count;
+
+        if (atomic_load(&split->moves_refused))
+                return hole_bytes;
+        gr_lock(&split->lock);
+        gr_split_drain(context);
+        count = moves_choose(split, range, moves);
+        gr_unlock(&split->lock);
+        for (unsigned i = 0; i < count; i++) {
+                moves[i].done = !refused && move(context, &moves[i]);
+                refused = !moves[i].done;
+        }
+        if (refused)
+                atomic_store(&split->moves_refused, true);
+        gr_lock(&split->lock);
+        for (unsigned i = 0; i < count; i++) {
+                struct gr_range *from = moves[i].from;
+
+                if (moves[i].done) {
+                        hole_bytes -= from->block.capacity_bytes;
+                        ghost_enter(split, from, page_at(range->segment, moves[i].to)->freed_epoch);
+                } else {
+                        settle(split, from, GR_RANGE_FREE);
+                }
+        }
+        gr_unlock(&split->lock);
+        return hole_bytes;
+}
+
+/* Addresses that memory has moved away from become holes once nothing can use them. Drops the lock meanwhile. */
+static void reap(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block;
+
+        /* They moved in any order, but the oldest is idle first or soon. */
+        while ((block = split->ghosts) && gr_fence_idle(&context->fence, block->freed_epoch)) {
+                struct gr_range *range = gr_range_of(block);
+                int rc;
+
+                DL_DELETE(split->ghosts, block);
+                range->state = GR_RANGE_BUSY;
+                split->busy++;
+                gr_unlock(&split->lock);
+                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, NO_HANDLE);
+                gr_lock(&split->lock);
+                split->busy--;
+                if (rc) /* these addresses are lost */
+                        continue;
+                page_at(range->segment, block->ptr)->ghost = 0;
+                settle(split, range, GR_RANGE_FREE);
+        }
+}
+
+/* Lock not held. */
+int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        struct gr_split *split = &context->split;
+        struct gr_range *range = NULL;
+        struct place place;
+        uint64_t come;
+        int rc = 0;
+
+        gr_lock(&split->lock);
+        if (!split->heap) {
+                gr_unlock(&split->lock);
+                rc = heap_open(context);
+                if (rc)
+                        return rc;
+                gr_lock(&split->lock);
+        }
+        gr_split_drain(context);
+        reap(context);
+        if (!split->heap || !choose(split, bytes, &place)) {
+                gr_unlock(&split->lock);
+                return -ENOSPC;
+        }
+        range = claim(split, &place, bytes);
+        if (!range) {
+                gr_unlock(&split->lock);
+                return -ENOMEM;
+        }
+        split->busy++;
+        gr_unlock(&split->lock);
+
+        if (!gr_split_make_room(context, bytes, place.hole_bytes, false)) {
+                uint64_t left_bytes = moves_make(context, range, place.hole_bytes);
+
+                gr_split_make_room(context, bytes, left_bytes, true);
+        }
+        rc = back(context, range, &come);
+
+        gr_lock(&split->lock);
+        split->busy--;
+        gr_split_spare(split, (int64_t)come);
+        if (rc == 0) {
+                *ret_block = gr_split_carve(context, range, bytes);
+                rc = *ret_block ? 0 : -ENOMEM;
+        } else {
+                settle(split, range, GR_RANGE_FREE);
+        }
+        gr_unlock(&split->lock);
+        return rc;
+}
+
 /* Returns the extents inside a busy range, cached ones or used ones. Returns their bytes. Lock not held. */
 static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool cached)
 {
@@ -574,8 +739,11 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
         struct gr_range *range;
 
         gr_lock(&split->lock);
-        while (split->heap && gone < want_bytes && gone < most_bytes && last > 0) {
+        while (gone < want_bytes && gone < most_bytes && last > 0) {
+                reap(context);
                 gr_split_drain(context);
+                if (!split->heap)
+                        break;
                 range = idle_range(context, split->trees[GR_TREE_LARGE], want_bytes - gone, most_bytes - gone, &at,
                                    &bytes);
                 range = range ? isolate(split, range, at, bytes) : NULL;

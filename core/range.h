@@ -20,6 +20,7 @@ enum gr_range_state {
         GR_RANGE_FREE,    /* in a tree */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
+        GR_RANGE_GHOST,   /* addresses that memory has moved away from, but where work may still use it; in a list */
         GR_RANGE_BUSY,    /* its memory is being mapped or given back by a thread, which alone may touch it */
 };
 

@@ -147,6 +147,7 @@ void gr_split_drop(struct gr_context *context)
         heap = split->heap;
         split->heap = NULL;
         split->holes = NULL;
+        split->ghosts = NULL;
         split->segment_count = 0;
         split->trees[0] = split->trees[1] = split->trees[2] = NULL;
         split->queue = NULL;
@@ -470,7 +471,7 @@ static bool has_spare(struct gr_split *split)
  * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
  * lost nothing: that costs no credit.
  */
-bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait)
 {
         const struct gr_driver *driver = context->core->driver;
         uint64_t begin_ns = driver->now_ns(), waited_ns = 0, above;
@@ -487,7 +488,7 @@ bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64
                 trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        while (above > 0 && credit_ns > 0 && rc == 0 && has_spare(&context->split)) {
+        while (wait && above > 0 && credit_ns > 0 && rc == 0 && has_spare(&context->split)) {
                 uint64_t wait_ns = driver->now_ns();
 
                 rc = gr_fence_wait_oldest(context, begin_ns + WAIT_MOST_NS);
@@ -513,7 +514,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
         if (rc != -ENOSPC)
                 goto out;
-        room = gr_split_make_room(context, bytes, segment_bytes);
+        room = gr_split_make_room(context, bytes, segment_bytes, true);
         /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back. */
         if (!room && gr_budget_excess(context->device) == 0) {
                 *ret_block = gr_split_take(context, bytes, true);

@@ -39,6 +39,7 @@ struct gr_split {
         _Atomic bool active;            /* new requests are served here */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
+        _Atomic bool moves_refused;     /* the driver does not map memory twice */
         _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
 
         struct gr_lock lock;          /* guards what follows */
@@ -47,6 +48,7 @@ struct gr_split {
         struct gr_range *trees[3]; /* free ranges: in small segments, in large ones in use, whole large ones */
         struct gr_segment *heap;   /* one of the segments; NULL: none yet, or not to be had */
         struct gr_block *holes;    /* of the heap */
+        struct gr_block *ghosts;   /* of the heap, in the order they came to be */
         unsigned busy;             /* threads in calls of the driver for the heap */
         uint64_t spare_bytes;      /* what could go back once it is idle: free segments, free extents of the heap */
         uint64_t spare_low_bytes;  /* least of it since decay last looked: what nobody needed */
@@ -150,9 +152,10 @@ static inline void gr_split_spare(struct gr_split *split, int64_t bytes)
 
 /*
  * Before the footprint grows by growth_bytes for a request: where that would lift it beyond what live memory ever
- * needed, gives idle memory back, and waits a little, as time allows, for what is about to be. False: it still would.
+ * needed, gives idle memory back, and where wait says so waits a little, as time allows, for what is about to be idle.
+ * False: it still would.
  * Calls the driver; no lock held.
  */
-bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait);
 
 #endif

@@ -233,26 +233,28 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
         gr_real.cuMemAddressFree(ptr, bytes);
 }
 
-static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *ret_handle)
+static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         CUmemAllocationProp prop = mapped_prop(device);
         CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        CUmemGenericAllocationHandle handle;
-        CUresult result = gr_real.cuMemCreate(&handle, bytes, &prop, 0);
+        CUmemGenericAllocationHandle memory = *handle;
+        CUresult result = CUDA_SUCCESS;
 
         (void)context;
+        if (!*handle)
+                result = gr_real.cuMemCreate(&memory, bytes, &prop, 0);
         if (result != CUDA_SUCCESS)
                 return gr_errno(result);
-        result = gr_real.cuMemMap(ptr, bytes, 0, handle, 0);
+        result = gr_real.cuMemMap(ptr, bytes, 0, memory, 0);
         if (result == CUDA_SUCCESS) {
                 result = gr_real.cuMemSetAccess(ptr, bytes, &access, 1);
                 if (result != CUDA_SUCCESS)
                         gr_real.cuMemUnmap(ptr, bytes);
         }
-        if (result == CUDA_SUCCESS)
-                *ret_handle = handle;
+        if (result != CUDA_SUCCESS && !*handle)
+                gr_real.cuMemRelease(memory);
         else
-                gr_real.cuMemRelease(handle);
+                *handle = memory;
         return gr_errno(result);
 }
 
@@ -262,7 +264,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         bool entered = context && enter(context);
         CUresult result = gr_real.cuMemUnmap(ptr, bytes);
 
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS && handle)
                 gr_real.cuMemRelease(handle);
         if (entered)
                 leave();

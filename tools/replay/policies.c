@@ -16,11 +16,13 @@
 #include "torch_model.h"
 #include "trace.h"
 
-#define ALLOC_US   35                  /* cuMemAlloc */
-#define RELEASE_US 50                  /* cuMemFreeAsync and its part of a synchronisation */
-#define MAP_US     36                  /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
-#define UNMAP_US   27                  /* cuMemUnmap, cuMemRelease */
-#define ADDRESSES  (UINT64_C(1) << 46) /* where those without memory begin */
+#define ALLOC_US      35 /* cuMemAlloc */
+#define RELEASE_US    50 /* cuMemFreeAsync and its part of a synchronisation */
+#define MAP_US        36 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
+#define UNMAP_US      27 /* cuMemUnmap, cuMemRelease */
+#define REMAP_US      26 /* of an extent that there is: cuMemMap, cuMemSetAccess */
+#define UNMAP_ONLY_US 14
+#define ADDRESSES     (UINT64_C(1) << 46) /* where those without memory begin */
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
@@ -82,20 +84,20 @@ static void count_unreserve(uint64_t ptr, size_t bytes)
         (void)ptr, (void)bytes;
 }
 
-static int count_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *ret_handle)
+static int count_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         (void)context, (void)device, (void)ptr, (void)bytes;
         counting.allocs++;
-        cost(MAP_US);
-        *ret_handle = 0;
+        cost(*handle ? REMAP_US : MAP_US);
+        *handle = 1;
         return 0;
 }
 
 static int count_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
 {
-        (void)context, (void)ptr, (void)bytes, (void)handle;
+        (void)context, (void)ptr, (void)bytes;
         counting.releases++;
-        cost(UNMAP_US);
+        cost(handle ? UNMAP_US : UNMAP_ONLY_US);
         return 0;
 }
 
