@@ -5,6 +5,7 @@
 
 #include <utlist.h>
 
+#include "log.h"
 #include "pool.h"
 
 #define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
@@ -408,7 +409,9 @@ static int heap_open(struct gr_context *context)
         gr_heap_close(context, heap);
         return split->heap ? 0 : -ENOSPC;
 refuse:
-        atomic_store(&split->heap_refused, true);
+        if (!atomic_exchange(&split->heap_refused, true))
+                gr_log(GR_LOG_INFO,
+                       "no mapped memory here: pool kind split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
         if (heap)
@@ -613,8 +616,8 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
                 moves[i].done = !refused && move(context, &moves[i]);
                 refused = !moves[i].done;
         }
-        if (refused)
-                atomic_store(&split->moves_refused, true);
+        if (refused && !atomic_exchange(&split->moves_refused, true))
+                gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
         gr_lock(&split->lock);
         for (unsigned i = 0; i < count; i++) {
                 struct gr_range *from = moves[i].from;
