@@ -34,6 +34,7 @@ static struct {
         _Atomic uint64_t now_ns;
         _Atomic uint32_t bad;
         uint32_t lazy;          /* event_query lets so much work get done */
+        size_t top;             /* pages below it were used at some time */
         uint8_t *owner;         /* of each page: 0 free, 1 first page of an allocation, 2 a later one, 3 small blocks */
         uint64_t slab_next;     /* where the next small block goes */
         _Atomic uint32_t *last; /* of each unit: LIVE, or the work that used it last */
@@ -106,6 +107,8 @@ static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
                 run = gpu.owner[i] ? 0 : run + 1;
                 if (run < pages)
                         continue;
+                if (gpu.top < i + 1)
+                        gpu.top = i + 1;
                 i = i + 1 - pages;
                 memset(&gpu.owner[i], 2, pages);
                 gpu.owner[i] = gr_is_small(bytes) ? 3 : 1;
@@ -360,7 +363,7 @@ static void begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         memset(gpu.refs, 0, PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, PAGES);
-        for (size_t i = 0; i < UNITS; i++)
+        for (size_t i = 0; i < gpu.top * (GR_PAGE_BYTES / UNIT); i++)
                 atomic_store_explicit(&gpu.last[i], 0, memory_order_relaxed);
         gr_core_init(&core, driver, &config);
         context = gr_context_add(&core, CONTEXT, 0);
@@ -927,8 +930,8 @@ int main(void)
         test_heap_moves(false);
         test_heap_trim();
         test_heap_exported();
-        test_large_extents();
         test_all();
+        test_large_extents(); /* last: what it touches is cleared for every test after it */
         free(gpu.owner);
         free((void *)gpu.last);
         free(gpu.refs);
