@@ -57,7 +57,7 @@ static double due(struct gr_context *context, unsigned steps)
         struct gr_decay *decay = &context->decay;
         double going = 0, all = 0, over = 0;
 
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
+        for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
                 const uint64_t *unused = decay->unused_bytes[class];
 
                 all += (double)unused[0];
@@ -81,7 +81,7 @@ static void give_back(struct gr_context *context, unsigned steps)
         double left = due(context, steps);
 
         for (unsigned j = steps; j-- > 0 && left >= 512;)
-                for (unsigned class = GR_CLASS_COUNT; class -- > 0 && left >= 512;) {
+                for (unsigned class = GR_DECAY_KINDS; class -- > 0 && left >= 512;) {
                         uint64_t *unused = decay->unused_bytes[class], gone;
 
                         while (unused[j] > 0 && left >= 512) {
@@ -141,14 +141,14 @@ static bool decay_one(struct gr_context *context, void *arg)
                                                                         : 0;
         if (!decay->stepped_ns) {
                 /* The first step starts now: what came before is not known to be unused. */
-                for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
+                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
                         age(context, class, steps, 1);
                         for (unsigned j = 0; j < steps; j++)
                                 decay->unused_bytes[class][j] = 0;
                 }
                 decay->stepped_ns = round->now_ns;
         } else if (passed > 0) {
-                for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
                         age(context, class, steps, passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
                 gr_fence_close(context);

@@ -19,6 +19,7 @@
 struct gr_context;
 struct gr_core;
 
+#define GR_DECAY_KINDS       (GR_CLASS_COUNT + 1) /* the bins, and what pool kind split could give back */
 #define GR_DECAY_STEPS       20
 #define GR_DECAY_STEP_MIN_NS UINT64_C(100000000) /* steps are never closer */
 #define GR_DECAY_LOOK_NS     UINT64_C(500000000) /* between looks of early reclaim where decay is off */
@@ -27,7 +28,7 @@ struct gr_decay {
         uint64_t stepped_ns; /* when the last step was; 0: nothing was cached then */
         double due_bytes;    /* by the curve, but no block was small enough yet */
         /* Of each bin, the footprint that went unused for the last j + 1 steps; falls with j. */
-        uint64_t unused_bytes[GR_CLASS_COUNT][GR_DECAY_STEPS];
+        uint64_t unused_bytes[GR_DECAY_KINDS][GR_DECAY_STEPS];
         /* All of [0], as last seen, for other threads. */
         _Atomic uint64_t idle_bytes;
 };

@@ -39,6 +39,27 @@ struct gr_driver {
          */
         int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
 
+        /*
+         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three
+         * below: not to be had, or not for every use that the program may make of memory.
+         */
+        int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
+        void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* all of a reservation, and nothing is mapped in it */
+
+        /*
+         * Memory of device behind reserved addresses, whole pages; context is current. New memory where *handle is 0,
+         * and its handle comes back; else that of the handle, all of it, which stays mapped where it was as well: work
+         * that uses both addresses must be in order. On failure nothing is mapped.
+         */
+        int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle);
+
+        /*
+         * Takes what one mem_map put there away, waiting for nothing: only for addresses that no work uses any more.
+         * The memory of the handle goes back with the last of its addresses; 0: it lives on. context is NULL where it
+         * has gone.
+         */
+        int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
+
         /* What the driver says of the device under context. */
         int (*mem_info)(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
 

@@ -537,6 +537,13 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         return 0;
 }
 
+/* After something was cached: the helper has excess to give back, or must begin to count the time. */
+static void wake_if_needed(struct gr_core *core, struct gr_device *device)
+{
+        if (core->wake && (gr_budget_excess(device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
+                core->wake(core);
+}
+
 /* As gr_pool_free goes on, for a range of a segment: it can go back to the driver only with its whole segment. */
 static int free_split(struct gr_core *core, struct gr_block *block)
 {
@@ -560,22 +567,17 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         rc = gr_split_put(block, epoch, by_driver, &much);
         if (!rc && much)
                 gr_fence_close(context);
-        if (core->wake && gr_budget_excess(context->device) > 0)
-                core->wake(core);
+        wake_if_needed(core, context->device);
         return rc;
 }
 
 /* After a block went into a bin. much: the epoch is to be closed. */
 static int freed(struct gr_context *context, bool much)
 {
-        struct gr_core *core = context->core;
-
         /* An epoch left open would come to cover work that starts only later. */
         if (__builtin_expect(much, 0))
                 gr_fence_close(context);
-        if (core->wake &&
-            (gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
-                core->wake(core);
+        wake_if_needed(context->core, context->device);
         return 0;
 }
 
@@ -741,9 +743,12 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
 {
         struct gr_block *blocks[RELEASE_BATCH];
         uint64_t bytes = 0;
-        size_t count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES,
-                               most_bytes, blocks, RELEASE_BATCH);
+        size_t count;
 
+        if (class == GR_CLASS_COUNT)
+                return gr_split_release(context, most_bytes);
+        count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
+                        blocks, RELEASE_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0)
@@ -756,6 +761,8 @@ uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class)
 {
         uint64_t bytes = 0;
 
+        if (class == GR_CLASS_COUNT)
+                return gr_split_unneeded(context);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
                 struct gr_block *block;
@@ -783,7 +790,7 @@ bool gr_pool_empty(struct gr_context *context)
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 if (!class_empty(context, class))
                         return false;
-        return true;
+        return gr_split_empty(context);
 }
 
 static bool maintain_one(struct gr_context *context, void *arg)

@@ -174,7 +174,7 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
 
 /*
  * Gives idle blocks of one class back, oldest first, at most most_bytes of footprint and one batch. Returns the
- * footprint that left the cache.
+ * footprint that left the cache. The class GR_CLASS_COUNT, here and below, stands for pool kind split.
  */
 uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t most_bytes);
 

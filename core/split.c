@@ -6,47 +6,25 @@
 
 #include <utlist.h>
 
+#include "heap.h"
 #include "pool.h"
+#include "range.h"
 
-#define SLACK_SHARE       32                 /* footprint above the peak of live memory: this share of it */
-#define CREDIT_MOST_NS    UINT64_C(20000000) /* what can be saved up for better fits */
-#define CREDIT_SHARE      32                 /* of all time, to be spent on better fits */
+#define SLACK_SHARE       32                   /* footprint above the peak of live memory: this share of it */
+#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
+#define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
+#define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
+#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* so much overspent, and more footprint is the lesser evil, ... */
+#define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
+#define BUSY_PAUSE_NS     UINT64_C(20000)
 #define RELEASE_BATCH     64
+#define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define CLOSE_STEP_BYTES  (UINT64_C(32) << 20) /* so much freed, and the epoch is closed at once */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
-
-enum range_state {
-        RANGE_USED,    /* a block in the ledger */
-        RANGE_WAITING, /* in the queue */
-        RANGE_FREE,    /* in a tree */
-        RANGE_STUCK,   /* freed, never to be reused */
-};
-
-/* Which tree a free range stands in. */
-enum { SMALL, LARGE /* part of a segment in use */, WHOLE /* a free segment for large requests */ };
-
-/* Guarded by the split's lock, but for the block's fields that the ledger guards. */
-struct gr_range {
-        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's */
-        struct gr_segment *segment;
-        struct gr_range *before, *after; /* neighbours in the segment, by address */
-        struct gr_range *left, *right;   /* in the tree: a treap by size and address */
-        uint32_t priority;               /* in the treap */
-        enum range_state state;
-};
-
-struct gr_segment {
-        uint64_t ptr;
-        size_t bytes;
-        struct gr_range *first;
-        size_t used_count, used_bytes;
-        uint32_t handouts; /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
-        bool small;
-        bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
-};
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
@@ -58,23 +36,21 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
         return (bytes + unit - 1) & ~(unit - 1);
 }
 
-static struct gr_range *range_of(struct gr_block *block)
-{
-        return (struct gr_range *)block;
-}
-
 /* Cached bytes that cannot go back because other ranges of the segment are used. */
 static uint64_t pinned_bytes(const struct gr_segment *segment)
 {
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
 }
 
-/* The segment has ranges more or fewer in use, of so many bytes. */
-static void use(struct gr_context *context, struct gr_segment *segment, int ranges, size_t bytes)
+/* The range is used from now on (+1), or no longer (-1; its freed_epoch is set). */
+static void use(struct gr_context *context, struct gr_range *range, int sign)
 {
+        struct gr_segment *segment = range->segment;
+        size_t bytes = range->block.capacity_bytes;
         uint64_t before = pinned_bytes(segment);
+        bool spare = segment->used_count == 0;
 
-        if (ranges > 0) {
+        if (sign > 0) {
                 segment->used_count++;
                 segment->used_bytes += bytes;
                 gr_budget_uncache(context->device, bytes);
@@ -83,80 +59,13 @@ static void use(struct gr_context *context, struct gr_segment *segment, int rang
                 segment->used_bytes -= bytes;
                 gr_budget_cache(context->device, bytes);
         }
+        if (segment->pages) {
+                gr_heap_use(context, range, sign);
+                return;
+        }
+        if (spare || segment->used_count == 0)
+                gr_split_spare(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
         atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
-}
-
-/* The treap: a heap by priority, which a hash of the address gives, and so balanced whatever the order of calls. */
-
-static bool comes_before(const struct gr_range *a, size_t bytes, uint64_t ptr)
-{
-        return a->block.capacity_bytes != bytes ? a->block.capacity_bytes < bytes : a->block.ptr < ptr;
-}
-
-static void tree_insert(struct gr_range **root, struct gr_range *range)
-{
-        struct gr_range **link = root, *rest, **less, **more;
-        size_t bytes = range->block.capacity_bytes;
-        uint64_t ptr = range->block.ptr;
-
-        range->priority = (uint32_t)((ptr / GR_SPLIT_UNIT_BYTES * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
-        while (*link && (*link)->priority >= range->priority)
-                link = comes_before(*link, bytes, ptr) ? &(*link)->right : &(*link)->left;
-        /* The subtree that it displaces is cut in two along its place. */
-        rest = *link;
-        *link = range;
-        less = &range->left;
-        more = &range->right;
-        while (rest) {
-                if (comes_before(rest, bytes, ptr)) {
-                        *less = rest;
-                        less = &rest->right;
-                        rest = rest->right;
-                } else {
-                        *more = rest;
-                        more = &rest->left;
-                        rest = rest->left;
-                }
-        }
-        *less = NULL;
-        *more = NULL;
-}
-
-static void tree_remove(struct gr_range **root, struct gr_range *range)
-{
-        struct gr_range **link = root, *left = range->left, *right = range->right;
-
-        while (*link != range)
-                link = comes_before(*link, range->block.capacity_bytes, range->block.ptr) ? &(*link)->right
-                                                                                          : &(*link)->left;
-        while (left && right) {
-                if (left->priority >= right->priority) {
-                        *link = left;
-                        link = &left->right;
-                        left = left->right;
-                } else {
-                        *link = right;
-                        link = &right->left;
-                        right = right->left;
-                }
-        }
-        *link = left ? left : right;
-}
-
-/* The smallest range of at least bytes, the lowest address among equals. */
-static struct gr_range *tree_best(struct gr_range *root, size_t bytes)
-{
-        struct gr_range *best = NULL;
-
-        while (root) {
-                if (root->block.capacity_bytes >= bytes) {
-                        best = root;
-                        root = root->left;
-                } else {
-                        root = root->right;
-                }
-        }
-        return best;
 }
 
 void gr_split_init(struct gr_context *context)
@@ -174,9 +83,10 @@ static void segment_destroy(struct gr_segment *segment)
 
         for (range = segment->first; range; range = after) {
                 after = range->after;
-                if (range->state != RANGE_USED)
+                if (range->state != GR_RANGE_USED)
                         free(range);
         }
+        free(segment->pages);
         free(segment);
 }
 
@@ -190,79 +100,71 @@ void gr_split_destroy(struct gr_context *context)
         gr_lock_destroy(&split->lock);
 }
 
+/* Frees the ranges of a segment whose context has gone; used ones leave the ledger. */
+static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
+{
+        struct gr_range *range, *after;
+
+        for (range = segment->first; range; range = after) {
+                bool used = range->state == GR_RANGE_USED, gap = false;
+
+                after = range->after;
+                if (segment->pages) {
+                        gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
+                        if (used)
+                                gr_heap_use(context, range, -1);
+                }
+                if (!used && !gap)
+                        gr_budget_uncache(context->device, range->block.capacity_bytes);
+                /* One that another thread is just handing out or freeing is freed by that thread. */
+                if (!used || gr_ledger_drop(&context->core->ledger, &range->block) == GR_BLOCK_LIVE)
+                        free(range);
+        }
+}
+
 void gr_split_drop(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_device *device = context->device;
+        struct gr_segment *heap;
 
         gr_lock(&split->lock);
+        while (split->busy > 0) { /* in calls of the driver that wait for nothing */
+                gr_unlock(&split->lock);
+                context->core->driver->sleep_ns(BUSY_PAUSE_NS);
+                gr_lock(&split->lock);
+        }
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
-                struct gr_range *range, *after;
 
-                for (range = segment->first; range; range = after) {
-                        after = range->after;
-                        if (range->state != RANGE_USED)
-                                gr_budget_uncache(device, range->block.capacity_bytes);
-                        /* One that another thread is just handing out or freeing is freed by that thread. */
-                        if (range->state != RANGE_USED ||
-                            gr_ledger_drop(&context->core->ledger, &range->block) == GR_BLOCK_LIVE)
-                                free(range);
-                }
+                ranges_drop(context, segment);
+                if (segment->pages)
+                        continue;
                 atomic_fetch_sub(&device->pinned_bytes, pinned_bytes(segment));
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 free(segment);
         }
+        heap = split->heap;
+        split->heap = NULL;
+        split->holes = NULL;
+        split->ghosts = NULL;
         split->segment_count = 0;
         split->trees[0] = split->trees[1] = split->trees[2] = NULL;
         split->queue = NULL;
         split->free_count = 0;
+        split->spare_bytes = split->spare_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->wasted_bytes, 0);
         atomic_store(&split->active,
                      context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
         gr_unlock(&split->lock);
+        if (heap)
+                gr_heap_close(context, heap);
 }
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
 
-static struct gr_range **tree_of(struct gr_split *split, const struct gr_range *range)
-{
-        if (range->segment->small)
-                return &split->trees[SMALL];
-        return &split->trees[range->block.capacity_bytes == range->segment->bytes ? WHOLE : LARGE];
-}
-
-/* Takes after, the neighbour of range, into it. Both are free and in no tree. */
-static void swallow(struct gr_split *split, struct gr_range *range, struct gr_range *after)
-{
-        range->block.capacity_bytes += after->block.capacity_bytes;
-        range->block.freed_epoch = max_u64(range->block.freed_epoch, after->block.freed_epoch);
-        range->after = after->after;
-        if (range->after)
-                range->after->before = range;
-        split->free_count--;
-        free(after);
-}
-
-/* The range, in no tree and usable, becomes free. */
-static void make_free(struct gr_split *split, struct gr_range *range)
-{
-        if (range->after && range->after->state == RANGE_FREE) {
-                tree_remove(tree_of(split, range->after), range->after);
-                swallow(split, range, range->after);
-        }
-        if (range->before && range->before->state == RANGE_FREE) {
-                tree_remove(tree_of(split, range->before), range->before);
-                range = range->before;
-                swallow(split, range, range->after);
-        }
-        range->state = RANGE_FREE;
-        tree_insert(tree_of(split, range), range);
-}
-
-/* Ranges whose epoch has become usable leave the queue. */
-static void drain(struct gr_context *context)
+void gr_split_drain(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block;
@@ -270,51 +172,35 @@ static void drain(struct gr_context *context)
         while ((block = split->queue) && gr_fence_usable(&context->fence, block->freed_epoch)) {
                 DL_DELETE(split->queue, block);
                 atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
-                make_free(split, range_of(block));
+                split->free_count--;
+                gr_range_free(split, gr_range_of(block));
         }
 }
 
-/* The first bytes of range, in no tree, become a block; the rest stays free where there is memory to say so. */
-static struct gr_block *carve(struct gr_context *context, struct gr_range *range, size_t bytes)
+struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block = &range->block, *stale;
-        size_t left = block->capacity_bytes - bytes;
-        struct gr_range *rest = left ? calloc(1, sizeof(*rest)) : NULL;
+        struct gr_range *rest;
 
         block->state = GR_BLOCK_CACHED;
         block->flags = 0;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
         block->handouts = range->segment->handouts++;
         if (gr_ledger_add(&context->core->ledger, block, &stale)) {
-                free(rest);
-                make_free(split, range);
+                gr_range_free(split, range);
                 return NULL;
         }
         if (stale && !stale->split) {
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
                 free(stale);
         }
-        if (rest) {
-                rest->block.ptr = block->ptr + bytes;
-                rest->block.capacity_bytes = left;
-                rest->block.freed_epoch = block->freed_epoch;
-                rest->block.context = context;
-                rest->block.split = true;
-                rest->segment = range->segment;
-                rest->before = range;
-                rest->after = range->after;
-                if (rest->after)
-                        rest->after->before = rest;
-                range->after = rest;
-                rest->state = RANGE_FREE;
-                tree_insert(tree_of(split, rest), rest);
-                block->capacity_bytes = bytes;
-        } else {
-                split->free_count--;
-        }
-        range->state = RANGE_USED;
-        use(context, range->segment, 1, block->capacity_bytes);
+        /* Without memory to say that the rest is free the block keeps it. */
+        rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
+        range->state = GR_RANGE_USED;
+        if (rest)
+                gr_range_free(split, rest);
+        use(context, range, 1);
         return block;
 }
 
@@ -359,22 +245,22 @@ static uint64_t worth_opening(struct gr_context *context, size_t bytes)
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
-        struct gr_range **tree = &split->trees[gr_is_small(bytes) ? SMALL : LARGE];
+        struct gr_range **tree = &split->trees[gr_is_small(bytes) ? GR_TREE_SMALL : GR_TREE_LARGE];
         struct gr_block *block = NULL;
         struct gr_range *range;
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
-        drain(context);
-        range = tree_best(*tree, bytes);
-        if (!range && tree == &split->trees[LARGE]) {
-                range = tree_best(split->trees[WHOLE], bytes);
+        gr_split_drain(context);
+        range = gr_range_best(*tree, bytes);
+        if (!range && tree == &split->trees[GR_TREE_LARGE]) {
+                range = gr_range_best(split->trees[GR_TREE_WHOLE], bytes);
                 if (range && !lax && range->segment->bytes > worth_opening(context, bytes))
                         range = NULL;
         }
         if (range) {
-                tree_remove(tree_of(split, range), range);
-                block = carve(context, range, bytes);
+                gr_range_leave(split, range);
+                block = gr_split_carve(context, range, bytes);
                 if (block && ++split->hits % NOTE_LIVE_HITS == 0)
                         gr_budget_note_live(context->device);
         }
@@ -392,10 +278,11 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
 
         gr_lock(&split->lock);
         DL_FOREACH (split->queue, block) {
-                struct gr_segment *segment = range_of(block)->segment;
+                struct gr_segment *segment = gr_range_of(block)->segment;
 
                 helps = segment->small == small && block->capacity_bytes >= bytes &&
-                        (small || segment->used_count > 0 || segment->bytes <= worth_opening(context, bytes));
+                        (small || segment->pages || segment->used_count > 0 ||
+                         segment->bytes <= worth_opening(context, bytes));
                 if (helps || ++looked_at == QUEUE_LOOK)
                         break;
         }
@@ -419,7 +306,7 @@ static size_t segment_above(const struct gr_split *split, uint64_t ptr)
         return low;
 }
 
-static bool segment_add(struct gr_split *split, struct gr_segment *segment)
+bool gr_split_add(struct gr_split *split, struct gr_segment *segment)
 {
         size_t at;
 
@@ -447,17 +334,18 @@ static void segment_remove(struct gr_context *context, size_t index)
         struct gr_segment *segment = split->segments[index];
 
         for (struct gr_range *range = segment->first; range; range = range->after) {
-                if (range->state == RANGE_FREE) {
-                        tree_remove(tree_of(split, range), range);
-                } else if (range->state == RANGE_WAITING) {
+                if (range->state == GR_RANGE_FREE) {
+                        gr_range_leave(split, range);
+                } else if (range->state == GR_RANGE_WAITING) {
                         struct gr_block *block = &range->block;
 
                         DL_DELETE(split->queue, block);
                         atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                        split->free_count--;
                 }
-                split->free_count--;
         }
         gr_budget_uncache(context->device, segment->bytes);
+        gr_split_spare(split, -(int64_t)segment->bytes);
         split->segment_count--;
         memmove(&split->segments[index], &split->segments[index + 1],
                 (split->segment_count - index) * sizeof(struct gr_segment *));
@@ -534,79 +422,133 @@ static uint64_t segments_release(struct gr_context *context, struct gr_segment *
 }
 
 /* How much the device's footprint would pass what growth may lift it to. Lock not held. */
-static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t segment_bytes)
+static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;
         uint64_t peak =
                 max_u64(atomic_load(&device->peak_live_bytes), gr_budget_live(device) + range_bytes(request_bytes));
-        uint64_t bound = peak + peak / SLACK_SHARE;
+        uint64_t slack = peak / (credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE);
+        uint64_t bound = peak + max_u64(slack, SLACK_LEAST_BYTES);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
-        return charged + segment_bytes > bound ? charged + segment_bytes - bound : 0;
+        return charged + growth_bytes > bound ? charged + growth_bytes - bound : 0;
 }
 
-/* Lock not held. */
-static void spend(struct gr_context *context, uint64_t begin_ns)
+/* What is left of the credit after so much time was spent. Lock not held. */
+static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 {
         struct gr_split *split = &context->split;
+        int64_t left;
 
         gr_lock(&split->lock);
-        split->credit_ns -= (int64_t)(context->core->driver->now_ns() - begin_ns);
+        add_credit(context);
+        split->credit_ns -= (int64_t)spent_ns;
+        left = split->credit_ns;
         gr_unlock(&split->lock);
+        return left;
+}
+
+/* What bins hold from before a move goes first. Lock not held. */
+static void trim(struct gr_context *context, uint64_t want_bytes)
+{
+        if (context->core->config.pool == GR_POOL_AUTO)
+                gr_pool_trim(context, want_bytes);
+        else
+                gr_split_trim(context, want_bytes);
+}
+
+static bool has_spare(struct gr_split *split)
+{
+        bool has;
+
+        gr_lock(&split->lock);
+        has = split->heap && split->spare_bytes > 0;
+        gr_unlock(&split->lock);
+        return has;
+}
+
+/*
+ * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
+ * lost nothing: that costs no credit.
+ */
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t begin_ns = driver->now_ns(), waited_ns = 0, above;
+        int64_t credit_ns;
+        int rc = 0;
+
+        if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
+                return true;
+        credit_ns = credit(context, 0);
+        above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        if (above > 0) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                trim(context, above);
+                above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        }
+        while (wait && above > 0 && credit_ns > 0 && rc == 0 && has_spare(&context->split)) {
+                uint64_t wait_ns = driver->now_ns();
+
+                rc = gr_fence_wait_oldest(context, begin_ns + WAIT_MOST_NS);
+                waited_ns += driver->now_ns() - wait_ns;
+                if (rc == 0)
+                        trim(context, above);
+                above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        }
+        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context) ? waited_ns : 0));
+        return above == 0;
 }
 
 /* Lock not held. */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = &context->split;
-        uint64_t segment_bytes = round_up(bytes, GR_PAGE_BYTES);
-        uint64_t above = above_bound(context, bytes, segment_bytes), begin_ns = context->core->driver->now_ns();
+        uint64_t segment_bytes = round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
-        int rc;
+        bool room;
+        int rc = -ENOSPC;
 
-        if (above > 0) {
-                gr_fence_close(context);
-                gr_fence_poll(context);
-                /* What bins hold from before the move goes first. */
-                if (context->core->config.pool == GR_POOL_AUTO)
-                        gr_pool_trim(context, above);
-                else
-                        gr_split_trim(context, above);
-                /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back.
-                 */
-                if (above_bound(context, bytes, segment_bytes) > 0 && gr_budget_excess(context->device) == 0) {
-                        *ret_block = gr_split_take(context, bytes, true);
-                        if (*ret_block) {
-                                spend(context, begin_ns);
-                                return 0;
-                        }
-                }
+        if (!gr_is_small(bytes))
+                rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
+        if (rc != -ENOSPC)
+                goto out;
+        room = gr_split_make_room(context, bytes, segment_bytes, true);
+        /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back. */
+        if (!room && gr_budget_excess(context->device) == 0) {
+                *ret_block = gr_split_take(context, bytes, true);
+                if (*ret_block)
+                        return 0;
         }
+        begin_ns = context->core->driver->now_ns();
         rc = segment_take(context, segment_bytes, &segment);
-        if (above > 0)
-                spend(context, begin_ns);
+        if (!room)
+                credit(context, context->core->driver->now_ns() - begin_ns);
         if (rc)
                 return rc;
         segment->small = gr_is_small(bytes);
         gr_lock(&split->lock);
-        if (!segment_add(split, segment)) {
+        if (!gr_split_add(split, segment)) {
                 gr_unlock(&split->lock);
                 gr_budget_uncache(context->device, segment->bytes);
                 segments_release(context, &segment, 1);
                 return -ENOMEM;
         }
-        split->free_count++;
-        *ret_block = carve(context, segment->first, range_bytes(bytes));
+        gr_split_spare(split, (int64_t)segment->bytes);
+        *ret_block = gr_split_carve(context, segment->first, range_bytes(bytes));
         gr_unlock(&split->lock);
+        rc = *ret_block ? 0 : -ENOMEM;
+out:
         gr_budget_note_live(context->device);
         gr_early_note(context);
-        return *ret_block ? 0 : -ENOMEM;
+        return rc;
 }
 
 /* Lock not held. */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
 {
-        struct gr_range *range = range_of(block);
+        struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
         struct gr_split *split = &context->split;
         struct gr_segment *segment;
@@ -619,23 +561,30 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 return 0;
         }
         segment = range->segment;
-        use(context, segment, -1, block->capacity_bytes);
         split->frees++;
-        split->free_count++;
+        if (segment->pages && epoch == GR_SPLIT_NEVER) {
+                range->state = GR_RANGE_BUSY;
+                split->busy++;
+                gr_unlock(&split->lock);
+                gr_heap_discard(context, range);
+                return 0;
+        }
+        block->freed_epoch = epoch;
+        use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
         *ret_much = split->open_bytes >= CLOSE_STEP_BYTES;
         if (*ret_much)
                 split->open_bytes = 0;
-        block->freed_epoch = epoch;
         if (epoch == GR_SPLIT_NEVER) {
-                range->state = RANGE_STUCK;
+                range->state = GR_RANGE_STUCK;
                 segment->stuck = true;
         } else {
-                range->state = RANGE_WAITING;
+                range->state = GR_RANGE_WAITING;
                 DL_APPEND(split->queue, block);
+                split->free_count++;
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
-        if (segment->used_count > 0 || !(by_driver || segment->stuck)) {
+        if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
                 gr_unlock(&split->lock);
                 return 0;
         }
@@ -655,7 +604,8 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
 {
         const struct gr_range *range = segment->first;
 
-        return range->state == RANGE_FREE && !range->after && gr_fence_idle(&context->fence, range->block.freed_epoch);
+        return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
+               gr_fence_idle(&context->fence, range->block.freed_epoch);
 }
 
 /* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
@@ -694,18 +644,69 @@ static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
 {
         struct gr_segment *segments[RELEASE_BATCH];
-        uint64_t back = 0;
+        uint64_t back = gr_heap_trim(context, want_bytes, UINT64_MAX);
         size_t count = 1;
 
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split.lock);
-                drain(context);
+                gr_split_drain(context);
                 count = collect(context, want_bytes - back, segments, RELEASE_BATCH);
                 gr_unlock(&context->split.lock);
                 if (count > 0)
                         back += segments_release(context, segments, count);
         }
         return back;
+}
+
+/* Lock not held. */
+uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
+        uint64_t gone = gr_heap_trim(context, batch_bytes, most_bytes);
+        struct gr_segment *segment = NULL;
+
+        if (gone > 0)
+                return gone;
+        gr_lock(&split->lock);
+        gr_split_drain(context);
+        for (size_t i = 0; i < split->segment_count && !segment; i++) {
+                if (split->segments[i]->bytes > most_bytes || !segment_idle(context, split->segments[i]))
+                        continue;
+                segment = split->segments[i];
+                segment_remove(context, i);
+        }
+        gr_unlock(&split->lock);
+        if (!segment)
+                return 0;
+        gone = segment->bytes;
+        segments_release(context, &segment, 1);
+        return gone;
+}
+
+/* Lock not held. */
+uint64_t gr_split_unneeded(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        uint64_t bytes;
+
+        gr_lock(&split->lock);
+        bytes = split->spare_low_bytes;
+        split->spare_low_bytes = split->spare_bytes;
+        gr_unlock(&split->lock);
+        return bytes;
+}
+
+/* Lock not held. */
+bool gr_split_empty(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        bool empty;
+
+        gr_lock(&split->lock);
+        empty = split->spare_bytes == 0;
+        gr_unlock(&split->lock);
+        return empty;
 }
 
 struct find {
@@ -728,7 +729,7 @@ static bool find_in(struct gr_context *context, void *arg)
                 while (find->ptr - range->block.ptr >= range->block.capacity_bytes)
                         range = range->after;
                 find->place.base_ptr = range->block.ptr;
-                find->place.live = range->state == RANGE_USED;
+                find->place.live = range->state == GR_RANGE_USED;
                 find->found = true;
         }
         gr_unlock(&split->lock);

@@ -39,11 +39,19 @@ struct gr_split {
         _Atomic bool active;            /* new requests are served here */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
+        _Atomic bool moves_refused;     /* the driver does not map memory twice */
+        _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
 
         struct gr_lock lock;          /* guards what follows */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
         struct gr_range *trees[3]; /* free ranges: in small segments, in large ones in use, whole large ones */
+        struct gr_segment *heap;   /* one of the segments; NULL: none yet, or not to be had */
+        struct gr_block *holes;    /* of the heap */
+        struct gr_block *ghosts;   /* of the heap, in the order they came to be */
+        unsigned busy;             /* threads in calls of the driver for the heap */
+        uint64_t spare_bytes;      /* what could go back once it is idle: free segments, free extents of the heap */
+        uint64_t spare_low_bytes;  /* least of it since decay last looked: what nobody needed */
         struct gr_block *queue;    /* waiting ranges, oldest first */
         uint64_t open_bytes;       /* freed since an epoch was closed for it */
         int64_t credit_ns;         /* time that may be spent on better fits */
@@ -101,6 +109,15 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
 /* Gives idle free segments back, without waiting, until want_bytes are. Returns the bytes that the device got back. */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 
+/* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */
+uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes);
+
+/* What no request needed since the last call, of what could go back. */
+uint64_t gr_split_unneeded(struct gr_context *context);
+
+/* Whether nothing could go back. */
+bool gr_split_empty(struct gr_context *context);
+
 /* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
 int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
 
@@ -112,5 +129,33 @@ void gr_split_consider(struct gr_context *context, size_t bytes);
 
 /* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
 void gr_split_bar(struct gr_core *core);
+
+/* For heap.c. The split's lock is held, but for gr_split_make_room. */
+
+/* Ranges whose epoch has become usable leave the queue. */
+void gr_split_drain(struct gr_context *context);
+
+/* The first bytes of range, in no tree, become a block; the rest is free. NULL: out of memory, and all of it is free.
+ */
+struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
+
+/* Adds a segment to the list; false: out of memory. */
+bool gr_split_add(struct gr_split *split, struct gr_segment *segment);
+
+/* So much more, or less, could go back. */
+static inline void gr_split_spare(struct gr_split *split, int64_t bytes)
+{
+        split->spare_bytes += (uint64_t)bytes;
+        if (split->spare_bytes < split->spare_low_bytes)
+                split->spare_low_bytes = split->spare_bytes;
+}
+
+/*
+ * Before the footprint grows by growth_bytes for a request: where that would lift it beyond what live memory ever
+ * needed, gives idle memory back, and where wait says so waits a little, as time allows, for what is about to be idle.
+ * False: it still would.
+ * Calls the driver; no lock held.
+ */
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait);
 
 #endif

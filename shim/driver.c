@@ -192,6 +192,98 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         return gr_errno(result);
 }
 
+static CUmemAllocationProp mapped_prop(int device)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+        int capable = 0;
+
+        /* As all memory of cuMemAlloc is, where the device can. */
+        if (gr_real.cuDeviceGetAttribute &&
+            gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                         device) == CUDA_SUCCESS &&
+            capable)
+                prop.allocFlags.gpuDirectRDMACapable = 1;
+        return prop;
+}
+
+/*
+ * Only where the process sees one device: mapped memory is a peer's only where it was told so range by range, while
+ * copies between devices reach all of cuMemAlloc's.
+ */
+static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUmemAllocationProp prop;
+        size_t granularity = 0;
+        int devices = 0, supported = 0;
+        CUdeviceptr ptr;
+        CUdevice dev;
+        CUresult result;
+
+        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices != 1 || !enter(context))
+                return -ENOTSUP;
+        result = gr_real.cuCtxGetDevice(&dev);
+        leave();
+        if (result != CUDA_SUCCESS ||
+            gr_real.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, dev) !=
+                    CUDA_SUCCESS ||
+            !supported)
+                return -ENOTSUP;
+        prop = mapped_prop(dev);
+        if (gr_real.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
+                    CUDA_SUCCESS ||
+            granularity > GR_PAGE_BYTES)
+                return -ENOTSUP;
+        result = gr_real.cuMemAddressReserve(&ptr, bytes, GR_PAGE_BYTES, 0, 0);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = ptr;
+        return gr_errno(result);
+}
+
+static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
+{
+        gr_real.cuMemAddressFree(ptr, bytes);
+}
+
+static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
+{
+        CUmemAllocationProp prop = mapped_prop(device);
+        CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUmemGenericAllocationHandle memory = *handle;
+        CUresult result = CUDA_SUCCESS;
+
+        (void)context;
+        if (!*handle)
+                result = gr_real.cuMemCreate(&memory, bytes, &prop, 0);
+        if (result != CUDA_SUCCESS)
+                return gr_errno(result);
+        result = gr_real.cuMemMap(ptr, bytes, 0, memory, 0);
+        if (result == CUDA_SUCCESS) {
+                result = gr_real.cuMemSetAccess(ptr, bytes, &access, 1);
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(ptr, bytes);
+        }
+        if (result != CUDA_SUCCESS && !*handle)
+                gr_real.cuMemRelease(memory);
+        else
+                *handle = memory;
+        return gr_errno(result);
+}
+
+static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+        bool entered = context && enter(context);
+        CUresult result = gr_real.cuMemUnmap(ptr, bytes);
+
+        if (result == CUDA_SUCCESS && handle)
+                gr_real.cuMemRelease(handle);
+        if (entered)
+                leave();
+        gr_capture_restore(mode);
+        return gr_errno(result);
+}
+
 static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         size_t free_bytes, total_bytes;
@@ -339,11 +431,18 @@ static void driver_sleep_ns(uint64_t ns)
 void gr_driver_init(void)
 {
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
+        bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
+                      gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
+                      gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
 
         gr_driver = (struct gr_driver){
                 .mem_alloc = driver_mem_alloc,
                 .mem_free = driver_mem_free,
                 .mem_release = driver_mem_release,
+                .mem_reserve = mapped ? driver_mem_reserve : NULL,
+                .mem_unreserve = driver_mem_unreserve,
+                .mem_map = driver_mem_map,
+                .mem_unmap = driver_mem_unmap,
                 .mem_info = driver_mem_info,
                 .event_create = driver_event_create,
                 .event_destroy = driver_event_destroy,

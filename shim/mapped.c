@@ -247,7 +247,9 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         struct memory *memory;
         CUresult result;
 
-        gr_shim_ready();
+        /* Memory from cuMemAlloc has no handle, and ours is to look the same. */
+        if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
+                return CUDA_ERROR_INVALID_VALUE;
         result = GR_REAL(cuMemRetainAllocationHandle, handle, address);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;

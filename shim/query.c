@@ -111,7 +111,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
-        if (result != CUDA_SUCCESS && info.spilled) {
+        if (result != CUDA_SUCCESS && (info.spilled || info.split)) {
                 if (base)
                         *base = block;
                 result = CUDA_SUCCESS;
@@ -135,6 +135,8 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
                 *(CUdeviceptr *)data = block;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
                 *(int *)data = 0;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
+                *(CUcontext *)data = info->context->handle;
         /* From here on somebody outside can know the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
                 gr_ledger_mark_exported(&gr_core.ledger, block);
@@ -151,6 +153,8 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute
         if (!is_live(ptr, block, &info))
                 return GR_REAL(cuPointerGetAttribute, data, attribute, GR_NO_POINTER);
         result = GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
+        if (result != CUDA_SUCCESS && info.split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data)
+                result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS)
                 correct(data, attribute, block, &info);
         return result;

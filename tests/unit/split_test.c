@@ -1,7 +1,8 @@
 /*
  * Segments that split and merge, against a GPU that is only a clock: work is a number that grows, events remember it,
  * and a shadow of the memory knows for every 512 B who has it and which work used it last. A block handed out while
- * somebody has it, or before the work of its last owner is behind a fence, is a failure.
+ * somebody has it, or before the work of its last owner is behind a fence, is a failure; so are addresses taken away
+ * while somebody has a block there or work may still use them. All of it runs with mapped memory and without.
  */
 #include "split.h"
 
@@ -18,6 +19,9 @@
 #define BASE     (UINT64_C(1) << 40)
 #define PAGES    2048u /* of the card */
 #define UNITS    (PAGES * GR_PAGE_BYTES / UNIT)
+#define VBASE    (UINT64_C(2) << 40) /* addresses that memory is mapped behind */
+#define VPAGES   (4 * PAGES)
+#define AREAS    THREADS
 #define LIVE     UINT32_MAX
 #define THREADS  4
 #define CONTEXT  ((void *)0x10)
@@ -30,24 +34,60 @@ static struct {
         _Atomic uint64_t now_ns;
         _Atomic uint32_t bad;
         uint32_t lazy;          /* event_query lets so much work get done */
+        size_t top;             /* pages below it were used at some time */
         uint8_t *owner;         /* of each page: 0 free, 1 first page of an allocation, 2 a later one, 3 small blocks */
         uint64_t slab_next;     /* where the next small block goes */
         _Atomic uint32_t *last; /* of each unit: LIVE, or the work that used it last */
-        pthread_mutex_t lock;   /* guards owner and slab_next */
+        pthread_mutex_t lock;   /* guards owner, slab_next and what follows but vpages */
+        unsigned handles, reserved, areas, moves;
+        bool no_moves;
+        uint8_t *refs; /* of each page: how many mappings it has, and one for its handle */
+        int map_fails; /* so many calls from now on, and the next one fails; 0: none does */
+        struct vpage {
+                _Atomic uint32_t page;  /* behind it, plus 1; 0: none */
+                _Atomic uint32_t used;  /* blocks in it that somebody has */
+                _Atomic uint32_t freed; /* the last work on what was freed in it */
+        } * vpages;
 } gpu = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static struct gr_core core;
 static struct gr_context *context;
 
-static size_t unit_of(uint64_t ptr)
-{
-        return (size_t)((ptr - BASE) / UNIT);
-}
-
 static void bad(const char *what, uint64_t ptr)
 {
         if (atomic_fetch_add(&gpu.bad, 1) < 10)
                 fprintf(stderr, "%s at %#llx\n", what, (unsigned long long)ptr);
+}
+
+static struct vpage *vpage_of(uint64_t ptr)
+{
+        return &gpu.vpages[(ptr - VBASE) / GR_PAGE_BYTES];
+}
+
+/* The unit of memory behind ptr. */
+static size_t unit_of(uint64_t ptr)
+{
+        uint32_t page;
+
+        if (ptr < VBASE)
+                return (size_t)((ptr - BASE) / UNIT);
+        page = atomic_load(&vpage_of(ptr)->page);
+        if (page == 0)
+                bad("no memory", ptr);
+        return (size_t)(((page ? page - 1 : 0) * GR_PAGE_BYTES + ptr % GR_PAGE_BYTES) / UNIT);
+}
+
+/* Somebody has, or no longer has, the block there. */
+static void mark_addresses(uint64_t ptr, size_t bytes, uint32_t used, uint32_t work)
+{
+        for (uint64_t at = ptr / GR_PAGE_BYTES * GR_PAGE_BYTES; ptr >= VBASE && at < ptr + bytes; at += GR_PAGE_BYTES) {
+                struct vpage *vpage = vpage_of(at);
+                uint32_t seen = atomic_load(&vpage->freed);
+
+                while (seen < work && !atomic_compare_exchange_weak(&vpage->freed, &seen, work))
+                        ;
+                atomic_fetch_add(&vpage->used, used);
+        }
 }
 
 static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
@@ -67,6 +107,8 @@ static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
                 run = gpu.owner[i] ? 0 : run + 1;
                 if (run < pages)
                         continue;
+                if (gpu.top < i + 1)
+                        gpu.top = i + 1;
                 i = i + 1 - pages;
                 memset(&gpu.owner[i], 2, pages);
                 gpu.owner[i] = gr_is_small(bytes) ? 3 : 1;
@@ -100,6 +142,102 @@ static void give_back(uint64_t ptr, uint32_t done)
                         gpu.owner[page++] = 0;
                 } while (page < PAGES && gpu.owner[page] == 2);
         pthread_mutex_unlock(&gpu.lock);
+}
+
+static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)handle;
+        GR_CHECK(bytes <= VPAGES * GR_PAGE_BYTES);
+        pthread_mutex_lock(&gpu.lock);
+        /* Threads may open a heap at once; all but one give theirs up. */
+        GR_CHECK(gpu.areas < AREAS);
+        *ret_ptr = VBASE + gpu.areas++ * VPAGES * GR_PAGE_BYTES;
+        gpu.reserved++;
+        pthread_mutex_unlock(&gpu.lock);
+        return 0;
+}
+
+static void mem_unreserve(uint64_t ptr, size_t bytes)
+{
+        pthread_mutex_lock(&gpu.lock);
+        gpu.reserved--;
+        pthread_mutex_unlock(&gpu.lock);
+        for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES)
+                if (atomic_load(&vpage_of(at)->page))
+                        bad("addresses given up with memory behind them", at);
+}
+
+/* One reason less to keep the page of memory: a mapping or its handle. With the last it is free. */
+static void page_drop(size_t page)
+{
+        pthread_mutex_lock(&gpu.lock);
+        if (gpu.refs[page] == 0)
+                bad("memory that nobody holds is given up", BASE + page * GR_PAGE_BYTES);
+        else if (--gpu.refs[page] == 0)
+                gpu.owner[page] = 0;
+        pthread_mutex_unlock(&gpu.lock);
+}
+
+static int mem_map(void *handle, int ordinal, uint64_t ptr, size_t bytes, uint64_t *memory)
+{
+        bool fails, fresh = *memory == 0;
+
+        (void)ordinal;
+        if (bytes == 0 || (bytes | ptr) % GR_PAGE_BYTES)
+                bad("no whole pages are mapped", ptr);
+        pthread_mutex_lock(&gpu.lock);
+        fails = gpu.map_fails > 0 && --gpu.map_fails == 0;
+        fails |= gpu.no_moves && !fresh;
+        gpu.moves += !fresh && !fails;
+        pthread_mutex_unlock(&gpu.lock);
+        if (fails || (fresh && mem_alloc(handle, bytes, memory)))
+                return -ENOMEM;
+        pthread_mutex_lock(&gpu.lock);
+        gpu.handles += fresh;
+        for (size_t i = 0; i < bytes / GR_PAGE_BYTES; i++) {
+                size_t page = (*memory - BASE) / GR_PAGE_BYTES + i;
+
+                if (gpu.owner[page] != (i == 0 ? 1 : 2))
+                        bad("not the memory of a handle, or not all of it", ptr);
+                gpu.refs[page] += fresh ? 2 : 1;
+                if (atomic_exchange(&gpu.vpages[(ptr - VBASE) / GR_PAGE_BYTES + i].page, (uint32_t)page + 1))
+                        bad("mapped twice", ptr + i * GR_PAGE_BYTES);
+        }
+        pthread_mutex_unlock(&gpu.lock);
+        return 0;
+}
+
+static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
+{
+        uint32_t done = atomic_load(&gpu.done);
+
+        (void)handle;
+        for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
+                struct vpage *vpage = vpage_of(at);
+                uint32_t page = atomic_load(&vpage->page);
+
+                if (page == 0 || (memory && page != (memory + (at - ptr) - BASE) / GR_PAGE_BYTES + 1))
+                        bad("other memory is unmapped than was mapped", at);
+                if (atomic_load(&vpage->used))
+                        bad("unmapped while somebody has it", at);
+                if (atomic_load(&vpage->freed) > done)
+                        bad("unmapped while in use", at);
+                for (size_t i = 0; memory && page && i < GR_PAGE_BYTES / UNIT; i++) {
+                        uint32_t last = atomic_load(&gpu.last[(page - 1) * (GR_PAGE_BYTES / UNIT) + i]);
+
+                        if (last == LIVE || last > done)
+                                bad("given back while in use", at + i * UNIT);
+                }
+                atomic_store(&vpage->page, 0);
+                if (page)
+                        page_drop(page - 1);
+                if (page && memory)
+                        page_drop(page - 1);
+        }
+        pthread_mutex_lock(&gpu.lock);
+        gpu.handles -= memory != 0;
+        pthread_mutex_unlock(&gpu.lock);
+        return 0;
 }
 
 static int mem_free(uint64_t ptr)
@@ -199,21 +337,17 @@ static void sleep_ns(uint64_t ns)
         context_sync(NULL); /* a long time for a GPU */
 }
 
-static const struct gr_driver driver = {
-        .mem_alloc = mem_alloc,
-        .mem_free = mem_free,
-        .mem_release = mem_release,
-        .mem_info = mem_info,
-        .event_create = event_create,
-        .event_destroy = event_destroy,
-        .event_query = event_query,
-        .context_record = context_record,
-        .context_wait = context_wait,
-        .context_sync = context_sync,
-        .trim_pools = trim_pools,
-        .now_ns = now_ns,
-        .sleep_ns = sleep_ns,
-};
+#define COMMON_OPERATIONS                                                                                              \
+        .mem_alloc = mem_alloc, .mem_free = mem_free, .mem_release = mem_release, .mem_info = mem_info,                \
+        .event_create = event_create, .event_destroy = event_destroy, .event_query = event_query,                      \
+        .context_record = context_record, .context_wait = context_wait, .context_sync = context_sync,                  \
+        .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = sleep_ns
+
+static const struct gr_driver plain_driver = {COMMON_OPERATIONS};
+static const struct gr_driver mapping_driver = {COMMON_OPERATIONS, .mem_reserve = mem_reserve,
+                                                .mem_unreserve = mem_unreserve, .mem_map = mem_map,
+                                                .mem_unmap = mem_unmap};
+static const struct gr_driver *driver = &plain_driver;
 
 static void begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 {
@@ -223,10 +357,15 @@ static void begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.now_ns = 1;
         gpu.lazy = 0;
         gpu.slab_next = BASE;
+        gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;
+        gpu.map_fails = 0;
+        gpu.no_moves = false;
+        memset(gpu.refs, 0, PAGES);
+        memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, PAGES);
-        for (size_t i = 0; i < UNITS; i++)
+        for (size_t i = 0; i < gpu.top * (GR_PAGE_BYTES / UNIT); i++)
                 atomic_store_explicit(&gpu.last[i], 0, memory_order_relaxed);
-        gr_core_init(&core, &driver, &config);
+        gr_core_init(&core, driver, &config);
         context = gr_context_add(&core, CONTEXT, 0);
 }
 
@@ -253,14 +392,15 @@ static uint64_t take(size_t bytes)
         ready = atomic_load(&gpu.done) > atomic_load(&gpu.covered) ? atomic_load(&gpu.done) : atomic_load(&gpu.covered);
         if (ptr % UNIT)
                 bad("not aligned", ptr);
-        for (size_t i = unit_of(ptr); i < unit_of(ptr + bytes + UNIT - 1); i++) {
-                uint32_t last = atomic_exchange(&gpu.last[i], LIVE);
+        for (uint64_t at = ptr; at < ptr + bytes; at += UNIT) {
+                uint32_t last = atomic_exchange(&gpu.last[unit_of(at)], LIVE);
 
                 if (last == LIVE)
-                        bad("handed out twice", BASE + i * UNIT);
+                        bad("handed out twice", at);
                 else if (last > ready)
-                        bad("handed out before its fence", BASE + i * UNIT);
+                        bad("handed out before its fence", at);
         }
+        mark_addresses(ptr, bytes, 1, 0);
         return ptr;
 }
 
@@ -268,8 +408,9 @@ static void give(uint64_t ptr, size_t bytes)
 {
         uint32_t work = atomic_fetch_add(&gpu.submitted, 1) + 1;
 
-        for (size_t i = unit_of(ptr); i < unit_of(ptr + bytes + UNIT - 1); i++)
-                atomic_store(&gpu.last[i], work);
+        for (uint64_t at = ptr; at < ptr + bytes; at += UNIT)
+                atomic_store(&gpu.last[unit_of(at)], work);
+        mark_addresses(ptr, bytes, UINT32_MAX, work);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
 }
 
@@ -395,14 +536,20 @@ static void test_drop(void)
         b = take(1000);
         take(5 * MIB);
         give(a, 3 * MIB);
+        /* The driver ends the context: its work is done, and nobody has its memory any more. */
+        context_sync(NULL);
+        for (size_t i = 0; i < UNITS; i++)
+                atomic_store(&gpu.last[i], 0);
+        for (size_t i = 0; i < VPAGES; i++)
+                atomic_store(&gpu.vpages[i].used, 0);
         gr_context_drop(first);
+        GR_CHECK_EQ(gpu.handles, 0);
+        GR_CHECK_EQ(gpu.reserved, 0);
         GR_CHECK_EQ(device()->charged_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(device()), 0);
         GR_CHECK_EQ(device()->pinned_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
         memset(gpu.owner, 0, PAGES);
-        for (size_t i = 0; i < UNITS; i++)
-                atomic_store(&gpu.last[i], 0);
         context = gr_context_add(&core, CONTEXT2, 0);
         GR_CHECK(context == first); /* used again, and it works */
         a = take(3 * MIB);
@@ -417,17 +564,17 @@ static void test_growth(void)
         uint64_t a, pieces[20];
 
         begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = take(40 * MIB);
-        give(a, 40 * MIB);
+        a = take(400 * MIB);
+        give(a, 400 * MIB);
         context_sync(NULL);
         for (int i = 0; i < 20; i++) {
-                pieces[i] = take(2 * MIB);
+                pieces[i] = take(20 * MIB);
                 context_sync(NULL);
         }
-        GR_CHECK(device()->peak_charged_bytes <= 42 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 40 * MIB);
+        GR_CHECK(device()->peak_charged_bytes <= 420 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 400 * MIB);
         for (int i = 0; i < 20; i++)
-                give(pieces[i], 2 * MIB);
+                give(pieces[i], 20 * MIB);
         end();
 }
 
@@ -527,6 +674,161 @@ static void settle(void)
         }
         GR_CHECK_EQ(gr_budget_cached(device()), 0);
         GR_CHECK_EQ(device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu.handles, 0);
+        GR_CHECK_EQ(context->split.spare_bytes, 0);
+        GR_CHECK_EQ(context->split.free_count, 0);
+}
+
+/* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more. */
+static void test_heap(void)
+{
+        uint64_t a, b, c, d;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = take(40 * MIB);
+        b = take(10 * MIB);
+        GR_CHECK(a >= VBASE);
+        GR_CHECK_EQ(b, a + 40 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 50 * MIB);
+        give(a, 40 * MIB);
+        context_sync(NULL);
+        c = take(48 * MIB); /* too large for the gap */
+        GR_CHECK(c > b);
+        GR_CHECK(device()->peak_charged_bytes <= 76 * MIB);
+        GR_CHECK(device()->charged_bytes <= 76 * MIB);
+        give(b, 10 * MIB);
+        context_sync(NULL);
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(device()->pinned_bytes, 0);
+        /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
+        d = take(50 * MIB);
+        GR_CHECK_EQ(d, a);
+        GR_CHECK_EQ(device()->charged_bytes, 98 * MIB);
+        give(c, 48 * MIB);
+        give(d, 50 * MIB);
+        settle();
+        end();
+}
+
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
+static void test_heap_fails(void)
+{
+        uint64_t a, b;
+
+        for (int fails = 1; fails < 20; fails++) {
+                begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = take(6 * MIB);
+                b = take(6 * MIB);
+                give(a, 6 * MIB);
+                context_sync(NULL);
+                gpu.map_fails = fails;
+                a = take(24 * MIB);
+                GR_CHECK(a != 0); /* the ladder tries again */
+                GR_CHECK_EQ(gr_budget_live(device()), 30 * MIB);
+                give(a, 24 * MIB);
+                give(b, 6 * MIB);
+                settle();
+                end();
+        }
+}
+
+/* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
+ */
+static void test_heap_moves(bool possible)
+{
+        uint64_t a, b, c, d;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        gpu.no_moves = !possible;
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = take(100 * MIB);
+        b = take(2 * MIB);
+        give(a, 100 * MIB);
+        c = take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
+        GR_CHECK(c > b);
+        if (possible) {
+                GR_CHECK(gpu.moves > 0);
+                GR_CHECK(device()->peak_charged_bytes <= 140 * MIB);
+        }
+        GR_CHECK_EQ(gpu.done, 0);
+        d = take(40 * MIB); /* not at the old addresses, which work may still use */
+        GR_CHECK(!possible || d > c);
+        give(c, 120 * MIB);
+        give(d, 40 * MIB);
+        context_sync(NULL);
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        c = take(200 * MIB); /* now they are free */
+        give(c, 200 * MIB);
+        give(b, 2 * MIB);
+        settle();
+        GR_CHECK(!context->split.ghosts);
+        end();
+}
+
+/* An extent goes back by itself; one that a block touches does not. */
+static void test_heap_trim(void)
+{
+        uint64_t a, b;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = take(7 * MIB);
+        b = take(3 * MIB);
+        give(a, 7 * MIB);
+        GR_CHECK_EQ(device()->pinned_bytes, MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
+        context_sync(NULL);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gr_pool_trim(context, 1), 2 * MIB);
+        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(device()), MIB);
+        give(b, 3 * MIB);
+        settle();
+        end();
+}
+
+/* Exported memory is not reused; of it goes back what no other block shares. */
+static void test_heap_exported(void)
+{
+        uint64_t a, b, c;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = take(7 * MIB);
+        b = take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        give(a, 7 * MIB);
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        c = take(2 * MIB);
+        GR_CHECK(c < a || c >= a + 6 * MIB);
+        give(c, 2 * MIB);
+        give(b, 3 * MIB);
+        GR_CHECK_EQ(gr_budget_live(device()), MIB);
+        end();
+}
+
+static void test_decay(void)
+{
+        struct gr_config config = {.pool = GR_POOL_SPLIT, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
+        uint64_t a, kept;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        core.config = config;
+        a = take(60 * MIB);
+        kept = take(3 * MIB);
+        give(take(5000), 5000);
+        give(a, 60 * MIB);
+        for (int i = 0; i < 14; i++) {
+                gr_core_decay(&core, gpu.now_ns);
+                sleep_ns(config.decay_ns / 10);
+        }
+        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        give(kept, 3 * MIB);
+        settle();
+        end();
 }
 
 static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, unsigned streams)
@@ -545,6 +847,29 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 settle();
                 end();
         }
+}
+
+/* Much is held, so extents have two pages, and blocks lie across their ends: none of those goes back. */
+static void test_large_extents(void)
+{
+        uint64_t a, b;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = take(1200 * MIB);
+        give(a, 1200 * MIB);
+        GR_CHECK_EQ(take(6 * MIB), a);
+        b = take(4 * MIB);
+        GR_CHECK_EQ(b, a + 6 * MIB);
+        give(a, 6 * MIB);
+        context_sync(NULL);
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_pool_trim(context, UINT64_MAX / 2);
+        GR_CHECK_EQ(device()->charged_bytes, 8 * MIB);
+        GR_CHECK_EQ(device()->pinned_bytes, 4 * MIB);
+        give(b, 4 * MIB);
+        settle();
+        end();
 }
 
 static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse)
@@ -566,19 +891,13 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse)
         end();
 }
 
-int main(void)
+static void test_all(void)
 {
-        gpu.owner = calloc(PAGES, 1);
-        gpu.last = calloc(UNITS, sizeof(*gpu.last));
-        if (!gpu.owner || !gpu.last)
-                return 1;
-        gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
-        test_cut_and_merge();
         test_fence();
         test_misuse();
         test_exported();
         test_drop();
-        test_growth();
+        test_decay();
         test_auto();
         for (unsigned streams = 0; streams < 3; streams += 2) {
                 test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, streams);
@@ -590,7 +909,32 @@ int main(void)
         test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO);
         test_threads(GR_POOL_SPLIT, GR_REUSE_POLL);
         test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER);
+}
+
+int main(void)
+{
+        gpu.owner = calloc(PAGES, 1);
+        gpu.last = calloc(UNITS, sizeof(*gpu.last));
+        gpu.refs = calloc(PAGES, 1);
+        gpu.vpages = calloc(AREAS * VPAGES, sizeof(*gpu.vpages));
+        if (!gpu.owner || !gpu.last || !gpu.refs || !gpu.vpages)
+                return 1;
+        gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
+        test_cut_and_merge();
+        test_growth();
+        test_all();
+        driver = &mapping_driver;
+        test_heap();
+        test_heap_fails();
+        test_heap_moves(true);
+        test_heap_moves(false);
+        test_heap_trim();
+        test_heap_exported();
+        test_all();
+        test_large_extents(); /* last: what it touches is cleared for every test after it */
         free(gpu.owner);
         free((void *)gpu.last);
+        free(gpu.refs);
+        free(gpu.vpages);
         return GR_CHECK_RESULT();
 }

@@ -16,20 +16,32 @@
 #include "torch_model.h"
 #include "trace.h"
 
-#define ALLOC_US   35 /* cuMemAlloc */
-#define RELEASE_US 50 /* cuMemFreeAsync and its part of a synchronisation */
+#define ALLOC_US      35 /* cuMemAlloc */
+#define RELEASE_US    50 /* cuMemFreeAsync and its part of a synchronisation */
+#define MAP_US        36 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
+#define UNMAP_US      27 /* cuMemUnmap, cuMemRelease */
+#define REMAP_US      26 /* of an extent that there is: cuMemMap, cuMemSetAccess */
+#define UNMAP_ONLY_US 14
+#define ADDRESSES     (UINT64_C(1) << 46) /* where those without memory begin */
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
         uint64_t next_small, next_large;
         uint64_t allocs, releases;
+        uint64_t cost_us;
 } counting;
+
+static void cost(uint64_t us)
+{
+        counting.cost_us += us;
+        counting.now_ns += us * 1000;
+}
 
 static int count_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         (void)context;
         counting.allocs++;
-        counting.now_ns += ALLOC_US * 1000;
+        cost(ALLOC_US);
         if (bytes <= GR_SMALL_MAX_BYTES) {
                 uint64_t size = (bytes + 511) & ~UINT64_C(511);
 
@@ -55,15 +67,44 @@ static int count_release(void *context, const uint64_t *ptrs, size_t count, size
 {
         (void)context, (void)ptrs;
         counting.releases += count;
-        counting.now_ns += count * RELEASE_US * 1000;
+        cost(count * RELEASE_US);
         *ret_done = count;
+        return 0;
+}
+
+static int count_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)context, (void)bytes;
+        *ret_ptr = ADDRESSES;
+        return 0;
+}
+
+static void count_unreserve(uint64_t ptr, size_t bytes)
+{
+        (void)ptr, (void)bytes;
+}
+
+static int count_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
+{
+        (void)context, (void)device, (void)ptr, (void)bytes;
+        counting.allocs++;
+        cost(*handle ? REMAP_US : MAP_US);
+        *handle = 1;
+        return 0;
+}
+
+static int count_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
+{
+        (void)context, (void)ptr, (void)bytes;
+        counting.releases++;
+        cost(handle ? UNMAP_US : UNMAP_ONLY_US);
         return 0;
 }
 
 static int count_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         (void)context;
-        *ret_free_bytes = *ret_total_bytes = UINT64_C(1) << 40;
+        *ret_free_bytes = *ret_total_bytes = UINT64_C(1) << 37;
         return 0;
 }
 
@@ -120,21 +161,16 @@ static void sleep_ns(uint64_t ns)
         counting.now_ns += ns;
 }
 
-static const struct gr_driver driver = {
-        .mem_alloc = count_alloc,
-        .mem_free = count_free,
-        .mem_release = count_release,
-        .mem_info = count_info,
-        .event_create = event_create,
-        .event_destroy = event_destroy,
-        .event_query = event_query,
-        .context_record = context_record,
-        .context_wait = context_wait,
-        .context_sync = context_sync,
-        .trim_pools = trim_pools,
-        .now_ns = now_ns,
-        .sleep_ns = sleep_ns,
-};
+#define COMMON_OPERATIONS                                                                                              \
+        .mem_alloc = count_alloc, .mem_free = count_free, .mem_release = count_release, .mem_info = count_info,        \
+        .event_create = event_create, .event_destroy = event_destroy, .event_query = event_query,                      \
+        .context_record = context_record, .context_wait = context_wait, .context_sync = context_sync,                  \
+        .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = sleep_ns
+
+static const struct gr_driver driver = {COMMON_OPERATIONS, .mem_reserve = count_reserve,
+                                        .mem_unreserve = count_unreserve, .mem_map = count_map,
+                                        .mem_unmap = count_unmap};
+static const struct gr_driver plain_driver = {COMMON_OPERATIONS};
 
 static double real_seconds(void)
 {
@@ -144,16 +180,17 @@ static double real_seconds(void)
         return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static void row(const struct gr_trace *trace, const char *name, uint64_t reserved, uint64_t allocs, uint64_t releases)
+static void row(const struct gr_trace *trace, const char *name, uint64_t reserved, uint64_t allocs, uint64_t releases,
+                uint64_t cost_us)
 {
         char text[GR_SIZE_TEXT_BYTES];
 
         printf("  %-30s %12s %7.3f %9" PRIu64 " %9" PRIu64 " %9.2f", name, gr_size_format(reserved, text, sizeof(text)),
                (double)reserved / (double)trace->peak_live_bytes, allocs, releases,
-               (double)(allocs * ALLOC_US + releases * RELEASE_US) / (double)trace->count);
+               (double)cost_us / (double)trace->count);
 }
 
-static int play(const struct gr_trace *trace, const char *name, const struct gr_config *config)
+static int play(const struct gr_trace *trace, const char *name, const struct gr_config *config, bool mapped)
 {
         static struct gr_core core;
         uint64_t *ptrs = calloc(trace->slot_count, sizeof(*ptrs));
@@ -166,8 +203,8 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.now_ns = 1;
         counting.next_small = UINT64_C(1) << 44;
         counting.next_large = UINT64_C(1) << 45;
-        counting.allocs = counting.releases = 0;
-        gr_core_init(&core, &driver, config);
+        counting.allocs = counting.releases = counting.cost_us = 0;
+        gr_core_init(&core, mapped ? &driver : &plain_driver, config);
         context = gr_context_add(&core, &core, 0);
         begin = real_seconds();
         for (size_t i = 0; context && i < trace->count && !rc; i++) {
@@ -181,7 +218,8 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
                         rc = gr_pool_alloc(context, op->bytes, &ptrs[op->slot]);
         }
         if (context && !rc) {
-                row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases);
+                row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases,
+                    counting.cost_us);
                 printf(" %9.0f\n", (real_seconds() - begin) * 1e9 / (double)trace->count);
         }
         gr_core_destroy(&core);
@@ -194,10 +232,12 @@ static int evaluate(const char *path)
         static const struct {
                 const char *name;
                 struct gr_config config;
+                bool mapped;
         } policies[] = {
-                {"bins", {.pool = GR_POOL_BINS}},
-                {"split", {.pool = GR_POOL_SPLIT}},
-                {"auto", {.pool = GR_POOL_AUTO}},
+                {"bins", {.pool = GR_POOL_BINS}, true},
+                {"split", {.pool = GR_POOL_SPLIT}, true},
+                {"split, no mapped memory", {.pool = GR_POOL_SPLIT}, false},
+                {"auto", {.pool = GR_POOL_AUTO}, true},
         };
         struct gr_trace trace;
         uint64_t segments, reserved;
@@ -214,10 +254,11 @@ static int evaluate(const char *path)
         printf("  %-30s %12s %7s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
                "ns of ours");
         for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]) && !rc; i++)
-                rc = play(&trace, policies[i].name, &policies[i].config);
+                rc = play(&trace, policies[i].name, &policies[i].config, policies[i].mapped);
         for (int expandable = 0; expandable < 2 && !rc; expandable++) {
                 reserved = gr_torch_model(&trace, expandable, &segments);
-                row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0);
+                row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0,
+                    segments * ALLOC_US);
                 printf(" %9s\n", "-");
         }
         if (rc)

@@ -1,0 +1,779 @@
+#include "heap.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "log.h"
+#include "pool.h"
+
+#define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
+#define EXTENT_SHARE      256                   /* of what is charged; more would tie up too much, fewer cost time */
+#define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
+#define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
+#define TRIM_BATCH        64
+#define MOVE_BATCH        64
+
+/* One page of the heap's addresses. What describes an extent stands in the entry of its first page. */
+struct gr_page {
+        uint64_t handle;      /* constant while mapped */
+        uint64_t freed_epoch; /* the latest of what was freed in it */
+        size_t used_bytes;
+        uint32_t pages; /* of the extent; 0: not the first of one */
+        uint32_t back;  /* so many pages before this one is the first of its extent */
+        uint32_t ghost; /* of so many pages from here on the memory has moved, but it is still mapped here, too */
+};
+
+static uint64_t page_down(uint64_t ptr)
+{
+        return ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
+}
+
+static uint64_t page_up(uint64_t ptr)
+{
+        return page_down(ptr + GR_PAGE_BYTES - 1);
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static struct gr_page *page_at(const struct gr_segment *heap, uint64_t ptr)
+{
+        return &heap->pages[(ptr - heap->ptr) >> GR_PAGE_SHIFT];
+}
+
+static bool is_mapped(const struct gr_page *page)
+{
+        return page->pages > 0 || page->back > 0;
+}
+
+static struct gr_page *extent_at(const struct gr_segment *heap, uint64_t ptr)
+{
+        struct gr_page *page = page_at(heap, ptr);
+
+        return page - page->back;
+}
+
+static uint64_t extent_ptr(const struct gr_segment *heap, const struct gr_page *extent)
+{
+        return heap->ptr + ((uint64_t)(extent - heap->pages) << GR_PAGE_SHIFT);
+}
+
+static uint64_t extent_bytes(const struct gr_page *extent)
+{
+        return (uint64_t)extent->pages << GR_PAGE_SHIFT;
+}
+
+/* The cached part of an extent that cannot go back, as the rest is used. */
+static uint64_t extent_pinned(const struct gr_page *extent)
+{
+        return extent->used_bytes > 0 ? extent_bytes(extent) - extent->used_bytes : 0;
+}
+
+void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, spare = 0;
+
+        while (at < end) {
+                struct gr_page *extent = extent_at(heap, at);
+                uint64_t next = min_u64(end, extent_ptr(heap, extent) + extent_bytes(extent));
+
+                pinned -= extent_pinned(extent);
+                if (sign > 0) {
+                        spare -= extent->used_bytes == 0 ? extent_bytes(extent) : 0;
+                        extent->used_bytes += next - at;
+                } else {
+                        extent->used_bytes -= next - at;
+                        extent->freed_epoch = max_u64(extent->freed_epoch, range->block.freed_epoch);
+                        spare += extent->used_bytes == 0 ? extent_bytes(extent) : 0;
+                }
+                pinned += extent_pinned(extent);
+                at = next;
+        }
+        atomic_fetch_add(&context->device->pinned_bytes, pinned); /* modulo 2^64 */
+        gr_split_spare(&context->split, (int64_t)spare);
+}
+
+/* The handle to hand to mem_unmap where only the addresses go. */
+#define NO_HANDLE 0
+
+/* The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller. Lock not held. */
+static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_page *extent = page_at(heap, ptr);
+        uint64_t reserved, handle = NO_HANDLE;
+        int rc = gr_budget_reserve(device, bytes, &reserved);
+
+        if (rc) {
+                gr_count(core, GR_STAT_limit_hits, 1);
+                return rc;
+        }
+        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
+        gr_budget_cache(device, bytes);
+        rc = core->driver->mem_map(context->handle, device->ordinal, ptr, bytes, &handle);
+        if (rc) {
+                gr_budget_uncache(device, bytes);
+                gr_budget_cancel(device, reserved);
+                return rc;
+        }
+        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
+        gr_count(core, GR_STAT_driver_allocs, 1);
+        *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
+        for (uint32_t i = 1; i < extent->pages; i++)
+                extent[i].back = i;
+        return 0;
+}
+
+/* Back to the driver, where it takes it; the extent is the caller's, and so are its accounts. Lock not held. */
+static bool extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)
+{
+        if (core->driver->mem_unmap(handle, extent_ptr(heap, extent), extent_bytes(extent), extent->handle))
+                return false;
+        for (uint32_t i = extent->pages; i-- > 0;)
+                extent[i] = (struct gr_page){0};
+        return true;
+}
+
+/* Below, the split's lock is held unless a comment says otherwise. */
+
+static void hole_leave(struct gr_split *split, struct gr_range *hole)
+{
+        DL_DELETE(split->holes, &hole->block);
+}
+
+static void hole_enter(struct gr_split *split, struct gr_range *range)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_HOLE;
+        block->freed_epoch = 0;
+        DL_APPEND(split->holes, block);
+}
+
+static void hole_make(struct gr_split *split, struct gr_range *range)
+{
+        if (range->after && range->after->state == GR_RANGE_HOLE) {
+                hole_leave(split, range->after);
+                gr_range_swallow(range, range->after);
+        }
+        if (range->before && range->before->state == GR_RANGE_HOLE) {
+                range = range->before;
+                hole_leave(split, range);
+                gr_range_swallow(range, range->after);
+        }
+        hole_enter(split, range);
+}
+
+static bool is_open(const struct gr_range *range)
+{
+        return range && (range->state == GR_RANGE_FREE || range->state == GR_RANGE_HOLE);
+}
+
+static void leave(struct gr_split *split, struct gr_range *range)
+{
+        if (range->state == GR_RANGE_HOLE)
+                hole_leave(split, range);
+        else
+                gr_range_leave(split, range);
+}
+
+static void enter(struct gr_split *split, struct gr_range *range)
+{
+        if (range->state == GR_RANGE_HOLE)
+                hole_enter(split, range);
+        else
+                gr_range_enter(split, range);
+}
+
+static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_GHOST;
+        block->freed_epoch = epoch;
+        DL_APPEND(split->ghosts, block);
+}
+
+/*
+ * A busy range turns into what the pages below it say: holes, and where there is memory FREE or STUCK as rest says.
+ * Where memory for the pieces is lacking, the rest of it stays busy: lost, never handed out.
+ */
+static void settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
+{
+        struct gr_segment *heap = range->segment;
+
+        while (range) {
+                bool mapped = is_mapped(page_at(heap, range->block.ptr));
+                uint64_t end = gr_range_end(range), at = page_down(range->block.ptr) + GR_PAGE_BYTES;
+                struct gr_range *next = NULL;
+
+                while (at < end && is_mapped(page_at(heap, at)) == mapped)
+                        at += GR_PAGE_BYTES;
+                if (at < end) {
+                        next = gr_range_cut(range, at - range->block.ptr);
+                        if (!next)
+                                return;
+                }
+                if (!mapped)
+                        hole_make(split, range);
+                else if (rest == GR_RANGE_FREE)
+                        gr_range_free(split, range);
+                else
+                        range->state = rest;
+                range = next;
+        }
+}
+
+/* A place for a request: from at on, which lies in range. */
+struct place {
+        struct gr_range *range;
+        uint64_t at;
+        uint64_t hole_bytes; /* how much must be mapped for it */
+};
+
+/* Takes the place [at, at + bytes) into best where nothing is in its way and less must be mapped than for that one. */
+static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct place *best)
+{
+        struct place place = {.range = range, .at = at};
+        uint64_t end = at + bytes;
+
+        for (; is_open(range); range = range->after) {
+                uint64_t stop = gr_range_end(range);
+
+                if (range->state == GR_RANGE_HOLE)
+                        place.hole_bytes += min_u64(stop, page_up(end)) - page_down(max_u64(at, range->block.ptr));
+                if (stop >= end) {
+                        if (place.hole_bytes < best->hole_bytes)
+                                *best = place;
+                        return;
+                }
+        }
+}
+
+/*
+ * The place that lacks the fewest pages, so that what is free already serves: each hole is looked at with the free
+ * range on either side of it, from its front on and up to its end.
+ */
+static bool choose(struct gr_split *split, size_t bytes, struct place *best)
+{
+        struct gr_block *block;
+
+        *best = (struct place){.hole_bytes = UINT64_MAX};
+        DL_FOREACH (split->holes, block) {
+                struct gr_range *hole = gr_range_of(block), *first = hole, *last = hole;
+                uint64_t at;
+
+                if (is_open(hole->before))
+                        first = hole->before;
+                weigh(first, first->block.ptr, bytes, best);
+                if (!hole->after)
+                        continue; /* the end of the heap */
+                if (is_open(hole->after))
+                        last = hole->after;
+                if (gr_range_end(last) - split->heap->ptr < bytes)
+                        continue;
+                at = gr_range_end(last) - bytes;
+                while (is_open(last) && last->block.ptr > at)
+                        last = last->before;
+                if (is_open(last))
+                        weigh(last, last->state == GR_RANGE_HOLE ? page_down(at) : at, bytes, best);
+        }
+        return best->range;
+}
+
+/* Cuts an open range, in no tree or list, after bytes; the front or the rear enters again, the other is returned. */
+static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint64_t bytes, bool keep_front)
+{
+        struct gr_range *rest = gr_range_cut(range, bytes);
+
+        if (rest)
+                enter(split, keep_front ? rest : range);
+        return !rest ? NULL : keep_front ? range : rest;
+}
+
+/* The place as one busy range, which begins with it and whose holes are those of the place. NULL: out of memory. */
+static struct gr_range *claim(struct gr_split *split, const struct place *place, size_t bytes)
+{
+        struct gr_range *range = place->range, *after;
+        uint64_t end = place->at + bytes, stop;
+        enum gr_range_state state = range->state;
+
+        leave(split, range);
+        if (range->block.ptr < place->at) {
+                after = cut(split, range, place->at - range->block.ptr, false);
+                if (!after) {
+                        enter(split, range);
+                        return NULL;
+                }
+                range = after;
+        }
+        range->state = GR_RANGE_BUSY;
+        while (gr_range_end(range) < end) {
+                after = range->after;
+                leave(split, after);
+                state = after->state;
+                gr_range_swallow(range, after);
+        }
+        stop = state == GR_RANGE_HOLE ? page_up(end) : end;
+        if (stop < gr_range_end(range)) {
+                after = gr_range_cut(range, stop - range->block.ptr);
+                if (!after) {
+                        settle(split, range, GR_RANGE_FREE);
+                        return NULL;
+                }
+                after->state = state;
+                enter(split, after);
+        }
+        return range;
+}
+
+/* Maps memory behind the holes of a busy range. *ret_bytes, always written: how much came. Lock not held. */
+static int back(struct gr_context *context, struct gr_range *range, uint64_t *ret_bytes)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = page_down(range->block.ptr), end = gr_range_end(range);
+        uint64_t step = page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
+
+        step = max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
+        *ret_bytes = 0;
+        while (at < end) {
+                uint64_t stop = at;
+                int rc;
+
+                while (stop < end && stop - at < step && !is_mapped(page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                if (stop == at) {
+                        at += GR_PAGE_BYTES;
+                        continue;
+                }
+                rc = extent_map(context, heap, at, stop - at);
+                if (rc)
+                        return rc;
+                *ret_bytes += stop - at;
+                at = stop;
+        }
+        return 0;
+}
+
+/* The addresses for a heap, as one hole. Lock not held. -ENOSPC: there is none. */
+static int heap_open(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_segment *heap = NULL;
+        struct gr_range *range = NULL;
+        uint64_t bytes = 0, total, ptr = 0;
+        bool added = false;
+
+        if (!driver->mem_reserve || atomic_load(&split->heap_refused))
+                return -ENOSPC;
+        if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
+                bytes = page_down(ADDRESSES_SHARE * total);
+        if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
+                goto refuse;
+        heap = calloc(1, sizeof(*heap));
+        range = calloc(1, sizeof(*range));
+        if (heap)
+                heap->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->pages));
+        if (!heap || !range || !heap->pages)
+                goto refuse;
+        heap->ptr = ptr;
+        heap->bytes = bytes;
+        heap->first = range;
+        range->segment = heap;
+        range->block.ptr = ptr;
+        range->block.capacity_bytes = bytes;
+        range->block.context = context;
+        range->block.split = true;
+        gr_lock(&split->lock);
+        if (!split->heap && gr_split_add(split, heap)) {
+                split->heap = heap;
+                hole_enter(split, range);
+                added = true;
+        }
+        gr_unlock(&split->lock);
+        if (added)
+                return 0;
+        free(range); /* another thread was faster */
+        gr_heap_close(context, heap);
+        return split->heap ? 0 : -ENOSPC;
+refuse:
+        if (!atomic_exchange(&split->heap_refused, true))
+                gr_log(GR_LOG_INFO,
+                       "no mapped memory here: pool kind split takes segments from the driver's allocator");
+        if (ptr)
+                driver->mem_unreserve(ptr, bytes);
+        if (heap)
+                free(heap->pages);
+        free(heap);
+        free(range);
+        return -ENOSPC;
+}
+
+/* Lock not held. */
+void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
+{
+        struct gr_core *core = context->core;
+        bool empty = true;
+
+        for (uint64_t at = heap->ptr; at < heap->ptr + heap->bytes; at += GR_PAGE_BYTES) {
+                struct gr_page *extent = page_at(heap, at);
+                uint64_t bytes = extent_bytes(extent);
+
+                if (extent->ghost > 0)
+                        core->driver->mem_unmap(NULL, at, (uint64_t)extent->ghost << GR_PAGE_SHIFT, NO_HANDLE);
+                if (bytes == 0)
+                        continue;
+                /* What the driver refuses to take back stays charged: it still holds the memory. */
+                if (extent_unmap(core, NULL, heap, extent))
+                        gr_budget_release(context->device, at, bytes);
+                else
+                        empty = false;
+                at += bytes - GR_PAGE_BYTES;
+        }
+        if (empty)
+                core->driver->mem_unreserve(heap->ptr, heap->bytes);
+        free(heap->pages);
+        free(heap);
+}
+
+/* The first run of idle extents inside a free range: [*ret_at, *ret_end). Returns its bytes, 0 where there is none. */
+static uint64_t idle_run(struct gr_context *context, const struct gr_range *range, uint64_t want_bytes,
+                         uint64_t most_bytes, uint64_t *ret_at)
+{
+        const struct gr_segment *heap = range->segment;
+        uint64_t at = page_up(range->block.ptr), end = gr_range_end(range), bytes = 0;
+        unsigned count = 0;
+
+        while (at < end && bytes < want_bytes && count < TRIM_BATCH && bytes < TRIM_BATCH_BYTES) {
+                const struct gr_page *extent = extent_at(heap, at);
+                uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
+
+                if (begin < at || begin + size > end || size > most_bytes - bytes ||
+                    !gr_fence_idle(&context->fence, extent->freed_epoch)) {
+                        if (bytes > 0)
+                                break;
+                } else {
+                        if (bytes == 0)
+                                *ret_at = begin;
+                        bytes += size;
+                        count++;
+                }
+                at = begin + size;
+        }
+        return bytes;
+}
+
+/* As idle_run, of the smallest range of the tree that has one. */
+static struct gr_range *idle_range(struct gr_context *context, struct gr_range *root, uint64_t want_bytes,
+                                   uint64_t most_bytes, uint64_t *ret_at, uint64_t *ret_bytes)
+{
+        struct gr_range *found;
+
+        if (!root)
+                return NULL;
+        if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
+                found = idle_range(context, root->left, want_bytes, most_bytes, ret_at, ret_bytes);
+                if (found)
+                        return found;
+                *ret_bytes = root->segment->pages ? idle_run(context, root, want_bytes, most_bytes, ret_at) : 0;
+                if (*ret_bytes > 0)
+                        return root;
+        }
+        return idle_range(context, root->right, want_bytes, most_bytes, ret_at, ret_bytes);
+}
+
+/* [at, at + bytes) of a free range as a busy one; NULL: out of memory. */
+static struct gr_range *isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes)
+{
+        struct gr_range *kept = range;
+
+        gr_range_leave(split, range);
+        if (at > range->block.ptr)
+                kept = cut(split, range, at - range->block.ptr, false);
+        if (kept && gr_range_end(kept) > at + bytes) {
+                range = kept;
+                kept = cut(split, kept, bytes, true);
+        }
+        if (!kept) {
+                gr_range_free(split, range);
+                return NULL;
+        }
+        kept->state = GR_RANGE_BUSY;
+        return kept;
+}
+
+/* An extent of at most most_bytes inside the smallest free range that has one. */
+static struct gr_range *movable(struct gr_range *root, uint64_t most_bytes, uint64_t *ret_at, uint64_t *ret_bytes)
+{
+        struct gr_range *found;
+        uint64_t at, end;
+
+        if (!root)
+                return NULL;
+        if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
+                found = movable(root->left, most_bytes, ret_at, ret_bytes);
+                if (found)
+                        return found;
+                end = gr_range_end(root);
+                at = root->segment->pages ? page_up(root->block.ptr) : end;
+                while (at < end) {
+                        const struct gr_page *extent = extent_at(root->segment, at);
+                        uint64_t begin = extent_ptr(root->segment, extent);
+
+                        *ret_at = begin;
+                        *ret_bytes = extent_bytes(extent);
+                        if (begin >= at && begin + *ret_bytes <= end && *ret_bytes <= most_bytes)
+                                return root;
+                        at = begin + *ret_bytes;
+                }
+        }
+        return movable(root->right, most_bytes, ret_at, ret_bytes);
+}
+
+struct move {
+        struct gr_range *from; /* busy, one extent */
+        uint64_t to;
+        bool done;
+};
+
+/*
+ * Chooses extents to move behind the holes of a busy range. Their memory is free, so whatever is submitted from now on
+ * runs after the work that may still use it, under whatever address.
+ */
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
+{
+        const struct gr_segment *heap = range->segment;
+        uint64_t at = page_down(range->block.ptr), end = gr_range_end(range), stop = at;
+        unsigned count = 0;
+
+        while (at < end && count < MOVE_BATCH) {
+                struct gr_range *from;
+                uint64_t from_at, bytes;
+
+                while (stop < end && !is_mapped(page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                from = stop > at ? movable(split->trees[GR_TREE_LARGE], stop - at, &from_at, &bytes) : NULL;
+                from = from ? isolate(split, from, from_at, bytes) : NULL;
+                if (from) {
+                        moves[count++] = (struct move){.from = from, .to = at};
+                        at += bytes;
+                        continue;
+                }
+                while (stop < end && is_mapped(page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                at = stop;
+        }
+        return count;
+}
+
+/* Maps the extent a second time. Its old addresses stay mapped until its last work there has passed. Lock not held. */
+static bool move(struct gr_context *context, struct move *move)
+{
+        struct gr_segment *heap = move->from->segment;
+        struct gr_page *old = page_at(heap, move->from->block.ptr), *extent = page_at(heap, move->to);
+        uint64_t handle = old->handle;
+        uint32_t pages = old->pages;
+
+        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, extent_bytes(old),
+                                           &handle))
+                return false;
+        *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
+        for (uint32_t i = 1; i < pages; i++)
+                extent[i].back = i;
+        for (uint32_t i = 0; i < pages; i++)
+                old[i] = (struct gr_page){0};
+        old->ghost = pages;
+        return true;
+}
+
+/* Fills holes of a busy range with free memory from elsewhere. Returns how much is left to map. Lock not held. */
+static uint64_t moves_make(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
+{
+        struct gr_split *split = &context->split;
+        struct move moves[MOVE_BATCH];
+        bool refused = false;
+        unsigned count;
+
+        if (atomic_load(&split->moves_refused))
+                return hole_bytes;
+        gr_lock(&split->lock);
+        gr_split_drain(context);
+        count = moves_choose(split, range, moves);
+        gr_unlock(&split->lock);
+        for (unsigned i = 0; i < count; i++) {
+                moves[i].done = !refused && move(context, &moves[i]);
+                refused = !moves[i].done;
+        }
+        if (refused && !atomic_exchange(&split->moves_refused, true))
+                gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
+        gr_lock(&split->lock);
+        for (unsigned i = 0; i < count; i++) {
+                struct gr_range *from = moves[i].from;
+
+                if (moves[i].done) {
+                        hole_bytes -= from->block.capacity_bytes;
+                        ghost_enter(split, from, page_at(range->segment, moves[i].to)->freed_epoch);
+                } else {
+                        settle(split, from, GR_RANGE_FREE);
+                }
+        }
+        gr_unlock(&split->lock);
+        return hole_bytes;
+}
+
+/* Addresses that memory has moved away from become holes once nothing can use them. Drops the lock meanwhile. */
+static void reap(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block;
+
+        /* They moved in any order, but the oldest is idle first or soon. */
+        while ((block = split->ghosts) && gr_fence_idle(&context->fence, block->freed_epoch)) {
+                struct gr_range *range = gr_range_of(block);
+                int rc;
+
+                DL_DELETE(split->ghosts, block);
+                range->state = GR_RANGE_BUSY;
+                split->busy++;
+                gr_unlock(&split->lock);
+                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, NO_HANDLE);
+                gr_lock(&split->lock);
+                split->busy--;
+                if (rc) /* these addresses are lost */
+                        continue;
+                page_at(range->segment, block->ptr)->ghost = 0;
+                settle(split, range, GR_RANGE_FREE);
+        }
+}
+
+/* Lock not held. */
+int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        struct gr_split *split = &context->split;
+        struct gr_range *range = NULL;
+        struct place place;
+        uint64_t come;
+        int rc = 0;
+
+        gr_lock(&split->lock);
+        if (!split->heap) {
+                gr_unlock(&split->lock);
+                rc = heap_open(context);
+                if (rc)
+                        return rc;
+                gr_lock(&split->lock);
+        }
+        gr_split_drain(context);
+        reap(context);
+        if (!split->heap || !choose(split, bytes, &place)) {
+                gr_unlock(&split->lock);
+                return -ENOSPC;
+        }
+        range = claim(split, &place, bytes);
+        if (!range) {
+                gr_unlock(&split->lock);
+                return -ENOMEM;
+        }
+        split->busy++;
+        gr_unlock(&split->lock);
+
+        if (!gr_split_make_room(context, bytes, place.hole_bytes, false)) {
+                uint64_t left_bytes = moves_make(context, range, place.hole_bytes);
+
+                gr_split_make_room(context, bytes, left_bytes, true);
+        }
+        rc = back(context, range, &come);
+
+        gr_lock(&split->lock);
+        split->busy--;
+        gr_split_spare(split, (int64_t)come);
+        if (rc == 0) {
+                *ret_block = gr_split_carve(context, range, bytes);
+                rc = *ret_block ? 0 : -ENOMEM;
+        } else {
+                settle(split, range, GR_RANGE_FREE);
+        }
+        gr_unlock(&split->lock);
+        return rc;
+}
+
+/* Returns the extents inside a busy range, cached ones or used ones. Returns their bytes. Lock not held. */
+static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool cached)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
+        unsigned count = 0;
+
+        while (at < end) {
+                struct gr_page *extent = extent_at(heap, at);
+                uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
+
+                if (begin >= at && begin + size <= end && extent_unmap(context->core, context->handle, heap, extent)) {
+                        if (cached)
+                                gr_budget_uncache(context->device, size);
+                        gr_budget_release(context->device, begin, size);
+                        gone += size;
+                        count++;
+                }
+                at = begin + size;
+        }
+        gr_count(context->core, GR_STAT_released_blocks, count);
+        gr_count(context->core, GR_STAT_released_bytes, gone);
+        return gone;
+}
+
+/* Lock not held. */
+uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t gone = 0, last = 1, at, bytes;
+        struct gr_range *range;
+
+        gr_lock(&split->lock);
+        while (gone < want_bytes && gone < most_bytes && last > 0) {
+                reap(context);
+                gr_split_drain(context);
+                if (!split->heap)
+                        break;
+                range = idle_range(context, split->trees[GR_TREE_LARGE], want_bytes - gone, most_bytes - gone, &at,
+                                   &bytes);
+                range = range ? isolate(split, range, at, bytes) : NULL;
+                if (!range)
+                        break;
+                split->busy++;
+                gr_unlock(&split->lock);
+                last = unmap(context, range, true);
+                gone += last;
+                gr_lock(&split->lock);
+                split->busy--;
+                gr_split_spare(split, -(int64_t)last);
+                settle(split, range, GR_RANGE_FREE);
+        }
+        gr_unlock(&split->lock);
+        return gone;
+}
+
+/* Lock not held. */
+void gr_heap_discard(struct gr_context *context, struct gr_range *range)
+{
+        struct gr_split *split = &context->split;
+
+        if (gr_fence_sync(context) == 0)
+                unmap(context, range, false);
+        gr_lock(&split->lock);
+        split->busy--;
+        settle(split, range, GR_RANGE_STUCK);
+        gr_unlock(&split->lock);
+}

@@ -1,0 +1,51 @@
+/*
+ * The heap of pool kind `split`: one large piece of addresses per context, of which any pages can have memory behind
+ * them. It stands where segments from the driver's allocator would: a request that nothing free fits gets new memory
+ * only behind the pages that its place lacks, and free pages anywhere else can go back first, by themselves. So the
+ * footprint is what is live, the rest of pages partly in use, and what has just been freed.
+ *
+ * The heap is a segment whose ranges may also be holes. Memory is mapped in extents, one handle of the driver each: it
+ * cannot be mapped or unmapped in part, so an extent goes back only when no byte of it is in use and the last work that
+ * may touch it has passed. An extent is one page, and more only where much is held: each costs as much as an allocation
+ * of the driver's (H200, November 2026: create 10 us, map 1, access 25, unmap 14, release 13), and none of it waits for
+ * running kernels or holds up launches.
+ *
+ * Memory of the heap belongs to the process, not to the context: when the context ends, gr_heap_close returns it.
+ */
+#ifndef GR_HEAP_H
+#define GR_HEAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "range.h"
+
+struct gr_context;
+
+/*
+ * A block of bytes, a multiple of GR_SPLIT_UNIT_BYTES, behind which memory is mapped where there is none; in the ledger
+ * as CACHED. -ENOSPC: there is no heap, or no addresses are left in it, and nothing has happened. -EDQUOT, -ENOMEM, or
+ * the driver's error: what was mapped until then is cached. Calls the driver; no lock held.
+ */
+int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
+
+/*
+ * Gives idle extents back without waiting: those in the smallest free ranges first, until want_bytes are, and none that
+ * would take it beyond most_bytes. Returns the bytes that the device got back. Calls the driver; no lock held.
+ */
+uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes);
+
+/*
+ * The program frees range, which must not be reused (its state is BUSY, and it counts as used): waits for the context
+ * as the driver would and returns the extents that it covers; what remains of it is STUCK. Calls the driver; no lock
+ * held.
+ */
+void gr_heap_discard(struct gr_context *context, struct gr_range *range);
+
+/* range, of the heap, is used from now on (+1), or no longer (-1; its freed_epoch is set). The split's lock is held. */
+void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign);
+
+/* Returns all memory and addresses of a heap that no split knows any more, and whose context may have gone. */
+void gr_heap_close(struct gr_context *context, struct gr_segment *heap);
+
+#endif

@@ -1,0 +1,81 @@
+/*
+ * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and the trees of those
+ * that are free. Inside of split.c and heap.c. The split's lock is held for everything here.
+ */
+#ifndef GR_RANGE_H
+#define GR_RANGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ledger.h"
+
+struct gr_page;
+struct gr_split;
+
+enum gr_range_state {
+        GR_RANGE_USED,    /* a block in the ledger */
+        GR_RANGE_WAITING, /* in the queue */
+        GR_RANGE_FREE,    /* in a tree */
+        GR_RANGE_STUCK,   /* freed, never to be reused */
+        GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
+        GR_RANGE_GHOST,   /* addresses that memory has moved away from, but where work may still use it; in a list */
+        GR_RANGE_BUSY,    /* its memory is being mapped or given back by a thread, which alone may touch it */
+};
+
+/* Which tree a free range stands in. */
+enum { GR_TREE_SMALL, GR_TREE_LARGE /* part of a segment in use */, GR_TREE_WHOLE /* a free one for large requests */ };
+
+/* Guarded by the split's lock, but for the block's fields that the ledger guards. */
+struct gr_range {
+        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's, or the
+                                  holes' */
+        struct gr_segment *segment;
+        struct gr_range *before, *after; /* neighbours in the segment, by address */
+        struct gr_range *left, *right;   /* in the tree: a treap by size and address */
+        uint32_t priority;               /* in the treap */
+        enum gr_range_state state;
+};
+
+struct gr_segment {
+        uint64_t ptr;
+        size_t bytes;
+        struct gr_range *first;
+        size_t used_count, used_bytes;
+        uint32_t handouts;     /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
+        struct gr_page *pages; /* the heap of mapped memory (heap.h); NULL: one allocation of the driver */
+        bool small;
+        bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
+};
+
+static inline struct gr_range *gr_range_of(struct gr_block *block)
+{
+        return (struct gr_range *)block;
+}
+
+static inline uint64_t gr_range_end(const struct gr_range *range)
+{
+        return range->block.ptr + range->block.capacity_bytes;
+}
+
+/* The smallest range of the tree of at least bytes, the lowest address among equals; NULL. */
+struct gr_range *gr_range_best(struct gr_range *root, size_t bytes);
+
+/* A range in state FREE enters its tree as it is, or leaves it. */
+void gr_range_enter(struct gr_split *split, struct gr_range *range);
+void gr_range_leave(struct gr_split *split, struct gr_range *range);
+
+/* The range, in no tree and usable, becomes free, one with its free neighbours. */
+void gr_range_free(struct gr_split *split, struct gr_range *range);
+
+/*
+ * Cuts range, which is in no tree or list, after bytes. Returns the rest, of the same state and in none either; NULL:
+ * out of memory, nothing changed.
+ */
+struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
+
+/* Takes after, the neighbour of range, into it; both are in no tree or list. */
+void gr_range_swallow(struct gr_range *range, struct gr_range *after);
+
+#endif
