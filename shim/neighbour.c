@@ -288,7 +288,8 @@ static void *serve(void *arg)
                 pause_ns = changed || gr_region_awaited(region) ? PUBLISH_NS
                            : pause_ns * 2 < QUIET_NS            ? pause_ns * 2
                                                                 : QUIET_NS;
-                if (!changed && gr_system_left_alone(gr_process_threads() + gr_neighbour_threads()))
+                if (!changed &&
+                    gr_system_left_alone(gr_process_threads() + gr_neighbour_threads() + gr_apart_threads()))
                         break;
                 if (!gr_region_member(region)) {
                         region = enter_again(member, region);

@@ -89,7 +89,7 @@ static void *helper_main(void *arg)
                 } else if (!wanted) {
                         break;
                 }
-                if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads()))
+                if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads() + gr_apart_threads()))
                         break;
                 pthread_mutex_unlock(&helper.lock);
                 if (atomic_load(&helper.wanted)) {
@@ -223,9 +223,10 @@ static void at_exit(void)
 {
         if (getpid() != owner || !gr_shim_ready())
                 return;
-        gr_apart_stop();
+        gr_apart_stop(HELPER_STOP_NS);
         helper_stop();
         gr_neighbour_leave();
+        gr_threads_join(HELPER_STOP_NS);
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();

@@ -391,7 +391,10 @@ static unsigned long long blocked_in(const char *tid)
 /* The library's thread blocks all but those that nobody can and the two that the C library keeps. */
 static int helper_mask(void)
 {
-        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31);
+        /* But for what cannot be blocked, what the C library keeps for itself, and a thread's own faults. */
+        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31 |
+                                         1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) | 1ull << (SIGFPE - 1) |
+                                         1ull << (SIGILL - 1) | 1ull << (SIGTRAP - 1) | 1ull << (SIGSYS - 1));
         struct timespec pause = {.tv_nsec = 20000000};
         int before_work, others = 0, open_ones = 0;
         sigset_t before, after;

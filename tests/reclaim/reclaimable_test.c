@@ -322,6 +322,6 @@ int main(void)
         test_hanging();
         test_leaving();
         test_under_load();
-        gr_apart_stop();
+        gr_apart_stop(0);
         return GR_CHECK_RESULT();
 }
