@@ -16,7 +16,9 @@
 #define FENCES_PER_SPARE    4  /* fences that a class must have cost for each spare block */
 #define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
+#define VISIT_LOOK_NS       UINT64_C(20000)
+#define VISIT_MOST_NS       UINT64_C(1000000000) /* a context that ends waits no longer for its visitors */
+#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20) /* where there is no hurry: 0.1 ms */
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
 {
@@ -145,15 +147,17 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
         gr_lock(&core->contexts_lock);
         context = core->contexts;
         while (context) {
-                bool wanted = context->alive && (device < 0 || context->device->ordinal == device);
+                bool wanted = context->alive && !context->ending && (device < 0 || context->device->ordinal == device),
+                     more = true;
 
                 if (wanted) {
+                        context->visitors++;
                         gr_unlock(&core->contexts_lock);
-                        if (!visit(context, arg))
-                                return;
+                        more = visit(context, arg);
                         gr_lock(&core->contexts_lock);
+                        context->visitors--;
                 }
-                context = context->next; /* the list only grows, at its head */
+                context = more ? context->next : NULL; /* the list only grows, at its head */
         }
         gr_unlock(&core->contexts_lock);
 }
@@ -193,8 +197,34 @@ static bool forget_after_sync(struct gr_context *context, void *arg)
         return true;
 }
 
+/* Keeps visitors out and waits for those inside; for a bounded time, as one may wait for the thread that calls this. */
+static void see_off(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+        const struct gr_driver *driver = core->driver;
+        uint64_t until_ns = driver->now_ns() + VISIT_MOST_NS;
+
+        gr_lock(&core->contexts_lock);
+        context->ending = true;
+        while (context->visitors > 0 && driver->now_ns() < until_ns) {
+                gr_unlock(&core->contexts_lock);
+                driver->sleep_ns(VISIT_LOOK_NS);
+                gr_lock(&core->contexts_lock);
+        }
+        gr_unlock(&core->contexts_lock);
+}
+
+void gr_context_stays(struct gr_context *context)
+{
+        gr_lock(&context->core->contexts_lock);
+        context->ending = false;
+        gr_unlock(&context->core->contexts_lock);
+        gr_pinned_join(context);
+}
+
 void gr_context_ending(struct gr_context *context)
 {
+        see_off(context);
         gr_core_each_context(context->core, -1, forget_after_sync, context);
         gr_pinned_ending(context);
 }
@@ -203,6 +233,7 @@ void gr_context_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
+        see_off(context);
         gr_core_each_context(core, -1, forget_in, context);
         gr_arenas_shut(context);
         gr_fence_reset(context);
@@ -214,7 +245,7 @@ void gr_context_drop(struct gr_context *context)
         gr_pinned_drop(context);
         atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
-        context->alive = false; /* from now on it may serve for another context */
+        context->alive = context->ending = false; /* from now on it may serve for another context */
         gr_unlock(&core->contexts_lock);
 }
 

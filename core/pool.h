@@ -42,6 +42,8 @@ struct gr_context {
         struct gr_device *device;
         void *handle;             /* of the driver; guarded by core->contexts_lock, constant while alive */
         bool alive;               /* guarded by core->contexts_lock */
+        bool ending;              /* it may be gone in the driver: no new visit; guarded likewise */
+        unsigned visitors;        /* gr_core_each_context in it; guarded likewise */
         _Atomic unsigned streams; /* that the program created */
         struct gr_context *next;
         struct gr_fence fence;
@@ -118,11 +120,15 @@ struct gr_context *gr_context_find(struct gr_core *core, void *handle);
 struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device);
 
 /*
- * The context is about to be destroyed: waits for its work, and takes it out of all fences, so that none asks the
- * driver about what is gone. Other contexts' frees in between are covered by the wait as long as the program submits
- * nothing more.
+ * The context is about to be destroyed: waits for the threads that give back or look at its memory (a driver call of
+ * theirs beside its end is a crash in the driver; seen on an H200, driver 580, November 2026) and for its work, and
+ * takes it out of all fences, so that none asks the driver about what is gone. Other contexts' frees in between are
+ * covered by the wait as long as the program submits nothing more. gr_context_drop or gr_context_stays follows.
  */
 void gr_context_ending(struct gr_context *context);
+
+/* It was not destroyed. Its copies are covered by no other context's fence any more. */
+void gr_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
 void gr_context_drop(struct gr_context *context);

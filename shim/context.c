@@ -24,6 +24,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows 
 static struct alias aliases[ALIASES_MAX];
 static unsigned alias_count;
 static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
+static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen */
 static uint64_t configured;                 /* bit d: device d has its limits */
 
 static void warn(const char *message, void *arg)
@@ -222,6 +223,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
         if (result == CUDA_SUCCESS && dev >= 0 && dev < GR_DEVICES_MAX) {
                 pthread_mutex_lock(&lock);
                 primaries[dev] = *context;
+                retained[dev]++;
                 pthread_mutex_unlock(&lock);
         }
         return result;
@@ -267,7 +269,7 @@ static void stays(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         if (context)
-                gr_pinned_join(context);
+                gr_context_stays(context);
 }
 
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
@@ -306,45 +308,45 @@ GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
         return destroy(ctx, gr_real.cuCtxDetach);
 }
 
-/* After a release or reset: has the primary context ended? */
-static void primary_changed(CUdevice dev, bool reset)
+/* Whether a release left the primary context as it was. */
+static bool still_active(CUdevice dev)
 {
-        CUcontext primary = NULL;
         unsigned int flags;
         int active = 1;
 
-        if (dev < 0 || dev >= GR_DEVICES_MAX)
-                return;
-        if (!reset && (!gr_real.cuDevicePrimaryCtxGetState ||
-                       gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || active))
-                return;
-        pthread_mutex_lock(&lock);
-        primary = primaries[dev];
-        pthread_mutex_unlock(&lock);
-        if (primary)
-                ended(primary);
+        return !gr_real.cuDevicePrimaryCtxGetState ||
+               gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || active;
 }
 
+/* A release ends the context when it is the last: the count is the driver's, but whoever retains it we see. */
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
 {
-        struct gr_context *ending = NULL;
+        CUcontext primary = NULL;
+        bool known = gr_shim_ready() && dev >= 0 && dev < GR_DEVICES_MAX, ends = reset;
         int saved_errno = errno;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (reset && gr_shim_ready() && dev >= 0 && dev < GR_DEVICES_MAX) {
+        if (known) {
                 pthread_mutex_lock(&lock);
-                ending = gr_context_find(&gr_core, primaries[dev]);
+                primary = primaries[dev];
+                ends |= retained[dev] <= 1;
                 pthread_mutex_unlock(&lock);
         }
-        if (ending)
-                gr_pinned_ending(ending);
+        if (primary && ends)
+                ending(primary);
         result = real(dev);
-        if (result == CUDA_SUCCESS && gr_shim_ready())
-                primary_changed(dev, reset);
-        else if (ending)
-                gr_pinned_join(ending);
+        if (known && result == CUDA_SUCCESS) {
+                pthread_mutex_lock(&lock);
+                if (retained[dev] > 0 && !reset)
+                        retained[dev]--;
+                pthread_mutex_unlock(&lock);
+        }
+        if (primary && result == CUDA_SUCCESS && (reset || !still_active(dev)))
+                ended(primary);
+        else if (primary && ends)
+                stays(primary);
         errno = saved_errno;
         return result;
 }

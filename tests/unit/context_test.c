@@ -190,8 +190,38 @@ static void test_stale(size_t bytes, bool live)
         finish();
 }
 
+/* As a thread that gives memory back in the context would: no end of the context beside it. */
+static bool end_beside(struct gr_context *context, void *arg)
+{
+        uint64_t *waited_ns = arg, begin_ns = sg_driver.now_ns();
+
+        gr_context_ending(context);
+        *waited_ns = sg_driver.now_ns() - begin_ns;
+        return false;
+}
+
+static void test_visitors(void)
+{
+        struct gr_context *context;
+        uint64_t waited_ns = 0;
+
+        start();
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        gr_context_ending(context);
+        GR_CHECK_EQ(contexts(-1), 0);
+        gr_context_stays(context);
+        GR_CHECK_EQ(contexts(-1), 1);
+        /* A visitor that waits for the end itself is waited for, but not for ever. */
+        gr_core_each_context(&core, -1, end_beside, &waited_ns);
+        GR_CHECK(waited_ns >= 500 * SG_MS && waited_ns < 5000 * SG_MS);
+        gr_context_drop(context);
+        GR_CHECK_EQ(contexts(-1), 0);
+        finish();
+}
+
 int main(void)
 {
+        test_visitors();
         test_add_and_find();
         test_drop(4 * MIB);
         test_stale(4 * MIB, true);
