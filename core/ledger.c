@@ -158,6 +158,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .spilled = block->flags & GR_BLOCK_SPILLED,
                         .host = block->flags & GR_BLOCK_HOST,
                         .split = block->split,
+                        .kind = block->kind,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return block ? 0 : -ENOENT;

@@ -43,6 +43,7 @@ struct gr_block {
         _Atomic uint8_t flags; /* changed with the shard's lock held */
 
         bool split;        /* a range of a segment (split.h), not an allocation of its own */
+        unsigned kind;     /* of pinned memory: as gr_pinned_alloc was asked */
         UT_hash_handle hh; /* guarded by the shard's lock */
 };
 
@@ -74,6 +75,7 @@ struct gr_block_info {
         bool spilled;
         bool host;
         bool split;
+        unsigned kind;
 };
 
 /* Fibonacci hashing: addresses are multiples of 512, so the low bits say little; the product's high bits mix all. */

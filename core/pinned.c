@@ -17,7 +17,6 @@
 /* Its block comes first: whoever owns that one may free it. */
 struct pinned {
         struct gr_block block;
-        unsigned kind;
         uint64_t freed_ns; /* guarded by the lock while in a bin */
 };
 
@@ -101,7 +100,7 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
                 for (; block; block = block == first ? NULL : block->prev) {
                         struct pinned *own = (struct pinned *)block;
 
-                        if (block->context != context || own->kind != kind || block->capacity_bytes < bytes ||
+                        if (block->context != context || block->kind != kind || block->capacity_bytes < bytes ||
                             block->capacity_bytes > at_most ||
                             (best && block->capacity_bytes >= best->block.capacity_bytes))
                                 continue;
@@ -184,7 +183,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
                 free(own);
                 return rc;
         }
-        own->kind = kind;
+        own->block.kind = kind;
         own->block.ptr = fresh.ptr;
         own->block.capacity_bytes = capacity;
         own->block.requested_bytes = bytes;

@@ -168,9 +168,20 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void 
         return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_unless_cached((CUdeviceptr)p), flags);
 }
 
+/*
+ * The driver cuts small blocks from slabs, and answers with the flags that a slab's first block was asked with (H200,
+ * driver 580); what is cached keeps slabs alive that natively would have gone, so for ours we answer ourselves.
+ */
 GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 {
-        return GR_REAL(cuMemHostGetFlags, flags, (void *)gr_unless_cached((CUdeviceptr)p));
+        CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_unless_cached((CUdeviceptr)p));
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_block_at((CUdeviceptr)p, &base, &info) == 0 && info.host &&
+            info.kind != PLAIN)
+                *flags = (*flags & ~FLAGS) | (info.kind & FLAGS) | CU_MEMHOSTALLOC_DEVICEMAP;
+        return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)

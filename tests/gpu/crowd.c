@@ -315,8 +315,10 @@ static int share_all(void)
         if (shared->card_known)
                 printf("# peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / GT_MIB, context_bytes / GT_MIB,
                        contexts_bytes / GT_MIB);
-        /* Contexts differ a little from each other. */
-        passed = shared->card_known && options.budget && peak > options.budget + contexts_bytes + contexts_bytes / 50;
+        /* What the driver keeps for itself in each once memory has gone back to it through a stream: 46 MiB on an H200.
+         */
+        passed = shared->card_known && options.budget &&
+                 peak > options.budget + contexts_bytes + options.at_once * 64 * GT_MIB;
         if (passed)
                 printf("the card's peak passes the budget of %zu MiB and %zu MiB of contexts\n",
                        options.budget / GT_MIB, contexts_bytes / GT_MIB);

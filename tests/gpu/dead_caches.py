@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A model just too large by what dead caches hold: PyTorch, CuPy, JAX and a stream-ordered pool in one process each fill
-a cache and drop all of it; then PyTorch needs more than what is left, and less than what there is.
+a cache and drop all of it, PyTorch the largest; then a model in CuPy needs more than what is left without PyTorch's.
 
     dead_caches.py [--card-gib N]     N: pretend that the card is that small, by holding the rest
 
-Natively it ends with PyTorch's OutOfMemoryError: "model: refused". Under the library it gets its memory: "model: served".
+Natively it ends with an error: "model: refused", as CuPy empties its own cache and the driver takes its pools back, but
+nobody asks PyTorch. Under the library the model gets its memory: "model: served".
 CuPy's pool is registered by hand, as a program would do it; JAX runs on cuMemAllocAsync (its other allocator has no call
 that gives memory back). Frameworks that are missing are left out. Lines "# name value" tell what each cache held.
 Exit status 1 when memory did not hold what was written or a framework did not go on.
@@ -91,7 +92,7 @@ def held(name, fill):
 
 
 def fill_torch():
-    blocks = [torch.full((64 * MIB,), 1, dtype=torch.uint8, device="cuda") for _ in range(part // (64 * MIB))]
+    blocks = [torch.full((64 * MIB,), 1, dtype=torch.uint8, device="cuda") for _ in range(2 * part // (64 * MIB))]
     del blocks
 
 
@@ -139,23 +140,40 @@ dead += 1
 if helped:
     gpureclaim.torch()
 
-# PyTorch gives up its own cache by itself; of the others' caches half must come back, too, before this fits.
-need = (whole - (dead - 1) * part // 2) // (2 * MIB) * 2 * MIB
+# The others' caches go by themselves; of PyTorch's, two parts, one must come back before this fits.
+need = (whole - part) // (2 * MIB) * 2 * MIB
 print(f"# free_mib {whole / MIB:.0f}\n# need_mib {need / MIB:.0f}\n# caches {dead}")
+
+
+def make_model():
+    """Its address, or None; and whoever keeps it."""
+    if cupy:
+        try:
+            array = cupy.empty(need, dtype=cupy.uint8)
+            return array.data.ptr, array
+        except cupy.cuda.memory.OutOfMemoryError:
+            return None, None
+    pointer = ctypes.c_uint64()
+    if driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(need)):
+        return None, None
+    return pointer.value, pointer
+
+
 begin = time.perf_counter()
-try:
-    model = torch.empty(need, dtype=torch.uint8, device="cuda")
-except torch.cuda.OutOfMemoryError:
-    model = None
-took = time.perf_counter() - begin
-stats = torch.cuda.memory_stats()
-print(f"# seconds {took:.3f}\n# retries {stats.get('num_alloc_retries', 0)}")
-print("model:", "refused" if model is None else "served")
-if model is not None:
-    model.fill_(5)
-    check(int((model[:: 64 * MIB] != 5).sum()) == 0 and int(model[-1]) == 5, "the model's memory holds what was written")
-    del model
-    torch.cuda.empty_cache()
+address, model = make_model()
+print(f"# seconds {time.perf_counter() - begin:.3f}")
+print("model:", "served" if address else "refused")
+if address:
+    host = (ctypes.c_uint8 * 2)()
+    good = driver.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(5), ctypes.c_size_t(need)) == 0
+    for at, offset in enumerate((0, need - 1)):
+        good &= driver.cuMemcpyDtoH_v2(ctypes.byref(host, at), ctypes.c_uint64(address + offset), ctypes.c_size_t(1)) == 0
+    check(good and list(host) == [5, 5], "the model's memory holds what was written")
+    if cupy:
+        del model
+        cupy.get_default_memory_pool().free_all_blocks()
+    else:
+        driver.cuMemFree_v2(model)
 check(torch.ones(1000, device="cuda").sum().item() == 1000, "PyTorch goes on")
 if cupy:
     check(int(cupy.arange(1000).sum()) == 499500, "CuPy goes on")

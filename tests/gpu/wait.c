@@ -79,6 +79,10 @@ static void work(int self)
         }
         second = fill(order[1], 2, &result);
         printf("process %d: %s\n# waited_ms_%d %.1f\n", self, gt_result_name(result), self, alloc_ms);
+        if (both) { /* neither may find what the other left behind */
+                tell(&self, sizeof(self));
+                hear(go[self][0], &order[0], sizeof(order[0]));
+        }
         if (both || native) {
                 if (result != CUDA_ERROR_OUT_OF_MEMORY || alloc_ms > most_ms)
                         gt_die("process %d: not a clean failure in time", self);
@@ -146,6 +150,12 @@ int main(int argc, char **argv)
                         gt_die("process %d is gone", i);
         }
         for (int i = 0; i < 2; i++)
+                if (write(go[i][1], &order[0], sizeof(order[0])) != sizeof(order[0]))
+                        gt_die("process %d is gone", i);
+        for (int i = 0; both && i < 2; i++)
+                if (read(to_parent[0], &who, sizeof(who)) != sizeof(who))
+                        gt_die("a process is gone");
+        for (int i = 0; both && i < 2; i++)
                 if (write(go[i][1], &order[0], sizeof(order[0])) != sizeof(order[0]))
                         gt_die("process %d is gone", i);
         for (int i = 1; i >= 0; i--) { /* the first may stay until the second is done */

@@ -241,6 +241,14 @@ static void old_context(void)
         printf("cuCtxCreate: %d\n", (int)result);
         if (result != CUDA_SUCCESS)
                 return;
+        /* Made with the 32-bit functions' version: NVIDIA's driver has no memory for today's functions in it. */
+        result = cuMemAlloc(&live, BLOCK);
+        printf("cuMemAlloc in it: %d\n", (int)result);
+        if (result != CUDA_SUCCESS) {
+                printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
+                return;
+        }
+        OK(cuMemFree(live));
         work("a context as of old");
         leave_two(&live, &cached);
         printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));

@@ -281,7 +281,7 @@ SIM_API cuMemHostGetFlags(unsigned *flags, void *p)
         SIM_ENTER(cuMemHostGetFlags);
         if (!flags || kind_of((uintptr_t)p, &made_with) != SIM_ALLOC_HOST)
                 return CUDA_ERROR_INVALID_VALUE;
-        *flags = made_with;
+        *flags = made_with | CU_MEMHOSTALLOC_DEVICEMAP; /* unified addressing maps all of it */
         return CUDA_SUCCESS;
 }
 
