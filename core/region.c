@@ -178,7 +178,7 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share, u
                 same = gr_region_file_same(region);
         }
         if (!same) {
-                close(fd);
+                gr_region_file_close(fd);
                 return -ESTALE;
         }
         slot = claim(region);
@@ -188,7 +188,7 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share, u
                 region->slot = slot;
                 fill_slot(region, name, share, flags);
         }
-        close(fd);
+        gr_region_file_close(fd);
         return slot < 0 ? slot : 0;
 }
 
@@ -219,7 +219,7 @@ void gr_region_leave(struct gr_region *region)
                 unlinkat(dir_fd, region->file, 0);
                 close(dir_fd);
         }
-        close(fd);
+        gr_region_file_close(fd);
 }
 
 bool gr_region_member(struct gr_region *region)

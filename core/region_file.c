@@ -120,6 +120,12 @@ bool gr_region_file_lock(int fd, int kind)
         return false;
 }
 
+void gr_region_file_close(int fd)
+{
+        flock(fd, LOCK_UN);
+        close(fd);
+}
+
 static void set_up(struct gr_region_map *map, uint64_t cookie)
 {
         atomic_store(&map->version, GR_REGION_VERSION);
@@ -269,7 +275,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
                 if (rc == 0)
                         rc = attach(region, &ticket);
         }
-        close(fd);
+        gr_region_file_close(fd);
         return rc;
 }
 

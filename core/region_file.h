@@ -37,4 +37,7 @@ int gr_region_file_dir(struct gr_region *region);
 /* LOCK_SH, tried for a moment, or LOCK_EX, tried once. The kernel drops such a lock with its holder. */
 bool gr_region_file_lock(int fd, int kind);
 
+/* Unlocks first: a child of a fork meanwhile has the descriptor, too, and would keep the lock. */
+void gr_region_file_close(int fd);
+
 #endif

@@ -42,6 +42,7 @@ static uint64_t graph_charged_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES
 
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
 static _Atomic unsigned orphan_devices; /* that have any */
+static _Atomic bool pools_seen;         /* a pool was seen, so there may be something to correct */
 
 static uint64_t whole_pages(uint64_t bytes)
 {
@@ -116,6 +117,7 @@ static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum
         pool->handle = handle;
         pool->device = device;
         pool->family = family;
+        atomic_store_explicit(&pools_seen, true, memory_order_relaxed);
         HASH_ADD_PTR(pools, handle, pool);
         if (!pool->hh.tbl) {
                 free(pool);
@@ -148,13 +150,25 @@ static void remember_default(struct gr_device *device)
         pthread_mutex_unlock(&lock);
 }
 
+/* Whether the process sees one device only, so that every stream is its. */
+static bool one_device(void)
+{
+        static _Atomic int devices; /* 0: not asked */
+        int count = atomic_load_explicit(&devices, memory_order_relaxed);
+
+        if (count == 0 && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetCount(&count) == CUDA_SUCCESS)
+                atomic_store_explicit(&devices, count, memory_order_relaxed);
+        return count == 1;
+}
+
 /* The device on which a stream's allocations are made; NULL: ask the driver, it will say what is wrong. */
 static struct gr_device *device_of(CUstream stream)
 {
         struct gr_context *context = gr_current_context();
         CUcontext handle;
 
-        if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx)
+        if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx ||
+            (context && one_device()))
                 return context ? context->device : NULL;
         if (gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
                 return NULL;
@@ -521,7 +535,8 @@ static void refresh(struct gr_device *device, bool trim)
 
 void gr_async_refresh(struct gr_device *device)
 {
-        refresh(device, false);
+        if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory())
+                refresh(device, false);
 }
 
 void gr_async_trim(struct gr_device *device)

@@ -58,6 +58,11 @@ void gr_graph_memory_seen(void)
         atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
 }
 
+bool gr_graph_memory(void)
+{
+        return atomic_load_explicit(&memory_seen, memory_order_relaxed);
+}
+
 void gr_graph_trimmed(void)
 {
         atomic_fetch_add(&trims, 1);

@@ -159,6 +159,7 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 
 /* From now on graphs are looked through for allocations; graphs' idle memory went back. */
 void gr_graph_memory_seen(void);
+bool gr_graph_memory(void); /* whether any graph may have allocated */
 void gr_graph_trimmed(void);
 
 /* own.c */
