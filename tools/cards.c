@@ -11,7 +11,8 @@
 #include "options.h"
 #include "system.h"
 
-#define ANSWER_NS UINT64_C(1000000000)
+#define QUIET_NS UINT64_C(1000000000) /* longest without a sign of life */
+#define WORK_NS  UINT64_C(5000000000) /* and in all */
 
 static bool ask_nvml(const char *uuid, uint64_t *ret_total, uint64_t *ret_used)
 {
@@ -172,10 +173,11 @@ int card_request(struct card *card, const struct gr_member *member, const struct
                  uint64_t *ret_given_bytes)
 {
         struct gr_slot *slot = &card->region.map->slots[member->slot];
-        uint64_t before = atomic_load(&slot->given_bytes), deadline = gr_system_now_ns() + ANSWER_NS;
+        uint64_t before = atomic_load(&slot->given_bytes), now = gr_system_now_ns();
+        const struct gr_patience patience = {.begin_ns = now, .quiet_ns = QUIET_NS, .deadline_ns = now + WORK_NS};
         uint32_t sequence = gr_region_request(&card->region, member->slot, request);
 
-        if (!gr_region_await(&card->region, member->slot, member->owner, sequence, deadline))
+        if (!gr_region_await(&card->region, member->slot, member->owner, sequence, &patience))
                 return atomic_load(&card->region.map->owners[member->slot]) == member->owner ? -ETIMEDOUT : -ESRCH;
         *ret_given_bytes = atomic_load(&slot->given_bytes) - before;
         return 0;
