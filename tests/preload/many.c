@@ -376,6 +376,7 @@ static void mode_slow(void)
 {
         struct worker rich = start(0), poor = start(0);
         struct reply reply;
+        double served_ms;
 
         ask(&rich, 'a', 600);
         if (ask(&rich, 'h', 400).result != 0)
@@ -383,7 +384,7 @@ static void mode_slow(void)
         reply = ask(&poor, 'a', 700);
         if (reply.result != 0 || reply.ms > CALL_MS)
                 fail("a slow hook's memory was not given", reply.result);
-        printf("~ 700 MiB that another one's hook needs 400 ms for: served in %.1f ms\n", reply.ms);
+        served_ms = reply.ms;
         ask(&poor, 'f', 0);
         if (ask(&rich, 'a', 600).result != 0)
                 fail("the first one's next step", 0);
@@ -393,7 +394,8 @@ static void mode_slow(void)
         reply = hear(&poor);
         if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
                 fail("stopped in the middle of its hook", (long long)reply.ms);
-        printf("~ stopped after 100 ms of its hook: refused in %.1f ms\n", reply.ms);
+        printf("~ a hook of 400 ms, then one stopped after 100 ms: served in %.1f ms, refused in %.1f ms\n", served_ms,
+               reply.ms);
         kill(rich.pid, SIGCONT);
         for (int i = 0; i < 20 && reply.result != 0; i++) {
                 pause_ms(100);

@@ -19,7 +19,7 @@ static char dir[64];
 static uint64_t now_ns = 1000000000;
 static enum gr_peer peers[64] = {0}; /* by pid; start time 1000 + pid */
 
-static _Atomic unsigned looks;       /* at other processes */
+static _Atomic unsigned looks; /* at other processes */
 
 static uint64_t fake_now(void)
 {
