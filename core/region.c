@@ -19,6 +19,8 @@
         UINT64_C(10000000000) /* a process of another pid namespace that is silent for so long is gone */
 #define FIGURE_MOST   (UINT64_C(1) << 62)
 #define RESERVE_TRIES 20
+#define FRESH_NS      UINT64_C(1000000000) /* with a younger heartbeat hardly anybody is gone */
+#define SWEEP_NS      UINT64_C(500000000)
 #define RESERVE_NS    UINT64_C(50000)
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "shared words need no lock");
@@ -95,8 +97,26 @@ unsigned gr_region_sweep(struct gr_region *region)
 {
         unsigned freed = 0;
 
+        atomic_store(&region->swept_ns, region->ops->now_ns());
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
                 freed += sweep_slot(region, i);
+        return freed;
+}
+
+unsigned gr_region_sweep_again(struct gr_region *region)
+{
+        uint64_t now = region->ops->now_ns(), beat;
+        int slot = atomic_load(&region->slot);
+        unsigned freed = 0;
+
+        if (slot < 0 || atomic_load(&region->map->slots[slot].figures[GR_FIGURE_waiting]) == 0 ||
+            now - atomic_load(&region->swept_ns) >= SWEEP_NS)
+                return gr_region_sweep(region);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                beat = atomic_load(&region->map->slots[i].heartbeat_ns);
+                if (beat > now || now - beat >= FRESH_NS)
+                        freed += sweep_slot(region, i);
+        }
         return freed;
 }
 
@@ -156,7 +176,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
                 atomic_store(&slot->name[i], words[i]);
         for (int i = 0; i < GR_FIGURE_COUNT; i++)
-                atomic_store(&slot->figures[i], 0);
+                atomic_store(&slot->figures[i], i == GR_FIGURE_driver ? UINT64_MAX : 0);
         atomic_store(&slot->active_ns, region->ops->now_ns());
         atomic_store(&slot->heartbeat_ns, region->ops->now_ns());
 }
@@ -311,7 +331,7 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
                 if (limit_bytes == UINT64_MAX || gr_region_sum(region, false) <= limit_bytes)
                         return 0;
                 atomic_fetch_sub(account, bytes);
-                if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep(region) == 0)
+                if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep_again(region) == 0)
                         return -EDQUOT; /* no race: it is full */
                 /* A pause, of another length in each process. */
                 region->ops->wait(word, atomic_load(word), RESERVE_NS * (1 + (region->token + (unsigned)i) % 4));

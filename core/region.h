@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    2
+#define GR_REGION_VERSION    3
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -41,7 +41,8 @@
         X(live)                                                                                                        \
         X(cached)                                                                                                      \
         X(peak)    /* of what it took from the driver */                                                               \
-        X(waiting) /* what an allocation of it is short of, now */
+        X(waiting) /* what an allocation of it is short of, now */                                                     \
+        X(driver)  /* what the driver took by itself for it; UINT64_MAX: not known */
 
 enum gr_figure {
 #define GR_FIGURE_ENUMERATOR(name) GR_FIGURE_##name,
@@ -68,7 +69,7 @@ struct gr_slot {
         _Atomic uint64_t given_bytes; /* ever, modulo 2^64 */
         _Atomic uint64_t new_limit;
         _Atomic uint64_t new_threshold;
-        _Atomic uint64_t heartbeat_ns; /* 0: just claimed */
+        _Atomic uint64_t heartbeat_ns; /* 0: just claimed; moves while a request is worked on, too */
         _Atomic uint64_t active_ns;    /* when figures last changed */
         _Atomic uint64_t start_ticks;
         _Atomic uint64_t pid_namespace;
@@ -130,8 +131,9 @@ struct gr_region {
         uint64_t cookie;
         char dir[GR_REGION_PATH_BYTES];
         char file[GR_REGION_FILE_BYTES];
-        _Atomic uint64_t silent_owner[GR_REGION_SLOTS]; /* did not answer in time, */
-        _Atomic uint64_t silent_beat[GR_REGION_SLOTS];  /* with this heartbeat */
+        _Atomic uint64_t swept_ns;                         /* when all were last looked at */
+        _Atomic uint64_t silent_owner[GR_REGION_SLOTS];    /* did not answer in time, */
+        _Atomic uint32_t silent_sequence[GR_REGION_SLOTS]; /* this request */
 };
 
 /* What a slot said, checked: figures below 2^62 or UINT64_MAX, the name printable. */
@@ -185,6 +187,12 @@ bool gr_region_member(struct gr_region *region);
 unsigned gr_region_sweep(struct gr_region *region);
 
 /*
+ * As sweep, for whoever does it again and again: while this process waits for memory, those with a recent heartbeat
+ * are looked at twice a second only.
+ */
+unsigned gr_region_sweep_again(struct gr_region *region);
+
+/*
  * As sweep, but only from our slot to the next living member's: when all do it now and then, every slot of a dead one
  * is found, at a cost that does not grow with their number.
  */
@@ -224,15 +232,25 @@ void gr_region_answer(struct gr_region *region, const struct gr_request *request
 /* This process asks: puts the request (sequence aside) to a slot and returns its number. */
 uint32_t gr_region_request(struct gr_region *region, unsigned slot, const struct gr_request *request);
 
-/* True when answered; false after deadline_ns on the clock of ops, or when the owner is another one by now. */
-bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, uint32_t sequence, uint64_t deadline_ns);
+/* How long is waited, on the clock of ops. */
+struct gr_patience {
+        uint64_t begin_ns;    /* when it was asked */
+        uint64_t quiet_ns;    /* longest without a heartbeat since then, or at all where it waits for memory itself */
+        uint64_t deadline_ns; /* and in all */
+};
+
+/* True when answered; false when patience is at an end, or the owner is another one by now. */
+bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, uint32_t sequence,
+                     const struct gr_patience *patience);
 
 /*
- * Asks neighbours for want_bytes, idle ones with the most cached for their share first, for at most wait_ns in all.
- * Returns what they say they gave. One that does not answer is not asked again until its heartbeat moves. cached_only:
- * those are left out that say they have nothing; for whoever asks again and again, as being asked is work.
+ * Asks neighbours for want_bytes, idle ones with the most cached for their share first. Those that give no sign of life
+ * cost quiet_ns together; those that are at work on it are waited for, until GR_REGION_ASK_NS (or quiet_ns, where that
+ * is more) after the call. Returns what they say they gave. One that did not answer is not asked again until it has.
+ * cached_only: those are left out that say they have nothing; for whoever asks again and again, as being asked is work.
  */
-uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns, bool cached_only);
+#define GR_REGION_ASK_NS UINT64_C(2000000000)
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only);
 
 /* What an allocation of this process is short of begins (bytes) or ceases (-bytes) to count as waited for. */
 void gr_region_waiting(struct gr_region *region, int64_t bytes);

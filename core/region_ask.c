@@ -24,6 +24,12 @@ static void raise_level(_Atomic uint32_t *level, uint32_t value)
                 ;
 }
 
+/* Numbers of requests go round. */
+static bool answered(uint32_t answer, uint32_t sequence)
+{
+        return (int32_t)(answer - sequence) >= 0;
+}
+
 uint32_t gr_region_seen(struct gr_region *region)
 {
         struct gr_slot *slot = slot_of(region);
@@ -101,19 +107,27 @@ uint32_t gr_region_request(struct gr_region *region, unsigned index, const struc
         return sequence;
 }
 
-bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, uint32_t sequence, uint64_t deadline_ns)
+bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, uint32_t sequence,
+                     const struct gr_patience *patience)
 {
         struct gr_slot *slot = &region->map->slots[index];
 
         for (;;) {
                 uint32_t answer = atomic_load(&slot->answer);
-                uint64_t now = region->ops->now_ns();
+                uint64_t beat = atomic_load(&slot->heartbeat_ns), now = region->ops->now_ns();
+                uint64_t sign = patience->begin_ns, until;
 
-                if ((int32_t)(answer - sequence) >= 0)
+                if (answered(answer, sequence))
                         return true;
-                if (now >= deadline_ns || atomic_load(&region->map->owners[index]) != owner)
+                /* One that waits for memory may hold what its hooks need meanwhile; two would wait for each other. */
+                if (beat > sign && beat <= now && atomic_load(&slot->figures[GR_FIGURE_waiting]) == 0)
+                        sign = beat;
+                until = sign + patience->quiet_ns;
+                if (until > patience->deadline_ns)
+                        until = patience->deadline_ns;
+                if (now >= until || atomic_load(&region->map->owners[index]) != owner)
                         return false;
-                region->ops->wait(&slot->answer, answer, deadline_ns - now);
+                region->ops->wait(&slot->answer, answer, until - now);
         }
 }
 
@@ -121,7 +135,7 @@ struct candidate {
         struct gr_member member;
         bool idle;
         uint32_t sequence;
-        bool pending;
+        bool asked;
 };
 
 static int by_ease(const void *left, const void *right)
@@ -141,10 +155,10 @@ static int by_ease(const void *left, const void *right)
         return 0;
 }
 
-/* Everybody who may be asked and may answer. */
+/* Everybody who may be asked. */
 static size_t find_candidates(struct gr_region *region, bool cached_only, struct candidate *ret)
 {
-        uint64_t now = region->ops->now_ns(), start;
+        uint64_t now = region->ops->now_ns();
         size_t count = 0;
 
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
@@ -154,52 +168,75 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
                     member->flags & GR_SLOT_KEEPS_OUT || (cached_only && member->figures[GR_FIGURE_cached] == 0))
                         continue;
                 if (atomic_load(&region->silent_owner[i]) == member->owner &&
-                    atomic_load(&region->silent_beat[i]) == member->heartbeat_ns)
-                        continue;
-                if (member->same_namespace && region->ops->peer(member->identity.pid, &start) == GR_PEER_STOPPED)
+                    !answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
                         continue;
                 ret[count].idle = now > member->active_ns && now - member->active_ns >= IDLE_NS;
-                ret[count].pending = false;
+                ret[count].asked = false;
                 count++;
         }
         return count;
 }
 
-/* Asks as many as should suffice, waits for them; *given grows by what they say. Returns how many were asked. */
-static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
-                        uint64_t deadline_ns, uint64_t *given)
-{
-        uint64_t hoped = 0, now = region->ops->now_ns();
-        size_t asked = 0;
+/* What an ask may cost. */
+struct patience {
+        uint64_t quiet_ns; /* left for those that give no sign of life */
+        uint64_t deadline_ns;
+};
 
-        while (asked < count && (asked == 0 || hoped < want_bytes)) {
-                struct candidate *one = &candidates[asked];
+/* One that is stopped now is none. */
+static bool may_answer(struct gr_region *region, const struct gr_member *member)
+{
+        uint64_t start;
+
+        return !member->same_namespace || region->ops->peer(member->identity.pid, &start) != GR_PEER_STOPPED;
+}
+
+/* Asks as many as should suffice, waits for them; *given grows by what they say. Returns how many it went through. */
+static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
+                        struct patience *left, uint64_t *given)
+{
+        struct gr_patience patience = {.begin_ns = region->ops->now_ns()};
+        uint64_t hoped = 0;
+        bool silent = false;
+        size_t seen = 0;
+
+        for (; seen < count && (seen == 0 || hoped < want_bytes); seen++) {
+                struct candidate *one = &candidates[seen];
                 uint64_t cached = one->member.figures[GR_FIGURE_cached];
 
+                one->asked = may_answer(region, &one->member);
+                if (!one->asked)
+                        continue;
                 /* The rest have nothing as far as known: ask them all at once, of all that is missing. */
                 one->sequence =
                         gr_region_request(region, one->member.slot,
                                           &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
                 hoped += cached == UINT64_MAX ? 0 : cached;
-                asked++;
         }
-        /* One that does not answer may cost half of the time left, not all, where others are still to be asked. */
-        if (asked < count)
-                deadline_ns = now + (deadline_ns - now + 1) / 2;
-        for (size_t i = 0; i < asked; i++) {
+        /* They may cost half of the time left, not all, where others are still to be asked. */
+        patience.quiet_ns = seen < count ? (left->quiet_ns + 1) / 2 : left->quiet_ns;
+        patience.deadline_ns = left->deadline_ns;
+        if (seen < count && left->deadline_ns > patience.begin_ns)
+                patience.deadline_ns -= (left->deadline_ns - patience.begin_ns) / 2;
+        for (size_t i = 0; i < seen; i++) {
                 struct candidate *one = &candidates[i];
                 struct gr_slot *slot = &region->map->slots[one->member.slot];
 
-                if (gr_region_await(region, one->member.slot, one->member.owner, one->sequence, deadline_ns)) {
+                if (!one->asked)
+                        continue;
+                if (gr_region_await(region, one->member.slot, one->member.owner, one->sequence, &patience)) {
                         uint64_t bytes = atomic_load(&slot->given_bytes) - one->member.given_bytes;
 
                         *given += bytes <= MOST_BYTES ? bytes : 0;
                 } else {
-                        atomic_store(&region->silent_beat[one->member.slot], one->member.heartbeat_ns);
+                        silent |= atomic_load(&region->map->owners[one->member.slot]) == one->member.owner;
+                        atomic_store(&region->silent_sequence[one->member.slot], one->sequence);
                         atomic_store(&region->silent_owner[one->member.slot], one->member.owner);
                 }
         }
-        return asked;
+        if (silent)
+                left->quiet_ns -= patience.quiet_ns;
+        return seen;
 }
 
 void gr_region_waiting(struct gr_region *region, int64_t bytes)
@@ -225,27 +262,26 @@ bool gr_region_awaited(struct gr_region *region)
         return false;
 }
 
-uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t wait_ns, bool cached_only)
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)
 {
-        uint64_t begin = region->ops->now_ns(), deadline = begin + wait_ns, given = 0;
+        struct patience left = {.quiet_ns = quiet_ns};
         struct gr_slot *own = slot_of(region);
         struct candidate *candidates;
         size_t count, asked = 0;
+        uint64_t given = 0;
 
-        if (!own || want_bytes == 0 || wait_ns == 0)
+        if (!own || want_bytes == 0 || quiet_ns == 0)
                 return 0;
         candidates = calloc(GR_REGION_SLOTS, sizeof(*candidates));
         if (!candidates)
                 return 0;
+        gr_region_sweep_again(region);
         gr_region_waiting(region, (int64_t)want_bytes);
-        gr_region_sweep(region);
+        left.deadline_ns = region->ops->now_ns() + (quiet_ns > GR_REGION_ASK_NS ? quiet_ns : GR_REGION_ASK_NS);
         count = find_candidates(region, cached_only, candidates);
         qsort(candidates, count, sizeof(*candidates), by_ease);
-        while (asked < count && given < want_bytes) {
-                if (region->ops->now_ns() >= deadline)
-                        break;
-                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, deadline, &given);
-        }
+        while (asked < count && given < want_bytes && left.quiet_ns > 0 && region->ops->now_ns() < left.deadline_ns)
+                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, &left, &given);
         gr_region_waiting(region, -(int64_t)want_bytes);
         free(candidates);
         return given;

@@ -118,7 +118,10 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 
 static int driver_mem_free(uint64_t ptr)
 {
-        return gr_errno(gr_real.cuMemFree_v2(ptr));
+        CUresult result = gr_real.cuMemFree_v2(ptr);
+
+        gr_neighbour_beat();
+        return gr_errno(result);
 }
 
 /* The stream for returning memory of context, made at its first use. NULL: none to be had. */
@@ -184,6 +187,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         while (done < count && result == CUDA_SUCCESS) {
                 result = gr_real.cuMemFreeAsync(ptrs[done], stream);
                 done += result == CUDA_SUCCESS;
+                gr_neighbour_beat();
         }
         if (done > 0)
                 gr_real.cuStreamSynchronize(stream);
@@ -292,6 +296,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         if (entered)
                 leave();
         gr_capture_restore(mode);
+        gr_neighbour_beat();
         return gr_errno(result);
 }
 
@@ -436,6 +441,7 @@ static void driver_sleep_ns(uint64_t ns)
 {
         struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 
+        gr_neighbour_beat();
         nanosleep(&pause, NULL);
 }
 

@@ -17,7 +17,7 @@
 
 #define PUBLISH_NS    UINT64_C(50000000)  /* between looks while something changes */
 #define QUIET_NS      UINT64_C(400000000) /* and when nothing does */
-#define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request is worked on */
+#define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request waits for the GPU */
 #define GIVE_PAUSE_NS UINT64_C(500000)
 #define STOP_NS       200000000 /* longest that the end of the process waits */
 #define JOIN_TRIES    4         /* the file may go while we come */
@@ -28,14 +28,14 @@ struct member {
         uint64_t group_limit;
         char file[GR_REGION_FILE_BYTES];
         _Atomic bool tried, running, stop;
-        _Atomic unsigned waiters;    /* allocations that wait for the others */
         struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges */
         /* NULL: alone. An old one is never freed, because another thread may still look at it. */
         struct gr_region *_Atomic region;
 };
 
 static struct member members[GR_DEVICES_MAX];
-static _Thread_local unsigned serving; /* 1 in a thread of ours */
+static _Thread_local struct member *serving; /* in a thread of ours */
+static _Thread_local unsigned waiting;       /* this thread's allocation waits for the others, and asks again */
 
 static struct {
         pthread_mutex_t lock; /* guards what follows */
@@ -124,6 +124,7 @@ static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
         ret[GR_FIGURE_live] = gr_budget_live(device);
         ret[GR_FIGURE_cached] = gr_budget_cached(device);
         ret[GR_FIGURE_peak] = atomic_load(&device->peak_charged_bytes);
+        ret[GR_FIGURE_driver] = atomic_load(&device->own_bytes);
 }
 
 struct give {
@@ -161,13 +162,15 @@ static void run_rung(struct member *member, struct give *give, enum gr_level lev
 static uint64_t give_back(struct member *member, const struct gr_request *request)
 {
         struct give give = {.want_bytes = request->want_bytes};
-        uint64_t until_ns = gr_driver.now_ns() + GIVE_NS;
+        uint64_t until_ns;
 
         run_rung(member, &give, GR_LEVEL_TRIM);
         run_rung(member, &give, GR_LEVEL_PURGE);
         run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks freed, also where they took all the time */
         for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
                 run_rung(member, &give, level);
+        /* Counted from here: what a slow hook has freed is not lost because of the hook's own time. */
+        until_ns = gr_driver.now_ns() + GIVE_NS;
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
                 give.waiting = false;
@@ -272,7 +275,7 @@ static void *serve(void *arg)
         struct gr_region *region = atomic_load(&member->region);
         uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
 
-        serving = 1;
+        serving = member;
         gr_capture_relax();
         while (!atomic_load(&member->stop)) {
                 uint32_t seen = gr_region_seen(region);
@@ -304,6 +307,12 @@ static void *serve(void *arg)
         pthread_cond_broadcast(&all.changed);
         pthread_mutex_unlock(&all.lock);
         return NULL;
+}
+
+void gr_neighbour_beat(void)
+{
+        if (serving)
+                gr_region_publish(atomic_load(&serving->region), NULL, false);
 }
 
 static bool start_thread(struct member *member)
@@ -393,20 +402,17 @@ uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64
         struct gr_region *region = atomic_load(&members[device->ordinal].region);
 
         (void)core;
-        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait,
-                                      atomic_load(&members[device->ordinal].waiters) > 0)
-                      : 0;
+        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait, waiting > 0) : 0;
 }
 
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 {
-        struct member *member = &members[device->ordinal];
-        struct gr_region *region = atomic_load(&member->region);
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
 
         if (bytes > 0)
-                atomic_fetch_add(&member->waiters, 1);
+                waiting++;
         else
-                atomic_fetch_sub(&member->waiters, 1);
+                waiting--;
         if (region)
                 gr_region_waiting(region, bytes);
 }
@@ -414,7 +420,7 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 void gr_neighbour_leave(void)
 {
         struct timespec until;
-        unsigned self = serving;
+        unsigned self = serving != NULL;
 
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += STOP_NS;

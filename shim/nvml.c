@@ -117,31 +117,75 @@ int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
         return 0;
 }
 
-int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes)
+/* 0, with *ret_count of *ret_list, which is few (of PROCESSES) or, where that is too short, for free(). */
+static int list_processes(void *device, struct process *few, struct process **ret_list, unsigned *ret_count)
 {
-        struct process few[PROCESSES], *list = few, *more = NULL;
+        struct process *list = few;
         unsigned room = PROCESSES, count = PROCESSES;
-        int result, rc = -ENOTSUP;
+        int result;
 
         if (!ready() || !nvml.processes)
                 return -ENOTSUP;
         result = nvml.processes(device, &count, list);
         for (int i = 0; result == INSUFFICIENT_SIZE && i < TRIES; i++) {
                 room = count = 2 * (count > room ? count : room);
-                free(more);
-                list = more = calloc(room, sizeof(*more));
-                if (!more)
+                if (list != few)
+                        free(list);
+                list = calloc(room, sizeof(*list));
+                if (!list)
                         return -ENOMEM;
                 result = nvml.processes(device, &count, list);
         }
-        if (result == 0)
-                rc = -ESRCH;
-        for (unsigned i = 0; result == 0 && i < count && i < room; i++)
+        if (result != 0) {
+                if (list != few)
+                        free(list);
+                return -ENOTSUP;
+        }
+        *ret_list = list;
+        *ret_count = count < room ? count : room;
+        return 0;
+}
+
+int gr_nvml_processes(void *device, struct gr_nvml_use **ret_list, size_t *ret_count)
+{
+        struct process few[PROCESSES], *list;
+        struct gr_nvml_use *uses = NULL;
+        unsigned count;
+        int rc = list_processes(device, few, &list, &count);
+
+        if (rc)
+                return rc;
+        if (count > 0) {
+                uses = calloc(count, sizeof(*uses));
+                rc = uses ? 0 : -ENOMEM;
+        }
+        for (unsigned i = 0; uses && i < count; i++)
+                uses[i] = (struct gr_nvml_use){list[i].pid, list[i].used == ~0ull ? UINT64_MAX : list[i].used};
+        if (list != few)
+                free(list);
+        if (rc == 0) {
+                *ret_list = uses;
+                *ret_count = count;
+        }
+        return rc;
+}
+
+int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes)
+{
+        struct process few[PROCESSES], *list;
+        unsigned count;
+        int rc = list_processes(device, few, &list, &count);
+
+        if (rc)
+                return rc;
+        rc = -ESRCH;
+        for (unsigned i = 0; i < count; i++)
                 if (list[i].pid == pid && list[i].used != ~0ull) { /* all ones: the driver does not say */
                         *ret_bytes = list[i].used;
                         rc = 0;
                         break;
                 }
-        free(more);
+        if (list != few)
+                free(list);
         return rc;
 }

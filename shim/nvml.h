@@ -24,6 +24,16 @@ int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37])
 
 int gr_nvml_memory(void *device, struct gr_nvml_memory *ret);
 
+struct gr_nvml_use {
+        uint32_t pid;
+        uint64_t bytes; /* UINT64_MAX: the driver does not say */
+};
+
+/*
+ * All processes with a context on device. 0 with a list for free(), or NULL where there is none; -ENOTSUP; -ENOMEM.
+ */
+int gr_nvml_processes(void *device, struct gr_nvml_use **ret_list, size_t *ret_count);
+
 /*
  * What process pid holds on device, its contexts included. -ESRCH: not listed, as it has no context there, or lives in
  * a pid namespace that the driver does not look into.

@@ -101,6 +101,9 @@ void gr_neighbour_forget(void);
 /* How many threads serve neighbours. */
 unsigned gr_neighbour_threads(void);
 
+/* Of a thread that serves neighbours: whoever has asked sees that it is at work. Nothing on other threads. */
+void gr_neighbour_beat(void);
+
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 

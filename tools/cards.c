@@ -11,17 +11,23 @@
 #include "options.h"
 #include "system.h"
 
-#define ANSWER_NS UINT64_C(1000000000)
+#define QUIET_NS UINT64_C(1000000000) /* longest without a sign of life */
+#define WORK_NS  UINT64_C(5000000000) /* and in all */
 
-static bool ask_nvml(const char *uuid, uint64_t *ret_total, uint64_t *ret_used)
+static bool ask_nvml(struct card *card)
 {
         struct gr_nvml_memory memory;
         void *device;
 
-        if (gr_nvml_device(uuid, &device) != 0 || gr_nvml_memory(device, &memory) != 0)
+        if (gr_nvml_device(card->uuid, &device) != 0 || gr_nvml_memory(device, &memory) != 0)
                 return false;
-        *ret_total = memory.total;
-        *ret_used = memory.used;
+        card->total_bytes = memory.total;
+        card->used_bytes = memory.used;
+        free(card->uses);
+        if (gr_nvml_processes(device, &card->uses, &card->use_count) != 0) {
+                card->uses = NULL;
+                card->use_count = 0;
+        }
         return true;
 }
 
@@ -73,7 +79,7 @@ void card_read(struct card *card, bool ask)
 
         gr_region_sweep(&card->region);
         read_members(card);
-        if (ask_nvml(card->uuid, &card->total_bytes, &card->used_bytes))
+        if (ask_nvml(card))
                 return;
         /* One that answers says it for all. */
         for (size_t i = 0; ask && i < card->count; i++) {
@@ -101,6 +107,7 @@ static void close_one(struct card *card)
 {
         gr_region_close(&card->region);
         free(card->members);
+        free(card->uses);
 }
 
 int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
@@ -168,14 +175,35 @@ uint64_t card_foreign_bytes(const struct card *card)
         return card->used_bytes > card->charged_bytes ? card->used_bytes - card->charged_bytes : 0;
 }
 
+uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member)
+{
+        uint64_t own = member->figures[GR_FIGURE_driver];
+
+        /* Another namespace's number may be that of another process here. */
+        for (size_t i = 0; own == UINT64_MAX && member->same_namespace && i < card->use_count; i++)
+                if (card->uses[i].pid == member->identity.pid && card->uses[i].bytes != UINT64_MAX &&
+                    card->uses[i].bytes >= member->charged_bytes)
+                        own = card->uses[i].bytes - member->charged_bytes;
+        return own;
+}
+
+bool card_has_member(const struct card *card, uint32_t pid)
+{
+        for (size_t i = 0; i < card->count; i++)
+                if (card->members[i].same_namespace && card->members[i].identity.pid == pid)
+                        return true;
+        return false;
+}
+
 int card_request(struct card *card, const struct gr_member *member, const struct gr_request *request,
                  uint64_t *ret_given_bytes)
 {
         struct gr_slot *slot = &card->region.map->slots[member->slot];
-        uint64_t before = atomic_load(&slot->given_bytes), deadline = gr_system_now_ns() + ANSWER_NS;
+        uint64_t before = atomic_load(&slot->given_bytes), now = gr_system_now_ns();
+        const struct gr_patience patience = {.begin_ns = now, .quiet_ns = QUIET_NS, .deadline_ns = now + WORK_NS};
         uint32_t sequence = gr_region_request(&card->region, member->slot, request);
 
-        if (!gr_region_await(&card->region, member->slot, member->owner, sequence, deadline))
+        if (!gr_region_await(&card->region, member->slot, member->owner, sequence, &patience))
                 return atomic_load(&card->region.map->owners[member->slot]) == member->owner ? -ETIMEDOUT : -ESRCH;
         *ret_given_bytes = atomic_load(&slot->given_bytes) - before;
         return 0;

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "nvml.h"
 #include "region.h"
 
 /* One group of processes on one GPU. */
@@ -19,6 +20,8 @@ struct card {
         uint64_t charged_bytes;           /* of all members */
         struct gr_member *members;        /* by pid */
         size_t count;
+        struct gr_nvml_use *uses; /* of all processes, as NVIDIA's library tells; NULL where it does not */
+        size_t use_count;
 };
 
 /*
@@ -35,6 +38,15 @@ void card_read(struct card *card, bool ask);
 
 /* What is not ours on the card. */
 uint64_t card_foreign_bytes(const struct card *card);
+
+/*
+ * What the driver took by itself for a member, contexts and code: what the member says of it, or else what it holds on
+ * the card less what it is charged. UINT64_MAX: not known.
+ */
+uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member);
+
+/* Whether process pid is one of the members. */
+bool card_has_member(const struct card *card, uint32_t pid);
 
 /* Asks a member for something and waits for it. 0, -ESRCH: it is gone; -ETIMEDOUT: it does not answer. */
 int card_request(struct card *card, const struct gr_member *member, const struct gr_request *request,

@@ -22,6 +22,7 @@ static void print_card(const struct card *card)
         for (size_t i = 0; i < card->count; i++) {
                 const struct gr_member *member = &card->members[i];
                 const uint64_t *figures = member->figures;
+                uint64_t driver = member_driver_bytes(card, member);
 
                 printf("  %u %s%s: effective use of the card %.2f%% (%s of %s)\n", member->identity.pid, member->name,
                        member->same_namespace ? "" : " (of another pid namespace)",
@@ -30,10 +31,12 @@ static void print_card(const struct card *card)
                                : 0.0,
                        gr_size_format(member->charged_bytes, a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_card_total], b, sizeof(b)));
-                printf("    pool: %s live, %s cached, peak %s\n", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
+                printf("    pool: %s live, %s cached, peak %s", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
                        gr_size_format(figures[GR_FIGURE_peak], c, sizeof(c)));
-                printf("    limit %s, threshold %s, idle for %.1f s",
+                if (driver != GR_SIZE_NONE)
+                        printf("; the driver's own %s", gr_size_format(driver, a, sizeof(a)));
+                printf("\n    limit %s, threshold %s, idle for %.1f s",
                        gr_size_format(figures[GR_FIGURE_limit], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_threshold], b, sizeof(b)), member_idle_s(card, member));
                 if (figures[GR_FIGURE_group_limit] != GR_SIZE_NONE)
@@ -42,6 +45,11 @@ static void print_card(const struct card *card)
                         printf(", waiting for %s", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
                 putchar('\n');
         }
+        for (size_t i = 0; i < card->use_count; i++)
+                if (!card_has_member(card, card->uses[i].pid))
+                        printf("  %u (not of this group): %s\n", card->uses[i].pid,
+                               card->uses[i].bytes == GR_SIZE_NONE ? "unknown"
+                                                                   : gr_size_format(card->uses[i].bytes, a, sizeof(a)));
 }
 
 static void print_json_bytes(const char *name, uint64_t bytes)
@@ -67,11 +75,20 @@ static void print_json_card(const struct card *card)
                 printf(", \"same_pid_namespace\": %s, \"share\": %u", member->same_namespace ? "true" : "false",
                        member->share);
                 print_json_bytes("charged", member->charged_bytes);
-#define PRINT(name) print_json_bytes(#name, member->figures[GR_FIGURE_##name]);
+#define PRINT(name)                                                                                                    \
+        print_json_bytes(#name, GR_FIGURE_##name == GR_FIGURE_driver ? member_driver_bytes(card, member)               \
+                                                                     : member->figures[GR_FIGURE_##name]);
                 GR_FIGURES(PRINT)
 #undef PRINT
                 printf(", \"idle_s\": %.3f}", member_idle_s(card, member));
         }
+        printf("], \"others\": [");
+        for (size_t i = 0, printed = 0; i < card->use_count; i++)
+                if (!card_has_member(card, card->uses[i].pid)) {
+                        printf("%s{\"pid\": %u", printed++ > 0 ? ", " : "", card->uses[i].pid);
+                        print_json_bytes("used", card->uses[i].bytes);
+                        putchar('}');
+                }
         printf("]}");
 }
 

@@ -94,21 +94,25 @@ static int worker_free_all(void)
         return 0;
 }
 
+static unsigned hook_ms; /* what the hook takes */
+
 static int free_all_hook(void *arg, int device, uint64_t want_bytes)
 {
         (void)arg;
         (void)device;
         (void)want_bytes;
+        pause_ms(hook_ms);
         return worker_free_all();
 }
 
-/* From now on all is idle: whoever needs it may have it. */
-static int worker_register(void)
+/* From now on all is idle: whoever needs it may have it, ms after asking. */
+static int worker_register(unsigned ms)
 {
         struct gpureclaim_reclaimable mine = {.struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook};
         gpureclaim_register_function *call;
         uint64_t id;
 
+        hook_ms = ms;
         *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
         return call ? call(&mine, &id) : -1;
 }
@@ -145,7 +149,7 @@ static void obey(int in, int out)
                         reply.result = worker_free_all();
                         break;
                 case 'h':
-                        reply.result = worker_register();
+                        reply.result = worker_register(order[1]);
                         break;
                 case 'k':
                         reply.result = worker_fork();
@@ -327,7 +331,8 @@ static void mode_help(bool given)
         reply = ask(&poor, 'a', 700);
         if ((reply.result == 0) != given)
                 fail("the second's allocation", reply.result);
-        printf("~ 700 MiB while another one has 600 MiB of 1024 cached: %d in %.1f ms\n", reply.result, reply.ms);
+        printf("~ 700 MiB while another one has 600 MiB of 1024 cached: %s in %.1f ms\n",
+               reply.result == 0 ? "served" : "refused", reply.ms);
         if (given) {
                 /* And the other way: what is live is nobody's to give, what is freed then is. */
                 reply = ask(&rich, 'a', 600);
@@ -359,10 +364,46 @@ static void mode_purge(void)
         reply = ask(&poor, 'a', 700);
         if (reply.result != 0)
                 fail("the hook's memory was not given", reply.result);
-        printf("~ 700 MiB while another one's hook has 600 MiB of 1024: %.1f ms\n", reply.ms);
+        printf("~ 700 MiB while another one's hook has 600 MiB of 1024: served in %.1f ms\n", reply.ms);
         if (ask(&rich, 'a', 200).result != 0)
                 fail("the first one's next step", 0);
         end(&rich, 0);
+        end(&poor, 0);
+}
+
+/* A hook that needs longer than neighbours are waited for without a sign of life; then one stopped in its middle. */
+static void mode_slow(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+        double served_ms;
+
+        ask(&rich, 'a', 600);
+        if (ask(&rich, 'h', 400).result != 0)
+                fail("no hook can be registered", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != 0 || reply.ms > CALL_MS)
+                fail("a slow hook's memory was not given", reply.result);
+        served_ms = reply.ms;
+        ask(&poor, 'f', 0);
+        if (ask(&rich, 'a', 600).result != 0)
+                fail("the first one's next step", 0);
+        tell(&poor, 'a', 700);
+        pause_ms(100);
+        kill(rich.pid, SIGSTOP);
+        reply = hear(&poor);
+        if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                fail("stopped in the middle of its hook", (long long)reply.ms);
+        printf("~ a hook of 400 ms, then one stopped after 100 ms: served in %.1f ms, refused in %.1f ms\n", served_ms,
+               reply.ms);
+        kill(rich.pid, SIGCONT);
+        for (int i = 0; i < 20 && reply.result != 0; i++) {
+                pause_ms(100);
+                reply = ask(&poor, 'a', 700);
+        }
+        if (reply.result != 0)
+                fail("it gives nothing after it goes on", reply.result);
+        end(&rich, SIGKILL);
         end(&poor, 0);
 }
 
@@ -370,6 +411,7 @@ static void mode_stop(void)
 {
         struct worker rich = start(0), poor = start(0);
         struct reply reply;
+        double longest = 0;
 
         ask(&rich, 'a', 600);
         ask(&rich, 'f', 0);
@@ -380,8 +422,9 @@ static void mode_stop(void)
                 reply = ask(&poor, 'a', 700);
                 if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
                         fail("a stopped neighbour", (long long)reply.ms);
-                printf("~ beside a stopped neighbour: %.1f ms\n", reply.ms);
+                longest = reply.ms > longest ? reply.ms : longest;
         }
+        printf("~ beside a stopped neighbour, 5 times: refused in at most %.1f ms\n", longest);
         kill(rich.pid, SIGCONT);
         if (ask(&poor, 'a', 700).result != 0)
                 fail("it gives nothing after it goes on", 0);
@@ -750,6 +793,8 @@ int main(int argc, char **argv)
                 mode_help(false);
         else if (strcmp(argv[1], "purge") == 0)
                 mode_purge();
+        else if (strcmp(argv[1], "slow") == 0)
+                mode_slow();
         else if (strcmp(argv[1], "stop") == 0)
                 mode_stop();
         else if (strcmp(argv[1], "truncate") == 0)

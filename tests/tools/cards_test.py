@@ -74,6 +74,20 @@ def what_is_not_ours(scene):
     code, out, _ = scene.run("status", **nvml)
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
     scene.check("effective use of the card 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
+    scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
+    # Who is there by the management library's list, which does not fit into its first try; 40 MiB are the context's.
+    listing = os.path.join(scene.folder, "processes")
+    with open(listing, "w", encoding="ascii") as file:
+        file.write(f"{process.pid} 190\n4000001 77\n4000002 -1\n" + "".join(f"{4000100 + i} 1\n" for i in range(150)))
+    nvml["FAKE_NVML_PROCESSES"] = listing
+    card = status(scene, **nvml)[0]
+    scene.check(card["processes"][0]["driver_bytes"] == 40 * MIB, f"the driver's own: {card['processes']}")
+    others = {other["pid"]: other["used_bytes"] for other in card["others"]}
+    scene.check(len(others) == 152 and others[4000001] == 77 * MIB, f"the others: {others}")
+    scene.check(others[4000002] is None and process.pid not in others, f"the others: {others}")
+    code, out, _ = scene.run("status", **nvml)
+    scene.check("peak 150.000 MiB; the driver's own 40.000 MiB" in out, f"the driver's own: {out}")
+    scene.check("4000001 (not of this group): 77.000 MiB" in out and "4000002 (not of this group): unknown" in out, out)
     # 624 MiB are free and 100 more to be had; a process that keeps out gives nothing.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
@@ -85,6 +99,18 @@ def what_is_not_ours(scene):
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
     scene.check(late[0] == 1, "one that gives nothing is not counted")
     keeper.end()
+    # One that looks itself says it to those who cannot.
+    looker = scene.start(GPURECLAIM_LIMIT_INCLUDES="process", **{**nvml, "LD_LIBRARY_PATH": f"{scene.folder}/lib:{sim}"})
+    with open(listing, "w", encoding="ascii") as file:
+        file.write(f"{looker.pid} 40\n")
+    looker.ask("total", 0)
+
+    def told():
+        found = status(scene)
+        return found and found[0]["processes"][0]["driver_bytes"] == 40 * MIB
+
+    scene.check(until(told), f"a member's own figure: {status(scene)}")
+    looker.end()
 
 
 def which_card(scene):

@@ -19,6 +19,8 @@ static char dir[64];
 static uint64_t now_ns = 1000000000;
 static enum gr_peer peers[64] = {0}; /* by pid; start time 1000 + pid */
 
+static _Atomic unsigned looks; /* at other processes */
+
 static uint64_t fake_now(void)
 {
         return now_ns;
@@ -27,18 +29,22 @@ static uint64_t fake_now(void)
 static enum gr_peer fake_peer(uint32_t pid, uint64_t *ret_start)
 {
         *ret_start = 1000 + pid;
+        looks++;
         return pid < 64 ? peers[pid] : GR_PEER_GONE;
 }
 
 static struct gr_region *server; /* serves whenever somebody waits */
 static uint64_t server_gives;
+static uint64_t works_until_ns; /* before that it says that it works, and answers nothing */
 
 static void serve(struct gr_region *region)
 {
         struct gr_request request;
         uint64_t given;
 
-        if (!region || !gr_region_take(region, &request))
+        if (region && now_ns < works_until_ns)
+                gr_region_publish(region, NULL, false);
+        if (!region || now_ns < works_until_ns || !gr_region_take(region, &request))
                 return;
         given = request.want_bytes < server_gives ? request.want_bytes : server_gives;
         server_gives -= given;
@@ -49,8 +55,8 @@ static void serve(struct gr_region *region)
 static void fake_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
 {
         serve(server);
-        if (*word == seen)
-                now_ns += timeout_ns;
+        for (uint64_t until = now_ns + timeout_ns; *word == seen && now_ns < until; serve(server))
+                now_ns += until - now_ns < 1000000 ? until - now_ns : 1000000;
 }
 
 static void fake_wake(_Atomic uint32_t *word)
@@ -153,7 +159,8 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_cached, 6);
         GR_CHECK_EQ(GR_FIGURE_peak, 7);
         GR_CHECK_EQ(GR_FIGURE_waiting, 8);
-        GR_CHECK_EQ(GR_FIGURE_COUNT, 9);
+        GR_CHECK_EQ(GR_FIGURE_driver, 9);
+        GR_CHECK_EQ(GR_FIGURE_COUNT, 10);
 }
 
 static void test_names(void)
@@ -162,7 +169,7 @@ static void test_names(void)
         char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
-        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v2");
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v3");
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
         GR_CHECK_STR(group, "a-b.c");
         GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");
@@ -604,7 +611,7 @@ static void test_ask(void)
         gr_region_waiting(one, -(int64_t)GIB);
         GR_CHECK(!gr_region_awaited(two));
 
-        /* Nobody answers: the deadline, once; after that no time at all, until a heartbeat. */
+        /* Nobody answers: the deadline, once; after that no time at all, until the answer. */
         server = NULL;
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
@@ -616,10 +623,15 @@ static void test_ask(void)
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
-        now_ns++;
         publish_cached(three, GIB, 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        server_gives = 2 * GIB;
+        serve(two);
+        serve(three);
         server = three;
         server_gives = GIB;
+        publish_cached(three, GIB, 0);
         GR_CHECK(gr_region_ask(one, GIB, 100000000, false) > 0);
 
         /* Stopped ones are not asked; those who keep out neither. */
@@ -645,10 +657,100 @@ static void test_ask(void)
         drop(one);
 }
 
+/* Whoever is at work on it is waited for, within bounds; no sign of life, or one that is none, costs the wait once. */
+static void test_patience(void)
+{
+        const uint64_t ms = 1000000, quiet = 100 * ms;
+        struct gr_region *one = join_as(1, "patience"), *two = join_as(2, "patience"), *three = join_as(3, "patience");
+        uint64_t begin = now_ns;
+
+        /* Both are asked at once; the one that works gives, and what the silent one costs is within that time. */
+        publish_cached(two, 0, 0);
+        publish_cached(three, 0, 0);
+        server = two;
+        server_gives = GIB;
+        works_until_ns = now_ns + 400 * ms;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), GIB);
+        GR_CHECK(now_ns - begin >= 400 * ms && now_ns - begin < 500 * ms);
+        serve(three);
+
+        /* Without end: until the bound, and no time more before it has answered. */
+        begin = now_ns;
+        server_gives = GIB;
+        works_until_ns = UINT64_MAX;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS);
+        serve(three);
+        die(three);
+        begin = now_ns;
+        gr_region_publish(two, NULL, false);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, 0);
+        works_until_ns = 0;
+        serve(two);
+
+        /* It dies, as far as can be seen, in the middle of the work. */
+        begin = now_ns;
+        works_until_ns = now_ns + 50 * ms;
+        server_gives = 0;
+        two->map->slots[two->slot].figures[GR_FIGURE_waiting] = 0;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK(now_ns - begin < 2 * quiet);
+        serve(two);
+
+        /* One that waits for memory itself gets no more than the wait, whatever it says. */
+        begin = now_ns;
+        works_until_ns = UINT64_MAX;
+        gr_region_waiting(two, MIB);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        gr_region_waiting(two, -(int64_t)MIB);
+        works_until_ns = 0;
+        serve(two);
+
+        /* A heartbeat from the future is none. */
+        server = NULL;
+        begin = now_ns;
+        two->map->slots[two->slot].heartbeat_ns = now_ns + UINT64_C(5000000000);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, false), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        drop(two);
+        drop(one);
+}
+
+/* Whoever waits for memory looks again and again: at other processes only now and then, and at the silent ones. */
+static void test_sweep_again(void)
+{
+        struct gr_region *one = join_as(1, "again"), *two = join_as(2, "again"), *three = join_as(3, "again");
+
+        gr_region_waiting(one, MIB);
+        gr_region_sweep(one);
+        looks = 0;
+        for (int i = 0; i < 5; i++)
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 1, true), 0);
+        GR_CHECK_EQ(gr_region_reserve(one, 2, 1), -EDQUOT);
+        GR_CHECK_EQ(looks, 0);
+        die(two);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 0);
+        now_ns += UINT64_C(500000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        die(three);
+        now_ns += UINT64_C(499000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 0);
+        /* Silent for a second, and the last look at all less than half a second ago. */
+        one->swept_ns = now_ns += UINT64_C(2000000);
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        gr_region_waiting(one, -(int64_t)MIB);
+        die(join_as(2, "again"));
+        GR_CHECK_EQ(gr_region_sweep_again(one), 1);
+        drop(one);
+}
+
 static void test_orders(void)
 {
         struct gr_region *one = join_as(1, "orders"), *two = join_as(2, "orders");
         struct gr_request request;
+        struct gr_patience patience;
         uint32_t sequence;
 
         GR_CHECK(!gr_region_take(two, &request));
@@ -661,9 +763,10 @@ static void test_orders(void)
         GR_CHECK_EQ(request.new_limit, 5 * GIB);
         GR_CHECK_EQ(request.want_bytes, 2 * GIB);
         GR_CHECK_EQ(request.level, 3);
-        GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, now_ns + 10));
+        patience = (struct gr_patience){now_ns, 10, now_ns + 10};
+        GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
         gr_region_answer(two, &request, 7);
-        GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, now_ns + 10));
+        GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
         GR_CHECK(!gr_region_take(two, &request));
         /* A huge wish is no overflow. */
         gr_region_request(one, (unsigned)two->slot,
@@ -694,6 +797,8 @@ int main(void)
         test_accounts();
         test_race();
         test_ask();
+        test_patience();
+        test_sweep_again();
         test_orders();
         snprintf(command, sizeof(command), "rm -rf %s", dir);
         return system(command) != 0 || GR_CHECK_RESULT();
