@@ -58,6 +58,7 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice device)
                 return CUDA_ERROR_INVALID_DEVICE;
         /* A shared card is the same one for all who name its file, any other is the process's own. */
         hash = sim_shared_card(sim_config()->shared);
+        memset(uuid->bytes, 0, sizeof(uuid->bytes));
         memcpy(uuid->bytes, "simgpu", 6);
         memcpy(uuid->bytes + 6, &hash, sizeof hash);
         uuid->bytes[15] = (char)sim_config()->physical[device];
