@@ -124,20 +124,23 @@ size_t sim_shared_free(int device, size_t limit, size_t own_free)
         return used < limit ? limit - used : 0;
 }
 
+static uint64_t hashed(uint64_t hash, const void *data, size_t bytes)
+{
+        for (size_t i = 0; i < bytes; i++)
+                hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001b3);
+        return hash;
+}
+
 uint64_t sim_shared_card(const char *path)
 {
-        struct gr_identity self = {.pid = (uint32_t)getpid()};
-        const unsigned char *bytes = (const unsigned char *)&self;
-        size_t count = sizeof self;
         uint64_t hash = UINT64_C(0xcbf29ce484222325);
+        struct gr_identity self = {.pid = (uint32_t)getpid()};
 
-        if (path) {
-                bytes = (const unsigned char *)path;
-                count = strlen(path);
-        } else {
-                gr_system_identity(&self);
-        }
-        for (size_t i = 0; i < count; i++)
-                hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-        return hash;
+        if (path)
+                return hashed(hash, path, strlen(path));
+        gr_system_identity(&self);
+        /* Field by field: what pads the structure is of no known value. */
+        hash = hashed(hash, &self.pid, sizeof self.pid);
+        hash = hashed(hash, &self.start_ticks, sizeof self.start_ticks);
+        return hashed(hash, &self.pid_namespace, sizeof self.pid_namespace);
 }
