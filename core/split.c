@@ -16,6 +16,7 @@
 #define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
 #define CREDIT_DEBT_NS    UINT64_C(20000000)   /* so much overspent, and more footprint is the lesser evil, ... */
 #define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define BARRIER_SHARE     64                   /* of the peak of live memory: less that waits is not worth a barrier */
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define RELEASE_BATCH     64
@@ -501,6 +502,22 @@ bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64
         return above == 0;
 }
 
+/*
+ * Where the footprint would pass its bound while freed memory waits, a barrier readies that: to be taken at once, or to
+ * be moved behind the request. It costs streams their overlap, so it takes a share of the peak to be worth one.
+ */
+static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t least = max_u64(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, range_bytes(bytes));
+
+        if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
+            above_bound(context, bytes, round_up(bytes, GR_PAGE_BYTES), 0) == 0 || !gr_pool_barrier_is_safe(context) ||
+            gr_fence_barrier(context))
+                return NULL;
+        return gr_split_take(context, bytes, false);
+}
+
 /* Lock not held. */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
@@ -510,6 +527,9 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         bool room;
         int rc = -ENOSPC;
 
+        *ret_block = take_behind_barrier(context, bytes);
+        if (*ret_block)
+                return 0;
         if (!gr_is_small(bytes))
                 rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
         if (rc != -ENOSPC)
