@@ -786,6 +786,7 @@ static void test_behind(bool stuck)
                 context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
                 context->split.credit_ns = -1;
                 give(take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
+                gr_fence_close(context); /* its age says that nothing passes */
                 gpu.now_ns += stuck ? 60 * ms : 10 * ms;
         }
         if (stuck)

@@ -2,7 +2,7 @@
  * What pools would reserve for a recorded trace: the library's own core on a driver that only counts, beside a model of
  * PyTorch's allocator. No GPU and no time: what the driver's calls would cost is modelled from an H200's figures.
  *
- *   policies [--lag=DURATION] [--streams] TRACE.csv...
+ *   policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...
  *
  * --lag: the GPU is so far behind the host. --streams: the program has streams of its own, whose overlap a barrier
  * would cost.
@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "log.h"
 #include "pool.h"
 #include "size.h"
 #include "torch_model.h"
@@ -285,12 +286,14 @@ int main(int argc, char **argv)
                         continue;
                 else if (!strcmp(argv[i], "--streams"))
                         counting.streams = true;
+                else if (!strcmp(argv[i], "--verbose"))
+                        gr_log_set_level(GR_LOG_DEBUG);
                 else if (argv[i][0] != '-' && evaluate(argv[i]) == 0)
                         continue;
                 else
                         rc = 2;
         }
         if (rc || argc < 2)
-                fprintf(stderr, "usage: policies [--lag=DURATION] [--streams] TRACE.csv...\n");
+                fprintf(stderr, "usage: policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...\n");
         return argc < 2 ? 2 : rc;
 }
