@@ -229,8 +229,8 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         if (context && !rc) {
                 row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases,
                     counting.cost_us);
-                printf(" %9.0f %9" PRIu64 "\n", (real_seconds() - begin) * 1e9 / (double)trace->count,
-                       counting.barriers);
+                printf(" %9" PRIu64 " %9.0f\n", counting.barriers,
+                       (real_seconds() - begin) * 1e9 / (double)trace->count);
         }
         gr_core_destroy(&core);
         free(ptrs);
@@ -262,14 +262,14 @@ static int evaluate(const char *path)
         printf("%s: %zu operations, peak of live memory %s\n", path, trace.count,
                gr_size_format(trace.peak_live_bytes, text, sizeof(text)));
         printf("  %-30s %12s %7s %9s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
-               "ns of ours", "barriers");
+               "barriers", "ns of ours");
         for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]) && !rc; i++)
                 rc = play(&trace, policies[i].name, &policies[i].config, policies[i].mapped);
         for (int expandable = 0; expandable < 2 && !rc; expandable++) {
                 reserved = gr_torch_model(&trace, expandable, &segments);
                 row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0,
                     segments * ALLOC_US);
-                printf(" %9s\n", "-");
+                printf(" %9s %9s\n", "-", "-");
         }
         if (rc)
                 fprintf(stderr, "%s: %s\n", path, strerror(-rc));
