@@ -229,6 +229,7 @@ static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
 int gr_fence_poll(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
+        bool passed = false;
         int rc = 0;
 
         gr_lock(&fence->lock);
@@ -244,7 +245,10 @@ int gr_fence_poll(struct gr_context *context)
                 epoch_recycle(oldest);
                 fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
                 fence->pending_count--;
+                passed = true;
         }
+        if (passed)
+                fence->passed_ns = context->core->driver->now_ns();
         if (rc && rc != -EAGAIN)
                 failed(fence, rc);
         gr_unlock(&fence->lock);
@@ -357,19 +361,20 @@ int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)
         }
 }
 
-uint64_t gr_fence_oldest_age_ns(struct gr_context *context)
+uint64_t gr_fence_stuck_ns(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        uint64_t closed_ns = 0, now_ns;
+        uint64_t since_ns = UINT64_MAX, now_ns;
 
         gr_lock(&fence->lock);
-        if (fence->pending_count > 0)
-                closed_ns = pending_at(fence, 0)->closed_ns;
+        if (fence->pending_count > 0) {
+                since_ns = pending_at(fence, 0)->closed_ns;
+                if (since_ns < fence->passed_ns)
+                        since_ns = fence->passed_ns;
+        }
         gr_unlock(&fence->lock);
-        if (!closed_ns)
-                return 0;
         now_ns = context->core->driver->now_ns();
-        return now_ns > closed_ns ? now_ns - closed_ns : 0;
+        return now_ns > since_ns ? now_ns - since_ns : 0;
 }
 
 unsigned gr_fence_reach(struct gr_context *context)

@@ -61,6 +61,7 @@ struct gr_fence {
         struct gr_lock lock;                        /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
+        uint64_t passed_ns;                     /* when an epoch was last seen to have passed */
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself; of core->everyone, any */
         _Atomic unsigned reach_count;           /* also read without the lock */
         _Atomic bool reach_overflow;            /* more can reach it than fit: freed blocks go to the driver */
@@ -198,8 +199,11 @@ int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch);
  */
 int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns);
 
-/* How long the oldest closed epoch has been waiting, in ns; 0 where none is. */
-uint64_t gr_fence_oldest_age_ns(struct gr_context *context);
+/*
+ * How long the oldest closed epoch has been the oldest, in ns; 0 where none is. A GPU that is behind the host keeps
+ * passing epochs, however old; one that passes none runs a kernel that does not end.
+ */
+uint64_t gr_fence_stuck_ns(struct gr_context *context);
 
 /* Waits for all work in every context that can reach the blocks. -EBUSY, or the driver's error. */
 int gr_fence_sync(struct gr_context *context);

@@ -624,6 +624,7 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
 
                 if (moves[i].done) {
                         hole_bytes -= from->block.capacity_bytes;
+                        gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
                         ghost_enter(split, from, page_at(range->segment, moves[i].to)->freed_epoch);
                 } else {
                         settle(split, from, GR_RANGE_FREE);
@@ -692,7 +693,8 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         if (!gr_split_make_room(context, bytes, place.hole_bytes, false)) {
                 uint64_t left_bytes = moves_make(context, range, place.hole_bytes);
 
-                gr_split_make_room(context, bytes, left_bytes, true);
+                if (left_bytes > 0)
+                        gr_split_make_room(context, bytes, left_bytes, true);
         }
         rc = back(context, range, &come);
 

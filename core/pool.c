@@ -7,7 +7,7 @@
 #include <utlist.h>
 
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
-#define STUCK_NS            UINT64_C(50000000) /* an epoch this old says that a kernel runs on: no barrier behind it */
+#define STUCK_NS            UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
 #define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
 #define SPARE_CLASS_PART    4                    /* ... this part of those of all classes, whichever is more */
 #define SPARE_CLASS_BLOCKS  64
@@ -397,6 +397,12 @@ bool gr_pool_barrier_is_cheap(struct gr_context *context)
                                              atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
 }
 
+bool gr_pool_barrier_is_safe(struct gr_context *context)
+{
+        return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+               gr_fence_stuck_ns(context) < STUCK_NS;
+}
+
 /*
  * A block behind a barrier that costs nothing but its call, or that another thread lays at this moment; NULL. The
  * thread's own bin comes before what is ready in those of others: one barrier readies them all, while a look at each
@@ -455,9 +461,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                         return block;
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
-                barrier = reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-                          gr_fence_quarantine_bytes(&context->fence) > bound &&
-                          gr_fence_oldest_age_ns(context) < STUCK_NS &&
+                barrier = gr_fence_quarantine_bytes(&context->fence) > bound && gr_pool_barrier_is_safe(context) &&
                           (!gr_split_active(&context->split) || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context))

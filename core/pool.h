@@ -193,6 +193,9 @@ uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
  */
 bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
+/* Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work. */
+bool gr_pool_barrier_is_safe(struct gr_context *context);
+
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
 

@@ -1,12 +1,14 @@
 #include "split.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <utlist.h>
 
 #include "heap.h"
+#include "log.h"
 #include "pool.h"
 #include "range.h"
 
@@ -16,8 +18,10 @@
 #define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
 #define CREDIT_DEBT_NS    UINT64_C(20000000)   /* so much overspent, and more footprint is the lesser evil, ... */
 #define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define BARRIER_SHARE     64                   /* of the peak of live memory: less that waits is not worth a barrier */
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
+#define TELL_SHARE        32 /* DEBUG: the footprint, each time it has grown by so much of it */
 #define RELEASE_BATCH     64
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define CLOSE_STEP_BYTES  (UINT64_C(32) << 20) /* so much freed, and the epoch is closed at once */
@@ -467,6 +471,32 @@ static bool has_spare(struct gr_split *split)
         return has;
 }
 
+/* What the memory is, where the footprint is about to pass its bound; not for every page. Lock not held. */
+static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
+{
+        struct gr_split *split = &context->split;
+        uint64_t charged = atomic_load(&context->device->charged_bytes), mib = UINT64_C(1) << 20, small = 0;
+
+        gr_lock(&split->lock);
+        split->waited_ns += waited_ns;
+        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && charged + growth_bytes > split->told_bytes) {
+                split->told_bytes = charged + charged / TELL_SHARE;
+                for (size_t i = 0; i < split->segment_count; i++)
+                        small += split->segments[i]->small ? split->segments[i]->bytes : 0;
+                gr_log(GR_LOG_DEBUG,
+                       "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
+                       " MiB charged, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64 ", wholly free %" PRIu64
+                       ", pinned %" PRIu64 ", small segments %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64
+                       " us, barriers %s",
+                       growth_bytes / mib, above / mib, charged / mib, gr_budget_live(context->device) / mib,
+                       atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
+                       split->spare_bytes / mib, atomic_load(&context->device->pinned_bytes) / mib, small / mib,
+                       split->credit_ns / 1000, split->waited_ns / 1000,
+                       gr_pool_barrier_is_cheap(context) ? "free" : "dear");
+        }
+        gr_unlock(&split->lock);
+}
+
 /*
  * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
  * lost nothing: that costs no credit.
@@ -498,7 +528,24 @@ bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
         credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context) ? waited_ns : 0));
+        tell(context, growth_bytes, wait ? above : 0, waited_ns);
         return above == 0;
+}
+
+/*
+ * Where the footprint would pass its bound while freed memory waits, a barrier readies that: to be taken at once, or to
+ * be moved behind the request. It costs streams their overlap, so it takes a share of the peak to be worth one.
+ */
+static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t least = max_u64(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
+
+        if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
+            above_bound(context, bytes, round_up(bytes, GR_PAGE_BYTES), 0) == 0 || !gr_pool_barrier_is_safe(context) ||
+            gr_fence_barrier(context))
+                return NULL;
+        return gr_split_take(context, bytes, false);
 }
 
 /* Lock not held. */
@@ -510,6 +557,9 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         bool room;
         int rc = -ENOSPC;
 
+        *ret_block = take_behind_barrier(context, bytes);
+        if (*ret_block)
+                return 0;
         if (!gr_is_small(bytes))
                 rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
         if (rc != -ENOSPC)

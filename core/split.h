@@ -56,6 +56,8 @@ struct gr_split {
         uint64_t open_bytes;       /* freed since an epoch was closed for it */
         int64_t credit_ns;         /* time that may be spent on better fits */
         uint64_t credit_at_ns;     /* when it was last added to; 0: never */
+        uint64_t waited_ns;        /* for work that was about to end */
+        uint64_t told_bytes;       /* the footprint that was last logged */
         uint64_t hits, frees;      /* requests served without the driver; ranges freed */
         uint64_t free_count;       /* free and waiting ranges */
 };

@@ -144,13 +144,13 @@ static void test_wait_oldest(void)
 
         start();
         GR_CHECK_EQ(gr_fence_wait_oldest(context, UINT64_MAX), -ENOENT);
-        GR_CHECK_EQ(gr_fence_oldest_age_ns(context), 0);
+        GR_CHECK_EQ(gr_fence_stuck_ns(context), 0);
         first = freed_after(5);
         GR_CHECK_EQ(gr_fence_close(context), 0);
         second = freed_after(200);
         GR_CHECK_EQ(gr_fence_close(context), 0);
         sg_advance(SG_MS);
-        GR_CHECK_EQ(gr_fence_oldest_age_ns(context), SG_MS);
+        GR_CHECK_EQ(gr_fence_stuck_ns(context), SG_MS);
 
         begin_ns = sg_driver.now_ns();
         GR_CHECK_EQ(gr_fence_wait_oldest(context, begin_ns + 100 * SG_MS), 0);
@@ -163,6 +163,7 @@ static void test_wait_oldest(void)
         GR_CHECK(sg_driver.now_ns() - begin_ns >= 20 * SG_MS);
         GR_CHECK(sg_driver.now_ns() - begin_ns < 25 * SG_MS);
         GR_CHECK(!gr_fence_idle(fence, second));
+        GR_CHECK_EQ(gr_fence_stuck_ns(context), sg_driver.now_ns() - begin_ns); /* since the first passed */
         sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
         GR_CHECK_EQ(gr_fence_wait_oldest(context, UINT64_MAX), DRIVER_700);
         finish();

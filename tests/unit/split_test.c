@@ -768,6 +768,36 @@ static void test_heap_moves(bool possible)
         end();
 }
 
+/*
+ * A program with streams whose GPU falls behind, with sizes that keep changing: what it frees serves again behind
+ * barriers instead of more memory. Where a kernel runs on there are none.
+ */
+static void test_behind(bool stuck)
+{
+        const uint64_t ms = 1000000;
+
+        begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&context->streams, 4);
+        for (uint64_t i = 0; i < 40; i++) {
+                uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
+
+                if (!stuck && submitted > gpu.done + behind)
+                        gpu.done = submitted - behind;
+                context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
+                context->split.credit_ns = -1;
+                give(take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
+                gr_fence_close(context); /* its age says that nothing passes */
+                gpu.now_ns += stuck ? 60 * ms : 10 * ms;
+        }
+        if (stuck)
+                GR_CHECK_EQ(gpu.covered, 0);
+        else
+                GR_CHECK(device()->peak_charged_bytes <= 60 * MIB);
+        context_sync(NULL);
+        settle();
+        end();
+}
+
 /* An extent goes back by itself; one that a block touches does not. */
 static void test_heap_trim(void)
 {
@@ -928,6 +958,8 @@ int main(void)
         test_heap_fails();
         test_heap_moves(true);
         test_heap_moves(false);
+        test_behind(false);
+        test_behind(true);
         test_heap_trim();
         test_heap_exported();
         test_all();

@@ -2,7 +2,10 @@
  * What pools would reserve for a recorded trace: the library's own core on a driver that only counts, beside a model of
  * PyTorch's allocator. No GPU and no time: what the driver's calls would cost is modelled from an H200's figures.
  *
- *   policies [--lag=DURATION] TRACE.csv...
+ *   policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...
+ *
+ * --lag: the GPU is so far behind the host. --streams: the program has streams of its own, whose overlap a barrier
+ * would cost.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -11,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "log.h"
 #include "pool.h"
 #include "size.h"
 #include "torch_model.h"
@@ -26,6 +30,8 @@
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
+        bool streams;            /* the program has more than the default one */
+        uint64_t barriers;
         uint64_t next_small, next_large;
         uint64_t allocs, releases;
         uint64_t cost_us;
@@ -136,6 +142,7 @@ static int context_record(void *context, void *event)
 static int context_wait(void *context, void *event)
 {
         (void)context, (void)event;
+        counting.barriers++;
         return 0;
 }
 
@@ -203,9 +210,11 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.now_ns = 1;
         counting.next_small = UINT64_C(1) << 44;
         counting.next_large = UINT64_C(1) << 45;
-        counting.allocs = counting.releases = counting.cost_us = 0;
+        counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
         gr_core_init(&core, mapped ? &driver : &plain_driver, config);
         context = gr_context_add(&core, &core, 0);
+        if (context && counting.streams)
+                atomic_store(&context->streams, 1);
         begin = real_seconds();
         for (size_t i = 0; context && i < trace->count && !rc; i++) {
                 const struct gr_trace_op *op = &trace->ops[i];
@@ -220,7 +229,8 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         if (context && !rc) {
                 row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases,
                     counting.cost_us);
-                printf(" %9.0f\n", (real_seconds() - begin) * 1e9 / (double)trace->count);
+                printf(" %9" PRIu64 " %9.0f\n", counting.barriers,
+                       (real_seconds() - begin) * 1e9 / (double)trace->count);
         }
         gr_core_destroy(&core);
         free(ptrs);
@@ -251,15 +261,15 @@ static int evaluate(const char *path)
         }
         printf("%s: %zu operations, peak of live memory %s\n", path, trace.count,
                gr_size_format(trace.peak_live_bytes, text, sizeof(text)));
-        printf("  %-30s %12s %7s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
-               "ns of ours");
+        printf("  %-30s %12s %7s %9s %9s %9s %9s %9s\n", "", "reserved", "ratio", "allocs", "releases", "us per op",
+               "barriers", "ns of ours");
         for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]) && !rc; i++)
                 rc = play(&trace, policies[i].name, &policies[i].config, policies[i].mapped);
         for (int expandable = 0; expandable < 2 && !rc; expandable++) {
                 reserved = gr_torch_model(&trace, expandable, &segments);
                 row(&trace, expandable ? "PyTorch's rules, expandable" : "PyTorch's rules", reserved, segments, 0,
                     segments * ALLOC_US);
-                printf(" %9s\n", "-");
+                printf(" %9s %9s\n", "-", "-");
         }
         if (rc)
                 fprintf(stderr, "%s: %s\n", path, strerror(-rc));
@@ -274,12 +284,16 @@ int main(int argc, char **argv)
         for (int i = 1; i < argc; i++) {
                 if (!strncmp(argv[i], "--lag=", 6) && gr_duration_parse(argv[i] + 6, &counting.lag_ns) == 0)
                         continue;
+                else if (!strcmp(argv[i], "--streams"))
+                        counting.streams = true;
+                else if (!strcmp(argv[i], "--verbose"))
+                        gr_log_set_level(GR_LOG_DEBUG);
                 else if (argv[i][0] != '-' && evaluate(argv[i]) == 0)
                         continue;
                 else
                         rc = 2;
         }
         if (rc || argc < 2)
-                fprintf(stderr, "usage: policies [--lag=DURATION] TRACE.csv...\n");
+                fprintf(stderr, "usage: policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...\n");
         return argc < 2 ? 2 : rc;
 }

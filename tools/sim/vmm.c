@@ -5,6 +5,8 @@
 #include "sim.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,6 +43,30 @@ static struct created *dead;
 static struct mapping *mappings;
 /* Changed under both locks, read under either. */
 static struct reservation *reservations;
+
+/*
+ * Threads that are just mapping or unmapping. The driver's own heap breaks where two do and memory is mapped twice
+ * (H200, driver 580, November 2026), so that ends the program here, too.
+ */
+static _Atomic int changing;
+
+static bool mapped_twice(const struct created *memory)
+{
+        unsigned count = 0;
+
+        for (struct mapping *m = mappings; m; m = m->next)
+                count += m->memory == memory;
+        return count > 1;
+}
+
+/* Lock held. */
+static void check_alone(const struct created *memory, const char *what)
+{
+        if (changing > 1 && mapped_twice(memory)) {
+                fprintf(stderr, "%s: two threads at once, and memory that is mapped twice\n", what);
+                abort();
+        }
+}
 
 bool sim_is_reserved_locked(uintptr_t address)
 {
@@ -239,6 +265,7 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         CUresult rc = CUDA_ERROR_INVALID_VALUE;
 
         SIM_ENTER(cuMemMap);
+        changing++;
         sim_lock();
         if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes > memory->bytes ||
             base % SIM_PAGE_BYTES || !sim_is_reserved_locked(base) || !sim_is_reserved_locked(base + bytes - 1) ||
@@ -259,9 +286,11 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         memory->refs++;
         m->next = mappings;
         mappings = m;
+        check_alone(memory, "cuMemMap");
         rc = CUDA_SUCCESS;
 out:
         sim_unlock();
+        changing--;
         return rc;
 }
 
@@ -287,9 +316,11 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
         CUresult rc = CUDA_SUCCESS;
 
         SIM_ENTER(cuMemUnmap);
+        changing++;
         sim_lock();
         if (!bytes || !covered(base, bytes)) {
                 sim_unlock();
+                changing--;
                 return CUDA_ERROR_INVALID_VALUE;
         }
         while (*at) {
@@ -299,6 +330,7 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
                         at = &m->next;
                         continue;
                 }
+                check_alone(m->memory, "cuMemUnmap");
                 *at = m->next;
                 /* Nothing touches the range any more once it is gone from the table. */
                 {
@@ -312,6 +344,7 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
                 free(m);
         }
         sim_unlock();
+        changing--;
         return rc;
 }
 
