@@ -81,6 +81,12 @@ struct gr_core {
         _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
         struct gr_early early;
         _Atomic bool split_barred; /* gr_split_bar */
+        /*
+         * A stream may wait for what the program does later: for a function on the host, a word in memory, a semaphore.
+         * A barrier behind that would have the program's other streams wait as well, on which it may depend: none is
+         * laid from then on where it is not asked for by GR_REUSE_BARRIER, nor one context waited for without end.
+         */
+        _Atomic bool waits_for_host;
 
         /* Where threads of the shard last had a hit: a free looks there first. */
         struct {
@@ -193,7 +199,10 @@ uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
  */
 bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
-/* Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work. */
+/*
+ * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor where
+ * streams wait for the host.
+ */
 bool gr_pool_barrier_is_safe(struct gr_context *context);
 
 /* Whether the context has no cached block. */

@@ -322,8 +322,11 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph gra
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                           size_t count, CUgraphNodeParams *params)
 {
-        CUresult result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
+        CUresult result;
 
+        if (params)
+                gr_graph_node_seen(params->type);
+        result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
         if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
                 gr_graph_memory_seen();
         return result;
@@ -332,8 +335,11 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, cons
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                                              const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)
 {
-        CUresult result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
+        CUresult result;
 
+        if (params)
+                gr_graph_node_seen(params->type);
+        result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
         if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
                 gr_graph_memory_seen();
         return result;

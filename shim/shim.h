@@ -162,6 +162,8 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 
 /* From now on graphs are looked through for allocations; graphs' idle memory went back. */
 void gr_graph_memory_seen(void);
+/* A node of the type is about to be added to some graph: stream.c wants to know of those that wait for the host. */
+void gr_graph_node_seen(CUgraphNodeType type);
 bool gr_graph_memory(void); /* whether any graph may have allocated */
 void gr_graph_trimmed(void);
 

@@ -195,3 +195,73 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx g
         created(result);
         return result;
 }
+
+/* Before the driver has it: a barrier that is laid next is behind it. */
+static void will_wait(CUstream stream, bool null_is_per_thread)
+{
+        struct gr_context *context;
+
+        if (!gr_shim_ready())
+                return;
+        atomic_store(&gr_core.waits_for_host, true);
+        if (identity(stream, null_is_per_thread) != &per_thread_stream)
+                return;
+        /* The streams of threads run beside each other like those that the program creates. */
+        context = gr_current_context();
+        if (context && atomic_load(&context->streams) == 0)
+                created(CUDA_SUCCESS);
+}
+
+#define HOST_WAIT(symbol, parameters, ...)                                                                             \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                will_wait(stream, false);                                                                              \
+                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+        }                                                                                                              \
+        GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
+        {                                                                                                              \
+                will_wait(stream, true);                                                                               \
+                return GR_REAL(symbol##_ptsz, __VA_ARGS__);                                                            \
+        }
+
+HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
+HOST_WAIT(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags), stream,
+          callback, arg, flags)
+HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream, word,
+          value, flags)
+HOST_WAIT(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
+          word, value, flags)
+HOST_WAIT(cuStreamWaitValue64, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream, word,
+          value, flags)
+HOST_WAIT(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
+          word, value, flags)
+HOST_WAIT(cuStreamBatchMemOp,
+          (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
+          count, operations, flags)
+HOST_WAIT(cuStreamBatchMemOp_v2,
+          (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
+          count, operations, flags)
+HOST_WAIT(cuWaitExternalSemaphoresAsync,
+          (const CUexternalSemaphore *semaphores, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *parameters,
+           unsigned int count, CUstream stream),
+          semaphores, parameters, count, stream)
+
+/* Graphs may be launched into any stream. */
+void gr_graph_node_seen(CUgraphNodeType type)
+{
+        if (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
+            type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
+                will_wait(CU_STREAM_PER_THREAD, false);
+}
+
+#define HOST_NODE(symbol, type, parameters)                                                                            \
+        GR_EXPORT CUresult CUDAAPI symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,           \
+                                          size_t count, const parameters *values)                                      \
+        {                                                                                                              \
+                gr_graph_node_seen(type);                                                                              \
+                return GR_REAL(symbol, node, graph, dependencies, count, values);                                      \
+        }
+
+HOST_NODE(cuGraphAddHostNode, CU_GRAPH_NODE_TYPE_HOST, CUDA_HOST_NODE_PARAMS)
+HOST_NODE(cuGraphAddBatchMemOpNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CUDA_BATCH_MEM_OP_NODE_PARAMS)
+HOST_NODE(cuGraphAddExternalSemaphoresWaitNode, CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT, CUDA_EXT_SEM_WAIT_NODE_PARAMS)

@@ -1,0 +1,163 @@
+/*
+ * Streams that wait for the program: for a word in memory, or for a function on the host that returns once other work
+ * on the GPU is done. What one stream waits for must not hold up another, though memory is freed and allocated between
+ * them: a barrier across all streams would stop the very work that the program waits for. Natively and under the shim
+ * the same lines.
+ *
+ *   dependence
+ *
+ * A stream that stands still is let go after some seconds, so that nothing hangs.
+ */
+#include "gputest.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000 };
+#define BYTES      (64 * GT_MIB)
+#define LAST_BYTES (GT_MIB / 2) /* little enough that no fence is laid for it before it is needed */
+
+static struct gt gt;
+static CUdeviceptr blocks[COUNT], word;
+static _Atomic uint32_t *flag; /* where word is in the host's addresses */
+static CUgraphExec graph;
+
+static void CUDA_CB wait_for_flag(void *arg)
+{
+        (void)arg;
+        while (!atomic_load(flag))
+                gt_sleep_us(200);
+}
+
+static void CUDA_CB callback(CUstream stream, CUresult status, void *arg)
+{
+        (void)stream;
+        (void)status;
+        wait_for_flag(arg);
+}
+
+static CUresult by_word(CUstream stream)
+{
+        return cuStreamWaitValue32(stream, word, 1, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+static CUresult by_words(CUstream stream)
+{
+        __typeof__(&cuStreamBatchMemOp) batch = GT_OPTIONAL(cuStreamBatchMemOp_v2);
+        CUstreamBatchMemOpParams wait = {
+                .waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+                              .address = word,
+                              .value = 1,
+                              .flags = CU_STREAM_WAIT_VALUE_GEQ},
+        };
+
+        return batch ? batch(stream, 1, &wait, 0) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static CUresult by_function(CUstream stream)
+{
+        return cuLaunchHostFunc(stream, wait_for_flag, NULL);
+}
+
+static CUresult by_callback(CUstream stream)
+{
+        return cuStreamAddCallback(stream, callback, NULL, 0);
+}
+
+static CUresult by_graph(CUstream stream)
+{
+        const CUDA_HOST_NODE_PARAMS node = {.fn = wait_for_flag};
+        __typeof__(&cuGraphAddHostNode) add = GT_OPTIONAL(cuGraphAddHostNode);
+        CUgraph made;
+        CUgraphNode one;
+        CUresult result;
+
+        if (!add)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        GT_MUST(cuGraphCreate(&made, 0));
+        result = add(&one, made, NULL, 0, &node);
+        GT_MUST(result);
+        GT_MUST(cuGraphInstantiate(&graph, made, 0));
+        GT_MUST(cuGraphDestroy(made));
+        return cuGraphLaunch(graph, stream);
+}
+
+static void fill(CUstream stream)
+{
+        for (int i = 0; i < COUNT; i++)
+                GT_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
+}
+
+static void allocate(void)
+{
+        for (int i = 0; i < COUNT; i++)
+                GT_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
+}
+
+static void release(void)
+{
+        for (int i = 0; i < COUNT; i++)
+                GT_MUST(cuMemFree(blocks[i]));
+}
+
+/* Whether the stream's work ended before patience did. */
+static bool ends(CUstream stream)
+{
+        double end = gt_now_us() + PATIENCE_US;
+        CUresult result;
+
+        while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && gt_now_us() < end)
+                gt_sleep_us(500);
+        if (result != CUDA_ERROR_NOT_READY)
+                GT_MUST(result);
+        return result == CUDA_SUCCESS;
+}
+
+static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy, CUstream held)
+{
+        CUresult result;
+
+        atomic_store(flag, 0);
+        allocate();
+        fill(busy);
+        GT_MUST(cuStreamSynchronize(busy));
+        GT_MUST(gt_spin(&gt, busy, SPIN_US));
+        fill(busy);
+        release();
+        result = hold(held);
+        allocate();
+        fill(busy);
+        printf("%s: %s, the other stream %s\n", name, gt_result_name(result), ends(busy) ? "went on" : "stood still");
+        atomic_store(flag, 1);
+        GT_MUST(cuCtxSynchronize());
+        release();
+        if (graph)
+                GT_MUST(cuGraphExecDestroy(graph));
+        graph = NULL;
+}
+
+int main(void)
+{
+        static const struct {
+                const char *name;
+                CUresult (*hold)(CUstream);
+        } ways[] = {
+                {"a word in memory", by_word}, {"a batch of words", by_words},      {"a function", by_function},
+                {"a callback", by_callback},   {"a function in a graph", by_graph},
+        };
+        CUstream busy, held;
+        void *host;
+
+        gt_open(&gt);
+        busy = gt_stream();
+        held = gt_stream();
+        GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+        GT_MUST(cuMemHostGetDevicePointer(&word, host, 0));
+        flag = host;
+        for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+                try_way(ways[i].name, ways[i].hold, busy, held);
+        GT_MUST(cuMemFreeHost(host));
+        gt_close(&gt);
+        return EXIT_SUCCESS;
+}
