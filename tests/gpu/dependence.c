@@ -4,15 +4,17 @@
  * them: a barrier across all streams would stop the very work that the program waits for. Natively and under the shim
  * the same lines.
  *
- *   dependence
+ *   dependence [threads]    with streams that it creates, or with those that each thread has
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
  */
 #include "gputest.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000 };
 #define BYTES      (64 * GT_MIB)
@@ -114,9 +116,29 @@ static bool ends(CUstream stream)
         return result == CUDA_SUCCESS;
 }
 
+/* Another thread that holds its own stream, and lives until it is let go. */
+struct holder {
+        CUresult (*hold)(CUstream);
+        CUresult result;
+        _Atomic bool held;
+};
+
+static void *hold_own(void *arg)
+{
+        struct holder *holder = arg;
+
+        gt_attach(&gt);
+        holder->result = holder->hold(CU_STREAM_PER_THREAD);
+        atomic_store(&holder->held, true);
+        wait_for_flag(NULL);
+        return NULL;
+}
+
+/* Without a stream to be held, another thread's own is. */
 static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy, CUstream held)
 {
-        CUresult result;
+        struct holder holder = {.hold = hold};
+        pthread_t thread;
 
         atomic_store(flag, 0);
         allocate();
@@ -125,11 +147,19 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy,
         GT_MUST(gt_spin(&gt, busy, SPIN_US));
         fill(busy);
         release();
-        result = hold(held);
+        if (held)
+                holder.result = hold(held);
+        else if (pthread_create(&thread, NULL, hold_own, &holder))
+                gt_die("no thread");
+        while (!held && !atomic_load(&holder.held))
+                gt_sleep_us(50);
         allocate();
         fill(busy);
-        printf("%s: %s, the other stream %s\n", name, gt_result_name(result), ends(busy) ? "went on" : "stood still");
+        printf("%s: %s, the other stream %s\n", name, gt_result_name(holder.result),
+               ends(busy) ? "went on" : "stood still");
         atomic_store(flag, 1);
+        if (!held)
+                pthread_join(thread, NULL);
         GT_MUST(cuCtxSynchronize());
         release();
         if (graph)
@@ -137,8 +167,9 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy,
         graph = NULL;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+        const bool threads = argc > 1 && !strcmp(argv[1], "threads");
         static const struct {
                 const char *name;
                 CUresult (*hold)(CUstream);
@@ -146,12 +177,14 @@ int main(void)
                 {"a word in memory", by_word}, {"a batch of words", by_words},      {"a function", by_function},
                 {"a callback", by_callback},   {"a function in a graph", by_graph},
         };
-        CUstream busy, held;
+        CUstream busy = CU_STREAM_PER_THREAD, held = NULL;
         void *host;
 
         gt_open(&gt);
-        busy = gt_stream();
-        held = gt_stream();
+        if (!threads) {
+                busy = gt_stream();
+                held = gt_stream();
+        }
         GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
         GT_MUST(cuMemHostGetDevicePointer(&word, host, 0));
         flag = host;
