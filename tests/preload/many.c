@@ -244,6 +244,16 @@ static struct reply ask(struct worker *worker, char order, unsigned argument)
         return hear(worker);
 }
 
+/* All its threads stand still: the signal alone may leave one that runs the time for an answer. */
+static void stop(struct worker *worker)
+{
+        int status;
+
+        kill(worker->pid, SIGSTOP);
+        if (waitpid(worker->pid, &status, WUNTRACED) != worker->pid || !WIFSTOPPED(status))
+                fail("a worker cannot be stopped", status);
+}
+
 static void end(struct worker *worker, int with)
 {
         int status;
@@ -390,7 +400,7 @@ static void mode_slow(void)
                 fail("the first one's next step", 0);
         tell(&poor, 'a', 700);
         pause_ms(100);
-        kill(rich.pid, SIGSTOP);
+        stop(&rich);
         reply = hear(&poor);
         if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
                 fail("stopped in the middle of its hook", (long long)reply.ms);
@@ -416,7 +426,7 @@ static void mode_stop(void)
         ask(&rich, 'a', 600);
         ask(&rich, 'f', 0);
         ask(&poor, 'a', 8);
-        kill(rich.pid, SIGSTOP);
+        stop(&rich);
         pause_ms(100);
         for (int i = 0; i < 5; i++) {
                 reply = ask(&poor, 'a', 700);
@@ -736,7 +746,7 @@ static void mode_command(void)
         says(command(2, "limit", 0), "needs a process id");
         says(command(2, "reclaim", 0), "needs a process id or --all");
         says(command(2, "wait -- true", 0), "needs --free");
-        kill(one.pid, SIGSTOP);
+        stop(&one);
         says(command(1, "reclaim %u", pid), "does not answer");
         end(&one, SIGKILL);
         says(command(1, "reclaim %u", pid), "does not run under gpureclaim");
