@@ -6,8 +6,10 @@
  * programs without such graphs pay for one look at a counter.
  *
  * How much a graph will reserve only the driver knows: it lets allocations share memory where one is freed before the
- * other. We take the most that is allocated at a time, nodes in the order of their creation, less what lies idle in the
- * device's graph memory: a launch that fits is not refused, and what a graph takes beyond that is charged after it.
+ * other. We take the most that is allocated at a time when the nodes run one by one, less what lies idle in the
+ * device's graph memory: a launch that fits is not refused, and what a graph takes beyond that is charged after it. An
+ * update of an executable graph changes no sizes: parameters of allocation nodes cannot be set (cuda.h,
+ * cuGraphNodeSetParams).
  */
 #include <errno.h>
 #include <pthread.h>
@@ -101,6 +103,106 @@ static void freed(struct walk *walk, CUdeviceptr ptr)
                 }
 }
 
+struct place {
+        CUgraphNode node;
+        size_t waits;             /* for so many nodes yet */
+        size_t first_edge, edges; /* that begin here */
+};
+
+struct edge {
+        size_t from, to; /* places */
+};
+
+static int by_node(const void *a, const void *b)
+{
+        uintptr_t x = (uintptr_t)((const struct place *)a)->node, y = (uintptr_t)((const struct place *)b)->node;
+
+        return (x > y) - (x < y);
+}
+
+static int by_origin(const void *a, const void *b)
+{
+        size_t x = ((const struct edge *)a)->from, y = ((const struct edge *)b)->from;
+
+        return (x > y) - (x < y);
+}
+
+/* The edges between count places, sorted by where they begin, for free(); NULL where they cannot be had. */
+static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
+{
+        size_t edge_count = 0;
+        CUgraphNode *from = NULL, *to = NULL;
+        CUgraphEdgeData *data = NULL;
+        struct edge *edges = NULL;
+        bool good = false;
+
+        if (!gr_real.cuGraphGetEdges_v2 ||
+            gr_real.cuGraphGetEdges_v2(graph, NULL, NULL, NULL, &edge_count) != CUDA_SUCCESS)
+                return NULL;
+        from = calloc(edge_count + 1, sizeof(CUgraphNode));
+        to = calloc(edge_count + 1, sizeof(CUgraphNode));
+        data = calloc(edge_count + 1, sizeof(*data)); /* without it a graph whose edges have data is refused */
+        edges = calloc(edge_count + 1, sizeof(*edges));
+        good = from && to && data && edges &&
+               (edge_count == 0 || gr_real.cuGraphGetEdges_v2(graph, from, to, data, &edge_count) == CUDA_SUCCESS);
+        for (size_t i = 0; good && i < edge_count; i++) {
+                struct place *begin =
+                        bsearch(&(struct place){.node = from[i]}, places, count, sizeof(*places), by_node);
+                struct place *end = bsearch(&(struct place){.node = to[i]}, places, count, sizeof(*places), by_node);
+
+                good = begin && end;
+                if (!good)
+                        break;
+                edges[i] = (struct edge){(size_t)(begin - places), (size_t)(end - places)};
+                begin->edges++;
+                end->waits++;
+        }
+        free(from);
+        free(to);
+        free(data);
+        if (!good) {
+                free(edges);
+                return NULL;
+        }
+        qsort(edges, edge_count, sizeof(*edges), by_origin);
+        for (size_t i = edge_count; i-- > 0;)
+                places[edges[i].from].first_edge = i;
+        return edges;
+}
+
+/*
+ * Puts the nodes, which the driver lists in no promised order, into one in which they could run. What is allocated at
+ * one time in any such order can share no memory in any other. False where that cannot be done.
+ */
+static bool put_in_order(CUgraph graph, CUgraphNode *nodes, size_t count)
+{
+        struct place *places = calloc(count, sizeof(*places));
+        size_t *order = calloc(count, sizeof(*order)), ready = 0;
+        struct edge *edges = NULL;
+
+        if (places && order) {
+                for (size_t i = 0; i < count; i++)
+                        places[i].node = nodes[i];
+                qsort(places, count, sizeof(*places), by_node);
+                edges = edges_of(graph, places, count);
+        }
+        for (size_t i = 0; edges && i < count; i++)
+                if (places[i].waits == 0)
+                        order[ready++] = i;
+        for (size_t i = 0; i < ready; i++) {
+                const struct place *place = &places[order[i]];
+
+                nodes[i] = place->node;
+                for (size_t k = 0; k < place->edges; k++)
+                        if (--places[edges[place->first_edge + k].to].waits == 0)
+                                order[ready++] = edges[place->first_edge + k].to;
+        }
+        free(places);
+        free(order);
+        free(edges);
+        return ready == count;
+}
+
 static void look_through(CUgraph graph, struct walk *walk)
 {
         CUDA_MEM_ALLOC_NODE_PARAMS params;
@@ -109,24 +211,29 @@ static void look_through(CUgraph graph, struct walk *walk)
         CUdeviceptr ptr;
         CUgraph child;
         size_t count = 0;
+        bool ordered;
 
         if (gr_real.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
                 return;
         nodes = calloc(count, sizeof(CUgraphNode));
         if (!nodes || gr_real.cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
                 count = 0;
+        ordered = count > 0 && put_in_order(graph, nodes, count);
         for (size_t i = 0; i < count; i++) {
                 if (gr_real.cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
                         continue;
                 if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-                    gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS)
+                    gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS) {
                         allocated(walk, &params);
-                else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
-                         gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS)
+                        if (!ordered) /* the largest one alone is certain */
+                                freed(walk, params.dptr);
+                } else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+                           gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS) {
                         freed(walk, ptr);
-                else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
-                         gr_real.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS)
+                } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                           gr_real.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS) {
                         look_through(child, walk);
+                }
         }
         free(nodes);
 }

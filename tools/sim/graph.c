@@ -261,6 +261,7 @@ SIM_API cuGraphDestroy(CUgraph graph)
         return rc;
 }
 
+/* No order is promised, so it is the one that serves a careless caller worst. */
 SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
         CUresult rc = CUDA_SUCCESS;
@@ -275,9 +276,39 @@ SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
                 *count = graph->count;
         } else {
                 for (size_t i = 0; i < *count; i++)
-                        nodes[i] = i < graph->count ? graph->nodes[i] : NULL;
+                        nodes[i] = i < graph->count ? graph->nodes[graph->count - 1 - i] : NULL;
                 *count = *count < graph->count ? *count : graph->count;
         }
+        sim_unlock();
+        return rc;
+}
+
+/* None of the edges has data of its own. */
+SIM_API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
+{
+        CUresult rc = CUDA_SUCCESS;
+        size_t found = 0;
+
+        SIM_ENTER(cuGraphGetEdges_v2);
+        if (!count || !from != !to || (data && !from))
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!graph || graph->magic != MAGIC_GRAPH)
+                rc = CUDA_ERROR_INVALID_VALUE;
+        for (size_t i = 0; rc == CUDA_SUCCESS && i < graph->count; i++) {
+                const struct CUgraphNode_st *node = graph->nodes[i];
+
+                for (size_t k = 0; k < node->n_after; k++, found++) {
+                        if (!from || found >= *count)
+                                continue;
+                        from[found] = graph->nodes[node->after[k]];
+                        to[found] = graph->nodes[i];
+                        if (data)
+                                data[found] = (CUgraphEdgeData){0};
+                }
+        }
+        if (rc == CUDA_SUCCESS)
+                *count = from && found > *count ? *count : found;
         sim_unlock();
         return rc;
 }
