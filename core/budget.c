@@ -227,6 +227,15 @@ uint64_t gr_budget_room(struct gr_device *device)
         return group ? min_u64(room, group->room(group->arg)) : room;
 }
 
+uint64_t gr_budget_over(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
+        uint64_t over = charged > hard ? charged - hard : 0, excess = group ? group->excess(group->arg) : 0;
+
+        return excess > over ? excess : over;
+}
+
 bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
 {
         uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);

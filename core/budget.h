@@ -28,6 +28,7 @@ struct gr_group {
         int (*reserve)(void *arg, uint64_t bytes); /* 0, or -EDQUOT */
         void (*adjust)(void *arg, int64_t bytes);  /* without asking: given back, or found out later */
         uint64_t (*room)(void *arg);               /* what reserve would grant now; GR_UNLIMITED: anything */
+        uint64_t (*excess)(void *arg);             /* how much all have beyond the limit: adjust does not ask */
         void *arg;
 };
 
@@ -157,6 +158,10 @@ void gr_budget_note_live(struct gr_device *device);
 
 /* What could still be charged, under the hard limit and the group's. */
 uint64_t gr_budget_room(struct gr_device *device);
+
+/* What is charged beyond the hard limit or the group's, whichever is passed by more: charges that were not asked for,
+ * or a limit that came down. */
+uint64_t gr_budget_over(struct gr_device *device);
 
 /* Whether any limit holds, the process's own or the group's. */
 static inline bool gr_budget_limited(struct gr_device *device)

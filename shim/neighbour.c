@@ -77,6 +77,17 @@ static uint64_t group_room(void *arg)
         return member->group_limit > sum ? member->group_limit - sum : 0;
 }
 
+static uint64_t group_excess(void *arg)
+{
+        struct member *member = arg;
+        uint64_t sum;
+
+        if (member->group_limit == GR_UNLIMITED)
+                return 0;
+        sum = gr_region_sum(atomic_load(&member->region), false);
+        return sum > member->group_limit ? sum - member->group_limit : 0;
+}
+
 /* Opens and joins; NULL with *ret_rc set. */
 static struct gr_region *enter(struct member *member, int *ret_rc)
 {
@@ -371,7 +382,8 @@ static void join_locked(struct member *member, CUdevice dev)
         }
         gr_lock_init(&member->account_lock, GR_RANK_REGION);
         atomic_store(&member->region, region);
-        member->group = (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, member};
+        member->group =
+                (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, group_excess, member};
         gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
         atomic_store(&member->device->group, &member->group);
         if (start_thread(member))

@@ -120,17 +120,12 @@ void gr_own_look(struct gr_device *device, uint64_t most_age_ns)
         errno = saved_errno;
 }
 
-static bool over_limit(struct gr_device *device)
-{
-        return atomic_load(&device->charged_bytes) > atomic_load(&device->hard_bytes);
-}
-
 static int within_limit(void *arg)
 {
         struct gr_device *device = arg;
 
         gr_own_look(device, 0);
-        return over_limit(device) ? -EDQUOT : 0;
+        return gr_budget_over(device) > 0 ? -EDQUOT : 0;
 }
 
 bool gr_own_fits(void)
@@ -146,7 +141,7 @@ bool gr_own_fits(void)
                 return true;
         rc = within_limit(context->device);
         if (rc) {
-                over = atomic_load(&context->device->charged_bytes) - atomic_load(&context->device->hard_bytes);
+                over = gr_budget_over(context->device);
                 gr_count(&gr_core, GR_STAT_limit_hits, 1);
                 rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
                                          context->device, rc);

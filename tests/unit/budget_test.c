@@ -295,10 +295,16 @@ static uint64_t group_room(void *arg)
         return group_limit - group_used;
 }
 
+static uint64_t group_excess(void *arg)
+{
+        (void)arg;
+        return group_used > group_limit ? group_used - group_limit : 0;
+}
+
 /* Other processes count as well; every way of giving back reaches them. */
 static void test_group(void)
 {
-        static const struct gr_group group = {10 * PAGE, group_reserve, group_adjust, group_room, NULL};
+        static const struct gr_group group = {10 * PAGE, group_reserve, group_adjust, group_room, group_excess, NULL};
         uint64_t reserved;
 
         start(GR_UNLIMITED);
@@ -314,6 +320,13 @@ static void test_group(void)
         GR_CHECK_EQ(gr_budget_reserve(&device, 512, &reserved), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, 80 * PAGE, 512, reserved), 0);
         GR_CHECK_EQ(group_used, 10 * PAGE);
+        GR_CHECK_EQ(gr_budget_over(&device), 0);
+        gr_budget_force(&device, GR_FAMILY_DRIVER, 3 * PAGE); /* nobody asked */
+        GR_CHECK_EQ(gr_budget_over(&device), 3 * PAGE);
+        atomic_store(&device.hard_bytes, 4 * PAGE);
+        GR_CHECK_EQ(gr_budget_over(&device), 4 * PAGE);
+        atomic_store(&device.hard_bytes, GR_UNLIMITED);
+        gr_budget_uncharge(&device, GR_FAMILY_DRIVER, 3 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 0, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 80 * PAGE, 512), PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
