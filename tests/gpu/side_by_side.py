@@ -3,8 +3,8 @@
 
 A list says what to run, one program a line: NAME | SECONDS | OPTIONS | COMMAND. COMMAND may begin with NAME=VALUE
 settings, and @ in it stands for the folder of the list. It runs in a fresh copy of the folder NAME beside the list, or
-in an empty one. OPTIONS are words: quick (part of the short run), alone (nothing beside it), unordered (several
-threads or processes print), gpus=N (skipped with fewer cards).
+in an empty one. OPTIONS are words: quick (part of the short run), alone (nothing beside it on its card), unordered
+(several threads or processes print), gpus=N (skipped with fewer cards), all (sees every card; others see one).
 
 With --tests, a list runs test files of another project, in a fresh copy of that project's folder; COMMAND is
 project_tests.py, and what is compared is how each test ended.
@@ -51,6 +51,9 @@ class Program:
 
     def gpus(self):
         return max([int(word[5:]) for word in self.options if word.startswith("gpus=")], default=1)
+
+    def sees_all(self):
+        return self.gpus() > 1 or "all" in self.options
 
 
 @dataclass
@@ -123,8 +126,31 @@ def explained(notes, name, found):
     return " ".join(dict.fromkeys(texts))
 
 
+class Cards:
+    """Hands out the cards of the machine: one that has few programs, or one that has none and gets no other."""
+
+    def __init__(self, count):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = [name for name in shown.split(",") if name] or [str(index) for index in range(count)]
+        self.users = dict.fromkeys(names[:count], 0)
+        self.changed = threading.Condition()
+
+    def take(self, alone):
+        with self.changed:
+            self.changed.wait_for(lambda: not alone or 0 in self.users.values())
+            card = min(self.users, key=self.users.get)
+            self.users[card] += 1
+            return card
+
+    def give(self, card):
+        with self.changed:
+            self.users[card] -= 1
+            self.changed.notify()
+
+
 class Runner:
     def __init__(self, arguments):
+        self.cards = Cards(arguments.gpus) if arguments.gpus > 1 else None
         self.shim = arguments.shim
         self.libraries = arguments.libraries
         self.simulated = arguments.simulated
@@ -139,9 +165,11 @@ class Runner:
         with self.lock:
             print(f"{time.monotonic() - self.begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    def environment(self, program, place, shim):
+    def environment(self, program, card, place, shim):
         kept = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("GPURECLAIM_")}
         kept |= program.settings
+        if card is not None:
+            kept["CUDA_VISIBLE_DEVICES"] = card
         # Python's packages find their own libraries, and mind those of another version.
         libraries = self.libraries if self.simulated or program.folder != self.scripts_folder else ""
         paths = [path for path in [libraries, kept.get("LD_LIBRARY_PATH")] if path]
@@ -155,11 +183,13 @@ class Runner:
         if shim:
             # What the program preloads itself stays behind the shim.
             kept["LD_PRELOAD"] = ":".join([self.shim] + [p for p in [program.settings.get("LD_PRELOAD")] if p])
+            # What others that run meanwhile have cached is not this program's affair.
+            kept["GPURECLAIM_GROUP"] = program.name
             kept["GPURECLAIM_STATS_FILE"] = os.path.join(place, "stats.%p")
             kept |= self.extra
         return kept
 
-    def run(self, program, how, turn):
+    def run(self, program, card, how, turn):
         """One run in a place of its own: its Outcome, and what served() says of it."""
         place = tempfile.mkdtemp(prefix="run-", dir=self.scratch)
         work = os.path.join(place, "work")
@@ -175,7 +205,7 @@ class Runner:
                 process = subprocess.Popen(
                     program.command,
                     cwd=work,
-                    env=self.environment(program, place, how == "shim"),
+                    env=self.environment(program, card, place, how == "shim"),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -222,15 +252,15 @@ class Runner:
                 pass
         return tuple(totals) if totals[2] else None
 
-    def compare(self, program):
-        native, _ = self.run(program, "native", 0)
+    def compare(self, program, card):
+        native, _ = self.run(program, card, "native", 0)
         if native.status == 77:
             reason = native.text.strip().splitlines()[-1:] or ["no reason given"]
             return Row(program, "skipped", "-", "", "skipped", reason[0].removeprefix("skipped:").strip())
         if native.status == 127:
             reason = native.text.strip().splitlines()[-1:] or ["not found"]
             return Row(program, "-", "-", "", "skipped", f"cannot be started: {reason[0]}")
-        shim, served = self.run(program, "shim", 0)
+        shim, served = self.run(program, card, "shim", 0)
         row = Row(program, native.counts(), shim.counts())
         if native.status:
             # That both fail shows little; say how, so that it is not overlooked.
@@ -248,12 +278,12 @@ class Runner:
         found = outcome.differences(native, shim, unordered)
         if not found:
             return row
-        return self.look_again(program, row, native, shim, unordered)
+        return self.look_again(program, card, row, native, shim, unordered)
 
-    def look_again(self, program, row, native, shim, unordered):
+    def look_again(self, program, card, row, native, shim, unordered):
         """A difference counts when native runs do not differ in the same way."""
         self.say(f"{program.name}: a difference; {REPEATS - 1} more native runs to compare with")
-        natives = [native] + [self.run(program, "native", turn)[0] for turn in range(1, REPEATS)]
+        natives = [native] + [self.run(program, card, "native", turn)[0] for turn in range(1, REPEATS)]
         if any(other.status != native.status for other in natives):
             row.verdict = "no verdict"
             row.note = "natively " + ", ".join(other.word() for other in natives)
@@ -282,10 +312,16 @@ class Runner:
         return row
 
     def work(self, program):
+        card = None
+        if self.cards and not program.sees_all():
+            card = self.cards.take("alone" in program.options)
         try:
-            row = self.compare(program)
+            row = self.compare(program, card)
         except Exception as error:  # one broken entry must not hide the others
             row = Row(program, "-", "-", "", "no verdict", f"could not be run: {error!r}")
+        finally:
+            if card is not None:
+                self.cards.give(card)
         self.say(f"{program.name}: {row.verdict} ({row.native}, {row.shim})")
         return row
 
@@ -381,14 +417,18 @@ def main():
             if program.gpus() > arguments.gpus:
                 rows[program.name] = Row(program, "-", "-", "", "skipped", f"needs {program.gpus()} cards")
         left = [program for program in programs if program.name not in rows]
-        together = [program for program in left if "alone" not in program.options]
-        # The longest first, so that the last ones to end are short.
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            for row in pool.map(runner.work, sorted(together, key=lambda program: -program.seconds)):
-                rows[row.program.name] = row
-        for program in left:
-            if "alone" in program.options:
-                rows[program.name] = runner.work(program)
+        alone = [program for program in left if "alone" in program.options]
+        every = [program for program in alone if program.sees_all()]
+        # The longest first, so that the last ones to end are short; then those that want a card to themselves, and last
+        # those that want all.
+        for programs_now, threads in [
+            ([program for program in left if program not in alone], arguments.jobs * arguments.gpus),
+            ([program for program in alone if program not in every], arguments.gpus),
+            (every, 1),
+        ]:
+            with ThreadPoolExecutor(threads) as pool:
+                for row in pool.map(runner.work, sorted(programs_now, key=lambda program: -program.seconds)):
+                    rows[row.program.name] = row
     finally:
         shutil.rmtree(runner.scratch, ignore_errors=True)
 

@@ -72,6 +72,20 @@ tests early 'echo "@test passed a"; [ $shim = 1 ] && echo "@test stopped b" || e
 tests earlywrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; echo "@test stopped b"'
 tests dies 'echo "@test passed a"; echo "@test began b"; [ $shim = 0 ] || kill -SEGV $$; echo "@test passed b"'
 tests nothing 'echo "@test error,collecting file"; exit 1'
+# card NAME OPTIONS: notes which card it sees, and how many others see it at the moment.
+card() {
+        stand_in "$1" "$2" 'at='"$folder"'/card.${CUDA_VISIBLE_DEVICES:-all}; echo >>"$at"; mkdir "$at.$$"
+sleep 0.2; others=$(ls -d "$at".* | wc -l); rmdir "$at.$$"; echo "$others" >>'"$folder/$1.others"
+        tail -n 1 "$folder/programs/list.txt" >>"$folder/programs/cards.txt"
+        sed -i '$d' "$folder/programs/list.txt"
+}
+for name in one two three four; do
+        card $name alone
+done
+for name in five six; do
+        card $name ""
+done
+card seven "alone all"
 printf 'behaviour | 60 | quick | %q\n' "$build/tests/gpu/behaviour" >>"$folder/programs/list.txt"
 printf 'missing | 5 | | /nonexistent/program\n' >>"$folder/programs/list.txt"
 printf '%s\n' '# comment' '*noted ^[-+] size [12]$ -> known to be so' >"$folder/notes"
@@ -148,6 +162,18 @@ must "the project's folder as it was" [ "$(ls "$folder/project")" = here ]
 tar -cf "$folder/project.tar" -C "$folder/project" here
 run --programs none --tests "$folder/programs/some-tests.txt" "$folder/project.tar" --only each
 expect each yes
+
+# Two cards: each program sees one, and who wants to be alone is; who wants all sees all.
+mkdir "$folder/cards"
+mv "$folder/programs/cards.txt" "$folder/cards/list.txt"
+sed -i "s|@/|$folder/programs/|" "$folder/cards/list.txt"
+GRSIM_DEVICES=2 run --programs "$folder/cards" --jobs 1
+must "exit status 0 on two cards" [ $? -eq 0 ]
+must "both cards are used" [ -e "$folder/card.0" -a -e "$folder/card.1" ]
+must "who wants all cards sees all, others do not" [ "$(wc -l <"$folder/card.all")" -eq 2 ]
+for name in one two three four; do
+        must "$name is alone on its card" [ "$(paste -sd ' ' "$folder/$name.others")" = "1 1" ]
+done
 
 run --quick
 must "exit status 0 when all is the same" [ $? -eq 0 ]
