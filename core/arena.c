@@ -37,6 +37,7 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
                 return none;
         }
         gr_budget_keep(context->device, &arena->cached);
+        atomic_fetch_add(&context->arena_count, 1);
         return arena;
 }
 
@@ -237,6 +238,48 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
                 gr_arena_unlock(arena);
         }
         return block;
+}
+
+uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class)
+{
+        uint64_t epoch;
+
+        gr_arena_lock(arena);
+        epoch = arena->bins[class].blocks ? arena->bins[class].blocks->freed_epoch : 0;
+        gr_arena_unlock(arena);
+        return epoch;
+}
+
+size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch)
+{
+        struct gr_device *device = from->context->device;
+        struct gr_bin *bin = &from->bins[class];
+        struct gr_block *moved = NULL, *block;
+        uint64_t bytes = 0;
+        size_t done = 0;
+
+        if (gr_bin_count(bin) == 0)
+                return 0;
+        gr_arena_lock(from);
+        if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
+                for (; (block = bin->blocks) && done < count; done++) {
+                        remove_from(from, bin, block);
+                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* between the two, too */
+                        bytes += gr_footprint_bytes(block->capacity_bytes);
+                        DL_APPEND(moved, block);
+                }
+        gr_arena_unlock(from);
+        if (done == 0)
+                return 0;
+        bin = &to->bins[class];
+        gr_arena_lock(to);
+        DL_CONCAT(moved, bin->blocks);
+        bin->blocks = moved;
+        atomic_store_explicit(&bin->count, gr_bin_count(bin) + (uint32_t)done, memory_order_relaxed);
+        gr_cached_add(&to->cached, (int64_t)bytes);
+        gr_arena_unlock(to);
+        gr_budget_uncache(device, bytes);
+        return done;
 }
 
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)

@@ -34,7 +34,8 @@ struct gr_bin {
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
         uint64_t fences;        /* paid for because this bin had nothing usable */
-};
+        uint32_t deaf;          /* so many more fences are paid for without asking for spare blocks (spare.h) */
+} __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
         struct gr_spin lock;        /* rank GR_RANK_ARENA; guards what follows */
@@ -91,6 +92,16 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
 
 /* The best usable block of the arena from class to last, taken out of its bin; NULL. */
 struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most);
+
+/* The epoch of the oldest block of a class below GR_CLASS_EXACT; 0 where there is none. */
+uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
+
+/*
+ * Moves blocks of a class below GR_CLASS_EXACT, count at most and the oldest first, to another arena of the context,
+ * before those there: none of which is usable, while those that move are. Only where the newest was freed in
+ * last_epoch or before. Returns how many. No lock from GR_RANK_ARENA up is held.
+ */
+size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch);
 
 /* Makes the block at ptr one without a home, if this arena is it. No lock from GR_RANK_ARENA up is held. */
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr);

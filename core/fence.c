@@ -9,6 +9,7 @@
 
 #define POLL_FIRST_NS UINT64_C(20000)
 #define POLL_MOST_NS  UINT64_C(1000000)
+#define TURN_LOOKS    2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
 {
@@ -214,6 +215,26 @@ int gr_fence_close(struct gr_context *context)
         return rc;
 }
 
+/* Whether the turn to fence is the caller's. */
+static bool turn_try(struct gr_fence *fence)
+{
+        return !atomic_load_explicit(&fence->turn, memory_order_relaxed) &&
+               !atomic_exchange_explicit(&fence->turn, true, memory_order_acquire);
+}
+
+static void turn_end(struct gr_fence *fence)
+{
+        atomic_store_explicit(&fence->turn, false, memory_order_release);
+}
+
+void gr_fence_close_soon(struct gr_context *context)
+{
+        if (!turn_try(&context->fence))
+                return;
+        gr_fence_close(context);
+        turn_end(&context->fence);
+}
+
 /* 0: passed; -EAGAIN: not yet; else the driver's error. */
 static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
 {
@@ -276,21 +297,19 @@ static int sync_locked(struct gr_context *context)
         return 0;
 }
 
-int gr_fence_barrier(struct gr_context *context)
-{
-        return gr_fence_barrier_since(context, UINT64_MAX);
-}
-
-int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch)
+/* Unless epoch is usable by then. */
+static int barrier_for(struct gr_context *context, uint64_t epoch)
 {
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
         int rc = 0;
 
+        if (gr_fence_usable(fence, epoch))
+                return 0;
         if (!gate_enter(&context->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
-        if (atomic_load(&fence->usable_epoch) > seen_epoch)
+        if (gr_fence_usable(fence, epoch))
                 goto out;
         if (!driver->context_record || !driver->context_wait) {
                 rc = sync_locked(context);
@@ -316,6 +335,31 @@ int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch)
 out:
         gr_unlock(&fence->lock);
         gate_leave(&context->core->gate);
+        return rc;
+}
+
+int gr_fence_barrier(struct gr_context *context)
+{
+        return barrier_for(context, UINT64_MAX);
+}
+
+int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch)
+{
+        struct gr_fence *fence = &context->fence;
+        unsigned looks = 0;
+        bool mine;
+        int rc;
+
+        /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
+        while (!(mine = turn_try(fence)) && looks < TURN_LOOKS) {
+                while (atomic_load_explicit(&fence->turn, memory_order_relaxed) && looks < TURN_LOOKS)
+                        gr_pause(++looks);
+                if (gr_fence_usable(fence, epoch))
+                        return 0;
+        }
+        rc = barrier_for(context, epoch); /* whose turn takes too long may be waiting for the driver: others go on */
+        if (mine)
+                turn_end(fence);
         return rc;
 }
 

@@ -58,8 +58,11 @@ struct gr_fence {
         struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
         struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
 
-        struct gr_lock lock;                        /* guards what follows */
-        struct gr_epoch pending[GR_EPOCHS_PENDING]; /* ring, oldest at first_pending */
+        /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
+        _Atomic bool turn __attribute__((aligned(GR_LINE_BYTES)));
+
+        struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
+        struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
         uint64_t passed_ns;                     /* when an epoch was last seen to have passed */
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself; of core->everyone, any */
@@ -181,6 +184,10 @@ static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
  */
 int gr_fence_close(struct gr_context *context);
 
+/* The same where no other thread closes or lays a barrier at this moment: there is no hurry, and it may be asked again.
+ */
+void gr_fence_close_soon(struct gr_context *context);
+
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
 int gr_fence_poll(struct gr_context *context);
 
@@ -190,8 +197,9 @@ int gr_fence_poll(struct gr_context *context);
  */
 int gr_fence_barrier(struct gr_context *context);
 
-/* The same, unless more than seen_epoch has become usable: another thread's barrier may do for the caller. */
-int gr_fence_barrier_since(struct gr_context *context, uint64_t seen_epoch);
+/* The same for blocks of this and earlier epochs: another thread's barrier, waited for briefly, may do for the caller.
+ */
+int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch);
 
 /*
  * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more

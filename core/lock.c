@@ -4,19 +4,23 @@
 
 #define SPINS 100 /* before the processor is offered to others: the holder may be waiting for it */
 
+void gr_pause(unsigned n)
+{
+        if (n % SPINS == 0)
+                sched_yield();
+#if defined(__x86_64__)
+        else
+                __builtin_ia32_pause();
+#endif
+}
+
 void gr_spin_wait(struct gr_spin *spin)
 {
         unsigned spins = 0;
 
         do {
-                while (atomic_load_explicit(&spin->taken, memory_order_relaxed)) {
-                        if (++spins % SPINS == 0)
-                                sched_yield();
-#if defined(__x86_64__)
-                        else
-                                __builtin_ia32_pause();
-#endif
-                }
+                while (atomic_load_explicit(&spin->taken, memory_order_relaxed))
+                        gr_pause(++spins);
         } while (atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire));
 }
 

@@ -69,6 +69,9 @@ static inline void gr_unlock(struct gr_lock *lock)
         gr_rank_leave(lock->rank);
 }
 
+/* Between two looks at what another thread is about to change, the nth: offers it the processor now and then. */
+void gr_pause(unsigned n);
+
 /*
  * A lock for a few loads and stores on the hot path, mostly taken by one thread: one atomic exchange, half of what a
  * mutex costs. Never held across a call that may block. Zero bytes are an open lock.

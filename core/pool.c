@@ -8,12 +8,6 @@
 
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 #define STUCK_NS            UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
-#define SPARE_CLASS_BYTES   (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
-#define SPARE_CLASS_PART    4                    /* ... this part of those of all classes, whichever is more */
-#define SPARE_CLASS_BLOCKS  64
-#define SPARE_CARD_PART     256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
-#define SPARE_LIVE_PART     32 /* ... or this part of live memory, whichever is more */
-#define FENCES_PER_SPARE    4  /* fences that a class must have cost for each spare block */
 #define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 #define VISIT_LOOK_NS       UINT64_C(20000)
@@ -44,6 +38,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
         gr_arena_init(&context->first_arena, context, 0);
         atomic_init(&context->arenas[0], &context->first_arena);
+        atomic_init(&context->arena_count, 1);
         gr_split_init(context);
 }
 
@@ -342,41 +337,6 @@ give_back:
         return rc;
 }
 
-/* Whether an allocation rather takes fresh memory than pays for a fence: a few spare blocks of busy classes save many.
- */
-static bool take_spare(struct gr_context *context, size_t bytes)
-{
-        struct gr_core *core = context->core;
-        struct gr_arena *arena = gr_arena_own(context);
-        struct gr_bin *bin = &arena->bins[gr_class_of(bytes)];
-        uint64_t block_bytes = gr_class_block_bytes(bytes);
-        uint64_t want, most;
-        uint64_t total = gr_budget_live(context->device) / SPARE_LIVE_PART;
-        uint64_t hard = atomic_load(&context->device->hard_bytes);
-        uint64_t card = atomic_load(&context->device->total_bytes);
-        bool fresh;
-
-        if (hard < card)
-                card = hard;
-        if (total < card / SPARE_CARD_PART)
-                total = card / SPARE_CARD_PART;
-        most = (total / SPARE_CLASS_PART > SPARE_CLASS_BYTES ? total / SPARE_CLASS_PART : SPARE_CLASS_BYTES) /
-               block_bytes;
-        if (most > SPARE_CLASS_BLOCKS)
-                most = SPARE_CLASS_BLOCKS;
-        gr_arena_lock(arena);
-        want = bin->fences / FENCES_PER_SPARE;
-        fresh = gr_bin_count(bin) < (want < most ? want : most);
-        if (!fresh)
-                bin->fences++;
-        gr_arena_unlock(arena);
-        if (!fresh || gr_budget_excess(context->device) > 0 || atomic_load(&core->spare_bytes) + block_bytes > total)
-                return false;
-        atomic_fetch_add(&core->spare_bytes, block_bytes);
-        gr_count(core, GR_STAT_spares, 1);
-        return true;
-}
-
 /* Whether no block of the class waits for its fence. */
 static bool class_empty(struct gr_context *context, unsigned class)
 {
@@ -411,17 +371,13 @@ bool gr_pool_barrier_is_safe(struct gr_context *context)
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
-        uint64_t seen_epoch = atomic_load(&context->fence.usable_epoch);
         struct gr_arena *arena = gr_arena_own(context);
         unsigned class = gr_class_of(bytes);
         struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
 
-        if (!block && gr_fence_barrier_since(context, seen_epoch) == 0)
+        if (!block && gr_fence_barrier_for(context, gr_arena_oldest_epoch(arena, class)) == 0)
                 block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
-        if (block)
-                return block;
-        gr_fence_barrier(context); /* what another thread laid came before what this one freed; or a capture is on */
-        return gr_pool_take(context, bytes, false);
+        return block ? block : gr_pool_take(context, bytes, false); /* its blocks were taken; or a capture is on */
 }
 
 /* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
@@ -447,7 +403,8 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         if (gr_split_active(&context->split)) {
                 if (!gr_split_waiting(&context->split) && class_empty(context, gr_class_of(bytes)))
                         return NULL;
-        } else if (class_empty(context, gr_class_of(bytes)) || (reuse == GR_REUSE_AUTO && take_spare(context, bytes))) {
+        } else if (class_empty(context, gr_class_of(bytes)) ||
+                   (reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))) {
                 return NULL;
         }
         if (gr_pool_barrier_is_cheap(context)) {
@@ -497,7 +454,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
         if (!allocate && context->core->config.pool != GR_POOL_NONE) {
                 if (own_waiting(context, bytes) && gr_pool_barrier_is_cheap(context) &&
                     !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
-                        if (context->core->config.reuse != GR_REUSE_AUTO || !take_spare(context, bytes))
+                        if (context->core->config.reuse != GR_REUSE_AUTO || !gr_spare_take(context, bytes))
                                 block = take_behind_barrier(context, bytes);
                 } else {
                         block = gr_pool_take(context, bytes, false);
@@ -612,7 +569,7 @@ static int freed(struct gr_context *context, bool much)
 {
         /* An epoch left open would come to cover work that starts only later. */
         if (__builtin_expect(much, 0))
-                gr_fence_close(context);
+                gr_fence_close_soon(context);
         wake_if_needed(context->core, context->device);
         return 0;
 }
@@ -770,8 +727,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
         if (back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
-                atomic_store(&context->core->spare_bytes,
-                             0); /* they went first or soon will; let them be earned again */
+                gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
         return back;
 }
 
@@ -787,8 +743,10 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
                         blocks, RELEASE_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
-        if (count > 0)
+        if (count > 0) {
                 release(context, blocks, count);
+                gr_spare_returned(context->core, bytes);
+        }
         return bytes;
 }
 

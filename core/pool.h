@@ -31,6 +31,7 @@
 #include "pinned.h"
 #include "reclaimable.h"
 #include "shard.h"
+#include "spare.h"
 #include "spill.h"
 #include "split.h"
 #include "stats.h"
@@ -50,6 +51,7 @@ struct gr_context {
         struct gr_split split;
         _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
+        _Atomic unsigned arena_count;               /* that there are */
         struct gr_arena first_arena;
         struct gr_spilled spilled;
         struct gr_decay decay;
@@ -77,7 +79,7 @@ struct gr_core {
         struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
         struct gr_stats stats;
         struct gr_registry registry;
-        _Atomic uint64_t spare_bytes; /* taken fresh to save fences */
+        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
         _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
         struct gr_early early;
         _Atomic bool split_barred; /* gr_split_bar */
@@ -200,8 +202,8 @@ uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class);
 bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
 /*
- * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor where
- * streams wait for the host.
+ * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
+ * where streams wait for the host.
  */
 bool gr_pool_barrier_is_safe(struct gr_context *context);
 

@@ -1,0 +1,109 @@
+#include "spare.h"
+
+#include <utlist.h>
+
+#include "pool.h"
+
+#define CLASS_BYTES      (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
+#define CLASS_PART       4                    /* ... this part of those of all classes, whichever is more */
+#define CLASS_BLOCKS     64
+#define CARD_PART        256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
+#define LIVE_PART        32  /* ... or this part of live memory, or, ... */
+#define THREAD_BYTES     (UINT64_C(64) << 20) /* ... for each thread beside the first, so much, ... */
+#define THREADS_PART     64                   /* ... up to this part of the card: whichever is most */
+#define FENCES_PER_SPARE 4                    /* fences that a class must have cost for each spare block */
+#define DEAF_FENCES      64 /* until a class that got no more asks again, as all threads pay for that */
+#define LEFT_EPOCHS      4  /* a bin that nothing was freed into for so many is nobody's at the moment */
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* What spare blocks may take in all, and those of one class of one thread. */
+static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
+{
+        struct gr_device *device = context->device;
+        uint64_t card = min_u64(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
+        uint64_t threads = atomic_load_explicit(&context->arena_count, memory_order_relaxed);
+        uint64_t total = max_u64(gr_budget_live(device) / LIVE_PART, card / CARD_PART);
+
+        total = max_u64(total, min_u64((threads - 1) * THREAD_BYTES, card / THREADS_PART));
+        *ret_total_bytes = total;
+        *ret_class_bytes = max_u64(total / CLASS_PART, CLASS_BYTES);
+        if (threads > 1) /* the first must not have what the last will need */
+                *ret_class_bytes = min_u64(*ret_class_bytes, total / threads);
+}
+
+/* From the bins of others to the calling thread's. */
+static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
+{
+        uint64_t usable = atomic_load_explicit(&context->fence.usable_epoch, memory_order_acquire);
+        size_t moved = 0;
+
+        if (usable <= LEFT_EPOCHS || class >= GR_CLASS_EXACT || gr_fence_overflow(&context->fence))
+                return 0;
+        for (unsigned i = 1; i < GR_SHARDS && moved < count; i++) {
+                struct gr_arena *arena = gr_arena_at(context, (own->shard + i) % GR_SHARDS);
+
+                if (arena)
+                        moved += gr_arena_move(arena, own, class, count - moved, usable - LEFT_EPOCHS);
+        }
+        return moved;
+}
+
+bool gr_spare_take(struct gr_context *context, size_t bytes)
+{
+        struct gr_core *core = context->core;
+        struct gr_arena *arena = gr_arena_own(context);
+        unsigned class = gr_class_of(bytes);
+        struct gr_bin *bin = &arena->bins[class];
+        bool alone = atomic_load_explicit(&context->arena_count, memory_order_relaxed) == 1, more, earned;
+        uint64_t block_bytes = gr_class_block_bytes(bytes), total_bytes, class_bytes;
+        uint32_t have;
+
+        gr_arena_lock(arena);
+        have = gr_bin_count(bin);
+        more = have < CLASS_BLOCKS && bin->deaf == 0;
+        earned = more && have < bin->fences / FENCES_PER_SPARE;
+        if (bin->deaf > 0)
+                bin->deaf--;
+        if (!more || (alone && !earned))
+                bin->fences++;
+        gr_arena_unlock(arena);
+        if (!more || (!alone && move(context, arena, class, CLASS_BLOCKS - have) > 0))
+                return false;
+        if (earned) {
+                bounds(context, &total_bytes, &class_bytes);
+                earned = have < class_bytes / block_bytes;
+                if (earned && gr_budget_excess(context->device) == 0 &&
+                    atomic_load(&core->spare_bytes) + block_bytes <= total_bytes) {
+                        atomic_fetch_add(&core->spare_bytes, block_bytes);
+                        gr_count(core, GR_STAT_spares, 1);
+                        return true;
+                }
+                more = false;
+        } else if (alone) {
+                return false;
+        }
+        gr_arena_lock(arena);
+        if (!earned)
+                bin->fences++;
+        if (!more && !alone)
+                bin->deaf = DEAF_FENCES;
+        gr_arena_unlock(arena);
+        return false;
+}
+
+void gr_spare_returned(struct gr_core *core, uint64_t bytes)
+{
+        uint64_t spare = atomic_load(&core->spare_bytes);
+
+        while (spare > 0 && !atomic_compare_exchange_weak(&core->spare_bytes, &spare, spare - min_u64(spare, bytes)))
+                ;
+}

@@ -1,0 +1,27 @@
+/*
+ * Spare blocks: where every block of a busy class waits for its fence, one more block may be cheaper than one more
+ * fence, as a fence then pays for as many allocations as its thread has blocks. Spares are earned by fences, held
+ * within a share of the card for each thread, and cached memory like any other: decay and the ladder give them back.
+ */
+#ifndef GR_SPARE_H
+#define GR_SPARE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gr_context;
+struct gr_core;
+
+/*
+ * The calling thread's bin has blocks for the request, none of them usable. True: rather than pay for a fence take one
+ * more from the driver, which is counted as a spare. False: pay; or, where other threads have usable blocks that they
+ * left alone for some fences, those are in the bin now, as many as a busy class may have: what threads did that are
+ * gone, or now do something else, need not come from the driver again. No lock from GR_RANK_ARENA up is held.
+ */
+bool gr_spare_take(struct gr_context *context, size_t bytes);
+
+/* Cached memory went back to the driver: so much of what spares may take has to be earned anew. */
+void gr_spare_returned(struct gr_core *core, uint64_t bytes);
+
+#endif

@@ -1,0 +1,255 @@
+/* Spare blocks: how many a class gets, whose they may be, and that many threads share fences and blocks safely. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "pool.h"
+#include "scripted.h"
+
+#define MIB     SG_MIB
+#define THREADS 8
+#define ROUNDS  4
+#define PAIRS   600
+
+static struct gr_core core;
+static struct gr_context *context;
+static struct gr_device *device;
+
+static void start(uint64_t card_bytes)
+{
+        sg_reset(card_bytes);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+        atomic_store(&device->total_bytes, card_bytes);
+}
+
+/* All memory can be had back, and nothing was handed out while it was in use. */
+static void finish(void)
+{
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gr_pool_trim(context, UINT64_MAX);
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 0);
+        GR_CHECK_EQ(sg_cached_bytes(device), 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+static uint64_t alloc(size_t bytes)
+{
+        uint64_t ptr = 0;
+
+        GR_CHECK_EQ(sg_alloc(context, bytes, &ptr), 0);
+        return ptr;
+}
+
+static void pairs(size_t bytes, int count)
+{
+        for (int i = 0; i < count; i++)
+                GR_CHECK_EQ(sg_free(&core, alloc(bytes)), 0);
+}
+
+static void *leave_many(void *arg)
+{
+        uint64_t ptrs[32];
+
+        (void)arg;
+        for (int i = 0; i < 32; i++) {
+                ptrs[i] = alloc(MIB);
+                sg_work(context->handle, 0, ptrs[i], SG_MS);
+        }
+        for (int i = 0; i < 32; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        return NULL;
+}
+
+/* What a thread left that is gone serves another one, instead of fresh memory; not before all has passed. */
+static void test_left(void)
+{
+        pthread_t thread;
+        unsigned fresh;
+
+        start(1024 * MIB);
+        pairs(MIB, 4);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, leave_many, NULL), 0);
+        pthread_join(thread, NULL);
+        fresh = sg_calls(SG_MEM_ALLOC);
+        GR_CHECK(fresh >= 32);
+        for (int i = 0; i < 2000; i++) {
+                uint64_t ptr = alloc(MIB);
+
+                sg_work(context->handle, 0, ptr, 1000);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        }
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), fresh);
+        GR_CHECK(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]) >= 30);
+        GR_CHECK(sg_counter(&core, GR_STAT_barriers) < 2000 / 16);
+        finish();
+}
+
+/* Blocks that are not usable, or lie where a thread is at work, stay where they are. */
+static void test_not_moved(void)
+{
+        struct gr_arena *own, *other;
+        unsigned class = gr_class_of(MIB);
+        uint64_t epoch;
+        pthread_t thread;
+
+        start(1024 * MIB);
+        own = gr_arena_own(context);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, leave_many, NULL), 0);
+        pthread_join(thread, NULL);
+        other = NULL;
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i) && gr_bin_count(&gr_arena_at(context, i)->bins[class]) > 0)
+                        other = gr_arena_at(context, i);
+        GR_CHECK(other && other != own);
+        epoch = gr_arena_oldest_epoch(other, class);
+        GR_CHECK(epoch > 0);
+        GR_CHECK_EQ(gr_arena_oldest_epoch(own, class), 0);
+        GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch - 1), 0);
+        GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 32);
+        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(gr_arena_move(other, own, class, 5, epoch), 5);
+        GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 27);
+        GR_CHECK_EQ(gr_bin_count(&own->bins[class]), 5);
+        GR_CHECK_EQ(sg_cached_bytes(device), 32 * MIB);
+        GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch), 27);
+        GR_CHECK_EQ(sg_cached_bytes(device), 32 * MIB);
+        finish();
+}
+
+/* A single thread gets no more spare blocks than before there were others; what went back may be earned again. */
+static void test_bounds(void)
+{
+        start(4096 * MIB);
+        pairs(MIB, 20000);
+        GR_CHECK(atomic_load(&core.spare_bytes) > 8 * MIB);
+        GR_CHECK(atomic_load(&core.spare_bytes) <= 4096 * MIB / 256);
+        GR_CHECK(atomic_load(&device->charged_bytes) <= 4096 * MIB / 256 + 2 * MIB);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK(gr_pool_release(context, gr_class_of(MIB), 4 * MIB) > 0);
+        GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256 - 4 * MIB);
+        pairs(MIB, 20000);
+        GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256);
+        finish();
+}
+
+/* A barrier that another one made needless is not laid. */
+static void test_barrier_for(void)
+{
+        uint64_t epoch;
+
+        start(1024 * MIB);
+        pairs(MIB, 1);
+        epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
+        GR_CHECK(!gr_fence_usable(&context->fence, epoch));
+        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK(gr_fence_usable(&context->fence, epoch));
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
+
+        /* Whose turn never ends keeps nobody from a fence of his own, and from closing only for the moment. */
+        pairs(MIB, 1);
+        epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
+        atomic_store(&context->fence.turn, true);
+        gr_fence_close_soon(context);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 2);
+        GR_CHECK(atomic_load(&context->fence.turn));
+        atomic_store(&context->fence.turn, false);
+        pairs(MIB, 1);
+        gr_fence_close_soon(context);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 3);
+        GR_CHECK(!atomic_load(&context->fence.turn));
+        finish();
+}
+
+static _Atomic unsigned wrong; /* of the threads, which cannot say so themselves */
+static _Atomic bool stop;
+
+static void *work(void *arg)
+{
+        uint64_t seed = (uint64_t)(uintptr_t)arg;
+
+        for (int i = 0; i < PAIRS; i++) {
+                uint64_t ptrs[3];
+                unsigned count;
+
+                seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+                count = 1 + (seed >> 40) % 3;
+                for (unsigned j = 0; j < count; j++) {
+                        if (sg_alloc(context, (size_t)65536 << ((seed >> 33) + j) % 5, &ptrs[j])) {
+                                wrong++;
+                                return NULL;
+                        }
+                        sg_work(context->handle, 0, ptrs[j], (seed >> 50) % 64 * 100);
+                }
+                for (unsigned j = 0; j < count; j++)
+                        wrong += sg_free(&core, ptrs[j]) != 0;
+        }
+        return NULL;
+}
+
+/* What goes on beside them: captures, trims, waits. */
+static void *disturb(void *arg)
+{
+        (void)arg;
+        for (unsigned i = 0; !stop; i++) {
+                if (i % 3 == 0) {
+                        gr_gate_begin_enter(&core.gate);
+                        sg_capture(1);
+                        gr_gate_begin_leave(&core.gate, true);
+                        sg_advance(1000);
+                        sg_capture(-1);
+                        gr_gate_end(&core.gate);
+                } else if (i % 3 == 1) {
+                        gr_fence_poll(context);
+                        gr_pool_trim(context, 4 * MIB);
+                } else {
+                        gr_fence_sync(context);
+                }
+                sg_advance(20000);
+        }
+        return NULL;
+}
+
+/* Threads that come and go, each with sizes of its own for a while, all on one stream. */
+static void test_threads(bool disturbed)
+{
+        pthread_t threads[THREADS], other;
+
+        start(8192 * MIB);
+        sg_set_tick(300);
+        stop = false;
+        if (disturbed)
+                GR_CHECK_EQ(pthread_create(&other, NULL, disturb, NULL), 0);
+        for (uintptr_t round = 0; round < ROUNDS; round++) {
+                for (uintptr_t i = 0; i < THREADS; i++)
+                        GR_CHECK_EQ(pthread_create(&threads[i], NULL, work, (void *)(round * THREADS + i + 1)), 0);
+                for (int i = 0; i < THREADS; i++)
+                        pthread_join(threads[i], NULL);
+        }
+        stop = true;
+        if (disturbed)
+                pthread_join(other, NULL);
+        GR_CHECK_EQ(wrong, 0);
+        GR_CHECK(atomic_load(&core.spare_bytes) <= 8192 * MIB / 64);
+        if (!disturbed)
+                GR_CHECK(sg_counter(&core, GR_STAT_barriers) < ROUNDS * THREADS * PAIRS);
+        finish();
+}
+
+int main(void)
+{
+        test_left();
+        test_not_moved();
+        test_bounds();
+        test_barrier_for();
+        test_threads(false);
+        test_threads(true);
+        return GR_CHECK_RESULT();
+}
