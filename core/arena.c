@@ -88,12 +88,21 @@ void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *
         remove_from(arena, bin, block);
 }
 
+/* A look touches what each arena changes with every hit: the more arenas, the rarer. Arena lock held. */
+static __attribute__((noinline)) void note_live(struct gr_arena *arena)
+{
+        unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);
+
+        gr_budget_note_live(arena->context->device);
+        arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
+}
+
 /* A request was served from bin. Arena lock held. */
 static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
 {
         bin->hits++;
-        if (__builtin_expect(++arena->hits % NOTE_LIVE_HITS == 0, 0))
-                gr_budget_note_live(arena->context->device);
+        if (__builtin_expect(++arena->hits >= arena->note_at, 0))
+                note_live(arena);
 }
 
 /* Whether the epoch should be closed, so that it does not come to cover work that starts only later. */

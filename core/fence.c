@@ -343,24 +343,50 @@ int gr_fence_barrier(struct gr_context *context)
         return barrier_for(context, UINT64_MAX);
 }
 
+/*
+ * Waits for the turn to fence, but not for long: whose turn takes long may be waiting for the driver, and then others
+ * go on beside him. *ret_mine: turn_end must follow. True: what another thread did meanwhile has made epoch usable.
+ */
+static bool turn_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
+{
+        unsigned looks = 0;
+
+        /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
+        while (!(*ret_mine = turn_try(fence)) && looks < TURN_LOOKS) {
+                do
+                        gr_pause(++looks);
+                while (atomic_load_explicit(&fence->turn, memory_order_relaxed) && looks < TURN_LOOKS);
+                if (gr_fence_usable(fence, epoch))
+                        return true;
+        }
+        return false;
+}
+
 int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch)
 {
-        struct gr_fence *fence = &context->fence;
-        unsigned looks = 0;
         bool mine;
         int rc;
 
-        /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
-        while (!(mine = turn_try(fence)) && looks < TURN_LOOKS) {
-                while (atomic_load_explicit(&fence->turn, memory_order_relaxed) && looks < TURN_LOOKS)
-                        gr_pause(++looks);
-                if (gr_fence_usable(fence, epoch))
-                        return 0;
-        }
-        rc = barrier_for(context, epoch); /* whose turn takes too long may be waiting for the driver: others go on */
+        if (turn_wait(&context->fence, epoch, &mine))
+                return 0;
+        rc = barrier_for(context, epoch);
         if (mine)
-                turn_end(fence);
+                turn_end(&context->fence);
         return rc;
+}
+
+void gr_fence_look_for(struct gr_context *context, uint64_t epoch)
+{
+        bool mine;
+
+        if (turn_wait(&context->fence, epoch, &mine))
+                return;
+        if (!gr_fence_usable(&context->fence, epoch)) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+        }
+        if (mine)
+                turn_end(&context->fence);
 }
 
 int gr_fence_sync(struct gr_context *context)

@@ -191,6 +191,9 @@ void gr_fence_close_soon(struct gr_context *context);
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
 int gr_fence_poll(struct gr_context *context);
 
+/* Both, unless what another thread does at this moment, which is waited for briefly, has made epoch usable. */
+void gr_fence_look_for(struct gr_context *context, uint64_t epoch);
+
 /*
  * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
  * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.

@@ -389,6 +389,16 @@ static bool own_waiting(struct gr_context *context, size_t bytes)
                gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
 }
 
+/* The epoch that, once usable, gives the calling thread a block for the request; UINT64_MAX: more than that has a say.
+ */
+static uint64_t own_oldest(struct gr_context *context, size_t bytes)
+{
+        uint64_t epoch =
+                own_waiting(context, bytes) ? gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(bytes)) : 0;
+
+        return epoch ? epoch : UINT64_MAX;
+}
+
 /*
  * A quarantined block made usable where that is worth it, or NULL: then fresh memory is better. A barrier costs half a
  * microsecond and, with several streams, their overlap; and a kernel that runs on and on, waiting for later work, must
@@ -412,8 +422,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         } else {
                 uint64_t bound = gr_budget_live(context->device) / 4;
 
-                gr_fence_close(context);
-                gr_fence_poll(context);
+                gr_fence_look_for(context, own_oldest(context, bytes));
                 block = gr_pool_take(context, bytes, false);
                 if (block)
                         return block;

@@ -124,14 +124,14 @@ static void test_not_moved(void)
 static void test_bounds(void)
 {
         start(4096 * MIB);
-        pairs(MIB, 20000);
+        pairs(MIB, 3000);
         GR_CHECK(atomic_load(&core.spare_bytes) > 8 * MIB);
         GR_CHECK(atomic_load(&core.spare_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->charged_bytes) <= 4096 * MIB / 256 + 2 * MIB);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
         GR_CHECK(gr_pool_release(context, gr_class_of(MIB), 4 * MIB) > 0);
         GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256 - 4 * MIB);
-        pairs(MIB, 20000);
+        pairs(MIB, 3000);
         GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256);
         finish();
 }
@@ -140,6 +140,7 @@ static void test_bounds(void)
 static void test_barrier_for(void)
 {
         uint64_t epoch;
+        unsigned queries;
 
         start(1024 * MIB);
         pairs(MIB, 1);
@@ -151,19 +152,29 @@ static void test_barrier_for(void)
         GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
 
+        /* The same for those who only look. */
+        pairs(MIB, 1);
+        epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
+        gr_fence_look_for(context, epoch);
+        GR_CHECK(gr_fence_usable(&context->fence, epoch));
+        queries = sg_calls(SG_EVENT_QUERY);
+        GR_CHECK(queries > 0);
+        gr_fence_look_for(context, epoch);
+        GR_CHECK_EQ(sg_calls(SG_EVENT_QUERY), queries);
+
         /* Whose turn never ends keeps nobody from a fence of his own, and from closing only for the moment. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
         atomic_store(&context->fence.turn, true);
         gr_fence_close_soon(context);
-        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2);
         GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 2);
         GR_CHECK(atomic_load(&context->fence.turn));
         atomic_store(&context->fence.turn, false);
         pairs(MIB, 1);
         gr_fence_close_soon(context);
-        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 3);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 4);
         GR_CHECK(!atomic_load(&context->fence.turn));
         finish();
 }
@@ -186,7 +197,8 @@ static void *work(void *arg)
                                 wrong++;
                                 return NULL;
                         }
-                        sg_work(context->handle, 0, ptrs[j], (seed >> 50) % 64 * 100);
+                        sg_work(context->handle, (unsigned)(seed >> 45) % (context->streams + 1) % SG_STREAMS, ptrs[j],
+                                (seed >> 50) % 64 * 100);
                 }
                 for (unsigned j = 0; j < count; j++)
                         wrong += sg_free(&core, ptrs[j]) != 0;
@@ -217,13 +229,14 @@ static void *disturb(void *arg)
         return NULL;
 }
 
-/* Threads that come and go, each with sizes of its own for a while, all on one stream. */
-static void test_threads(bool disturbed)
+/* Threads that come and go, on the default stream alone or on several. */
+static void test_threads(unsigned streams, bool disturbed)
 {
         pthread_t threads[THREADS], other;
 
         start(8192 * MIB);
         sg_set_tick(300);
+        atomic_store(&context->streams, streams);
         stop = false;
         if (disturbed)
                 GR_CHECK_EQ(pthread_create(&other, NULL, disturb, NULL), 0);
@@ -249,7 +262,9 @@ int main(void)
         test_not_moved();
         test_bounds();
         test_barrier_for();
-        test_threads(false);
-        test_threads(true);
+        test_threads(0, false);
+        test_threads(0, true);
+        test_threads(SG_STREAMS, false);
+        test_threads(SG_STREAMS, true);
         return GR_CHECK_RESULT();
 }
