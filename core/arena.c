@@ -11,8 +11,7 @@
 #define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define NOTE_LIVE_HITS   64  /* hits between looks at the peak of live memory */
 
-_Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES && sizeof(struct gr_block) == 2 * GR_LINE_BYTES,
-               "a hit needs one cache line of the block");
+_Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)

@@ -6,25 +6,98 @@
 
 #include "pool.h"
 
+#define SHARD_BITS   6 /* of the hash, the topmost; those below say where in the shard */
+#define ROOM_LEAST   16
+#define SLOT_NOWHERE SIZE_MAX
+
+_Static_assert(GR_LEDGER_SHARDS == 1u << SHARD_BITS, "the hash's first bits are the shard");
+
 static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t hash)
 {
-        return &ledger->shards[hash >> 58];
+        return &ledger->shards[hash >> (64 - SHARD_BITS)];
 }
 
-static unsigned bucket_hash(uint64_t hash)
+/* Where ptr would lie, were it alone. */
+static size_t home_of(const struct gr_ledger_shard *shard, uint64_t hash)
 {
-        return (unsigned)(hash >> 26);
+        return (size_t)((hash << SHARD_BITS) >> shard->shift);
 }
 
-static struct gr_block *find_locked(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
+/* The slot of ptr, or SLOT_NOWHERE. Lock held. */
+static size_t slot_of(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
 {
-        struct gr_block *block;
-
-        HASH_FIND_BYHASHVALUE(hh, shard->blocks, &ptr, sizeof(ptr), bucket_hash(hash), block);
-        return block;
+        if (!shard->slots)
+                return SLOT_NOWHERE;
+        for (size_t i = home_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
+                if (shard->slots[i].ptr == ptr)
+                        return i;
+        return SLOT_NOWHERE;
 }
 
-static bool is_live(struct gr_block *block)
+/* Lock held. */
+static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
+{
+        size_t i = slot_of(shard, hash, ptr);
+
+        return i == SLOT_NOWHERE ? NULL : shard->slots[i].block;
+}
+
+/* There is room. Lock held. */
+static void put(struct gr_ledger_shard *shard, struct gr_block *block)
+{
+        size_t i = home_of(shard, gr_ledger_mix(block->ptr));
+
+        while (shard->slots[i].block)
+                i = (i + 1) & (shard->room - 1);
+        shard->slots[i] = (struct gr_ledger_slot){block->ptr, block};
+        shard->count++;
+}
+
+/* Half of the slots are empty, so that looks end soon; where memory is short, one does. Lock held. */
+static bool make_room(struct gr_ledger_shard *shard)
+{
+        size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
+        struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
+
+        if (2 * (shard->count + 1) <= shard->room)
+                return true;
+        larger.slots = calloc(room, sizeof(*larger.slots));
+        if (!larger.slots)
+                return shard->count + 1 < shard->room;
+        for (size_t i = 0; i < shard->room; i++)
+                if (shard->slots[i].block)
+                        put(&larger, shard->slots[i].block);
+        free(shard->slots);
+        shard->slots = larger.slots;
+        shard->room = room;
+        shard->shift = larger.shift;
+        return true;
+}
+
+/* Empties the slot; what stands behind it because it was taken moves up. Lock held. */
+static void empty(struct gr_ledger_shard *shard, size_t at)
+{
+        size_t last = shard->room - 1;
+
+        for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
+                size_t home = home_of(shard, gr_ledger_mix(shard->slots[i].ptr));
+
+                if (((i - home) & last) < ((i - at) & last))
+                        continue; /* it would come before its home */
+                shard->slots[at] = shard->slots[i];
+                at = i;
+        }
+        shard->slots[at].block = NULL;
+        shard->count--;
+}
+
+/* Lock held; block is there. */
+static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
+{
+        empty(shard, slot_of(shard, gr_ledger_mix(block->ptr), block->ptr));
+}
+
+static bool is_live(const struct gr_block *block)
 {
         return (atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE;
 }
@@ -38,12 +111,10 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
 {
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
-                struct gr_block *block, *tmp;
 
-                HASH_ITER (hh, shard->blocks, block, tmp) {
-                        HASH_DELETE(hh, shard->blocks, block);
-                        free(block);
-                }
+                for (size_t j = 0; j < shard->room; j++)
+                        free(shard->slots[j].block);
+                free(shard->slots);
         }
 }
 
@@ -68,12 +139,13 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         }
         if (stale) {
-                HASH_DELETE(hh, shard->blocks, stale);
+                take_out(shard, stale);
                 if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
                         stale = NULL;
         }
-        HASH_ADD_BYHASHVALUE(hh, shard->blocks, ptr, sizeof(block->ptr), bucket_hash(hash), block);
-        added = block->hh.tbl != NULL; /* uthash's sign that it ran out of memory */
+        added = make_room(shard);
+        if (added)
+                put(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         if (shut)
                 gr_arenas_open(shut);
@@ -89,7 +161,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         there = atomic_load(&block->state) != GR_BLOCK_GONE;
         if (there)
-                HASH_DELETE(hh, shard->blocks, block);
+                take_out(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return there;
 }
@@ -102,7 +174,7 @@ enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *bl
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         before = atomic_exchange(&block->state, GR_BLOCK_GONE);
         if (before != GR_BLOCK_GONE)
-                HASH_DELETE(hh, shard->blocks, block);
+                take_out(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         return before;
 }
@@ -168,11 +240,12 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
 {
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
-                struct gr_block *block, *tmp;
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-                HASH_ITER (hh, shard->blocks, block, tmp) {
-                        if (!is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
+                for (size_t j = 0; j < shard->room; j++) {
+                        const struct gr_block *block = shard->slots[j].block;
+
+                        if (!block || !is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
                             block->context->device->ordinal != device)
                                 continue;
                         counts[block->class]++;
@@ -206,10 +279,13 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
                 struct gr_block *block, *tmp, *live = NULL;
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-                HASH_ITER (hh, shard->blocks, block, tmp) {
-                        if (block->context != context)
+                for (size_t j = 0; j < shard->room;) {
+                        block = shard->slots[j].block;
+                        if (!block || block->context != context) {
+                                j++;
                                 continue;
-                        HASH_DELETE(hh, shard->blocks, block);
+                        }
+                        empty(shard, j); /* another one may have moved up into it */
                         if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE) {
                                 block->next = live; /* it is in no bin */
                                 live = block;

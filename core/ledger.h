@@ -1,5 +1,10 @@
 /*
  * The ledger: every block the pool owns, by address. Sharded; each shard has its own lock, held for a look-up only.
+ *
+ * A shard is a table of addresses beside their blocks, open addressing with linear probing: among a million blocks
+ * nearly each look is a miss of the caches and of the TLB, and so it takes one for the address and one for the block.
+ * (Chains took four and more: 0.60 us for a free and an allocation among a million blocks, 0.39 us so. November 2026,
+ * a Xeon with 105 MiB of cache.)
  */
 #ifndef GR_LEDGER_H
 #define GR_LEDGER_H
@@ -9,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hash.h"
 #include "lock.h"
+#include "shard.h"
 
 #define GR_LEDGER_SHARDS 64
 
@@ -42,9 +47,8 @@ struct gr_block {
         uint8_t class;
         _Atomic uint8_t flags; /* changed with the shard's lock held */
 
-        bool split;        /* a range of a segment (split.h), not an allocation of its own */
-        unsigned kind;     /* of pinned memory: as gr_pinned_alloc was asked */
-        UT_hash_handle hh; /* guarded by the shard's lock */
+        bool split;    /* a range of a segment (split.h), not an allocation of its own */
+        unsigned kind; /* of pinned memory: as gr_pinned_alloc was asked */
 };
 
 /*
@@ -55,10 +59,17 @@ struct gr_block {
  */
 #define GR_HOME_SHIFT 8
 
+struct gr_ledger_slot {
+        uint64_t ptr;
+        struct gr_block *block; /* NULL: the slot is empty */
+};
+
 struct gr_ledger_shard {
         struct gr_spin lock; /* guards what follows, and the blocks' lives; adding may take memory from the C library */
-        struct gr_block *blocks;
-} __attribute__((aligned(64)));
+        struct gr_ledger_slot *slots; /* NULL: none yet */
+        size_t room, count;           /* slots, a power of two; those in use */
+        unsigned shift;               /* of a hash without the shard's bits: 64 - log2 of room */
+} __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_ledger {
         struct gr_ledger_shard shards[GR_LEDGER_SHARDS];

@@ -8,6 +8,7 @@
 
 #define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 #define STUCK_NS            UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
+#define BLOCK_BYTES         112 /* with what the C library puts before it two cache lines, so that no two share one */
 #define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 #define VISIT_LOOK_NS       UINT64_C(20000)
@@ -296,8 +297,8 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_count(core, GR_STAT_limit_hits, 1);
                 return rc;
         }
-        block = aligned_alloc(GR_LINE_BYTES, sizeof(*block));
-        if (!block) {
+        block = NULL;
+        if (posix_memalign((void **)&block, GR_LINE_BYTES, BLOCK_BYTES)) {
                 gr_budget_cancel(device, reserved);
                 return -ENOMEM;
         }

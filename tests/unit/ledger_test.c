@@ -244,8 +244,69 @@ static void test_threads(void)
         gr_ledger_destroy(&ledger);
 }
 
+#define PLACES 3000
+
+/* The block is found where it is held to be, and nowhere else. */
+static bool agrees(struct gr_block *const *held, unsigned i)
+{
+        struct gr_block_info info;
+        int rc = gr_ledger_find(&ledger, BASE + i * UINT64_C(512), &info);
+
+        return held[i] ? rc == 0 && info.capacity_bytes == held[i]->capacity_bytes : rc == -ENOENT;
+}
+
+/*
+ * Blocks come and go at random, so that tables grow and run around their ends, and gaps close: each is found after each
+ * step. In the end a context goes, and takes its own with it.
+ */
+static void test_table(void)
+{
+        static struct gr_block *held[PLACES];
+        uint64_t seed = 1;
+        unsigned wrong = 0, left = 0;
+
+        gr_ledger_init(&ledger);
+        for (unsigned step = 0; step < 40000; step++) {
+                unsigned i;
+
+                seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+                i = (seed >> 33) % PLACES;
+                if (held[i]) {
+                        wrong += !gr_ledger_remove(&ledger, held[i]);
+                        free(held[i]);
+                        held[i] = NULL;
+                } else {
+                        held[i] = block_new(BASE + i * UINT64_C(512), 512 + step, name_of(i % 2));
+                        add(held[i]);
+                }
+                for (unsigned j = 0; j < 16; j++)
+                        wrong += !agrees(held, (i + j * j) % PLACES);
+                if (step % 1000 == 0)
+                        for (unsigned j = 0; j < PLACES; j++)
+                                wrong += !agrees(held, j);
+        }
+        GR_CHECK_EQ(wrong, 0);
+        gr_ledger_drop_context(&ledger, name_of(1), NULL); /* all are CACHED: nobody is told */
+        for (unsigned i = 0; i < PLACES; i++) {
+                if (held[i] && i % 2 == 1) {
+                        GR_CHECK_EQ(atomic_load(&held[i]->state), GR_BLOCK_GONE);
+                        free(held[i]);
+                        held[i] = NULL;
+                }
+                left += held[i] != NULL;
+                wrong += !agrees(held, i);
+        }
+        GR_CHECK(left > PLACES / 8);
+        GR_CHECK_EQ(wrong, 0);
+        for (unsigned i = 0; i < GR_LEDGER_SHARDS; i++)
+                left -= (unsigned)ledger.shards[i].count;
+        GR_CHECK_EQ(left, 0);
+        gr_ledger_destroy(&ledger);
+}
+
 int main(void)
 {
+        test_table();
         test_life();
         test_stale();
         test_drop_context();
