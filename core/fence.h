@@ -49,14 +49,19 @@ struct gr_epoch {
 };
 
 struct gr_fence {
-        _Atomic uint64_t open_epoch;         /* blocks freed now belong to it; starts at 1 */
-        _Atomic uint64_t usable_epoch;       /* blocks of this and earlier epochs may be handed out */
-        _Atomic uint64_t idle_epoch;         /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
-        _Atomic uint64_t usable_bytes;       /* gr_fence_freed_bytes at the newest usable epoch */
-        _Atomic uint64_t closed_bytes;       /* gr_fence_freed_bytes at the newest closed epoch */
-        _Atomic int broken;                  /* the driver's error (negative) after which no fence can be trusted */
+        /* What every hit reads: a cache line of its own, with nothing that changes more often than once in a fence. */
+        _Atomic uint64_t open_epoch;   /* blocks freed now belong to it; starts at 1 */
+        _Atomic uint64_t usable_epoch; /* blocks of this and earlier epochs may be handed out */
+        _Atomic uint64_t idle_epoch;   /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
+        _Atomic int broken;            /* the driver's error (negative) after which no fence can be trusted */
+        _Atomic unsigned reach_count;  /* of reach below; changed with the lock held */
+        _Atomic bool reach_overflow;   /* more can reach it than fit: freed blocks go to the driver; likewise */
+
         struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
         struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
+
+        _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
+        _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
 
         /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
         _Atomic bool turn __attribute__((aligned(GR_LINE_BYTES)));
@@ -66,8 +71,6 @@ struct gr_fence {
         unsigned first_pending, pending_count;
         uint64_t passed_ns;                     /* when an epoch was last seen to have passed */
         struct gr_context *reach[GR_REACH_MAX]; /* reach[0] is the context itself; of core->everyone, any */
-        _Atomic unsigned reach_count;           /* also read without the lock */
-        _Atomic bool reach_overflow;            /* more can reach it than fit: freed blocks go to the driver */
 
         struct gr_lock events_lock; /* guards what follows */
         void **spare_events;        /* created in this context */

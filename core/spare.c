@@ -6,12 +6,13 @@
 
 #define CLASS_BYTES      (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
 #define CLASS_PART       4                    /* ... this part of those of all classes, whichever is more */
-#define CLASS_BLOCKS     64
+#define CLASS_BLOCKS     64  /* in any case; twice that with many threads, who wait for each other's fences */
 #define CARD_PART        256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
 #define LIVE_PART        32  /* ... or this part of live memory, or, ... */
-#define THREAD_BYTES     (UINT64_C(64) << 20) /* ... for each thread beside the first, so much, ... */
-#define THREADS_PART     64                   /* ... up to this part of the card: whichever is most */
-#define FENCES_PER_SPARE 4                    /* fences that a class must have cost for each spare block */
+#define MANY_THREADS     5
+#define THREAD_BYTES     (UINT64_C(128) << 20) /* ... for each of many threads, so much, ... */
+#define THREADS_PART     64                    /* ... up to this part of the card: whichever is most */
+#define FENCES_PER_SPARE 4                     /* fences that a class must have cost for each spare block */
 #define DEAF_FENCES      64 /* until a class that got no more asks again, as all threads pay for that */
 #define LEFT_EPOCHS      4  /* a bin that nothing was freed into for so many is nobody's at the moment */
 
@@ -25,18 +26,29 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
         return a < b ? a : b;
 }
 
+static unsigned threads_of(struct gr_context *context)
+{
+        return atomic_load_explicit(&context->arena_count, memory_order_relaxed);
+}
+
+static uint32_t class_blocks(struct gr_context *context)
+{
+        return threads_of(context) >= MANY_THREADS ? 2 * CLASS_BLOCKS : CLASS_BLOCKS;
+}
+
 /* What spare blocks may take in all, and those of one class of one thread. */
 static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
 {
         struct gr_device *device = context->device;
         uint64_t card = min_u64(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
-        uint64_t threads = atomic_load_explicit(&context->arena_count, memory_order_relaxed);
+        uint64_t threads = threads_of(context);
         uint64_t total = max_u64(gr_budget_live(device) / LIVE_PART, card / CARD_PART);
 
-        total = max_u64(total, min_u64((threads - 1) * THREAD_BYTES, card / THREADS_PART));
+        if (threads >= MANY_THREADS)
+                total = max_u64(total, min_u64(threads * THREAD_BYTES, card / THREADS_PART));
         *ret_total_bytes = total;
         *ret_class_bytes = max_u64(total / CLASS_PART, CLASS_BYTES);
-        if (threads > 1) /* the first must not have what the last will need */
+        if (threads >= MANY_THREADS) /* the first must not have what the last will need */
                 *ret_class_bytes = min_u64(*ret_class_bytes, total / threads);
 }
 
@@ -57,44 +69,48 @@ static size_t move(struct gr_context *context, struct gr_arena *own, unsigned cl
         return moved;
 }
 
-bool gr_spare_take(struct gr_context *context, size_t bytes)
+/* So many bytes more, have blocks of which the bin has: whether that stays within what all spares, and these, may take.
+ * *ret_own: they are held back by what these may take. */
+static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_own)
 {
         struct gr_core *core = context->core;
+        uint64_t total_bytes, class_bytes;
+
+        bounds(context, &total_bytes, &class_bytes);
+        *ret_own = have >= class_bytes / block_bytes;
+        if (*ret_own || gr_budget_excess(context->device) > 0 ||
+            atomic_load(&core->spare_bytes) + block_bytes > total_bytes)
+                return false;
+        atomic_fetch_add(&core->spare_bytes, block_bytes);
+        gr_count(core, GR_STAT_spares, 1);
+        return true;
+}
+
+bool gr_spare_take(struct gr_context *context, size_t bytes)
+{
         struct gr_arena *arena = gr_arena_own(context);
         unsigned class = gr_class_of(bytes);
         struct gr_bin *bin = &arena->bins[class];
-        bool alone = atomic_load_explicit(&context->arena_count, memory_order_relaxed) == 1, more, earned;
-        uint64_t block_bytes = gr_class_block_bytes(bytes), total_bytes, class_bytes;
-        uint32_t have;
+        bool alone = threads_of(context) == 1, asks, earned, own = true;
+        uint32_t have, most = class_blocks(context);
 
         gr_arena_lock(arena);
         have = gr_bin_count(bin);
-        more = have < CLASS_BLOCKS && bin->deaf == 0;
-        earned = more && have < bin->fences / FENCES_PER_SPARE;
+        asks = have < most && bin->deaf == 0;
+        earned = asks && have < bin->fences / FENCES_PER_SPARE;
         if (bin->deaf > 0)
                 bin->deaf--;
-        if (!more || (alone && !earned))
+        if (!asks)
                 bin->fences++;
         gr_arena_unlock(arena);
-        if (!more || (!alone && move(context, arena, class, CLASS_BLOCKS - have) > 0))
+        if (!asks || (!alone && move(context, arena, class, most - have) > 0))
                 return false;
-        if (earned) {
-                bounds(context, &total_bytes, &class_bytes);
-                earned = have < class_bytes / block_bytes;
-                if (earned && gr_budget_excess(context->device) == 0 &&
-                    atomic_load(&core->spare_bytes) + block_bytes <= total_bytes) {
-                        atomic_fetch_add(&core->spare_bytes, block_bytes);
-                        gr_count(core, GR_STAT_spares, 1);
-                        return true;
-                }
-                more = false;
-        } else if (alone) {
-                return false;
-        }
+        if (earned && charge(context, gr_class_block_bytes(bytes), have, &own))
+                return true;
         gr_arena_lock(arena);
-        if (!earned)
+        if (own) /* what others use up is no reason to be owed more */
                 bin->fences++;
-        if (!more && !alone)
+        if (earned && !alone)
                 bin->deaf = DEAF_FENCES;
         gr_arena_unlock(arena);
         return false;
