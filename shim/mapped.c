@@ -2,8 +2,10 @@
  * Mapped memory (VMM): charged when created, by the location in its properties, never by the current context. It lives
  * as long as anything holds it: each handle that the program has to release, and each mapping.
  *
- * Imported handles are not charged: their memory belongs to the exporter's account. Not covered: memory kept alive only
- * by an own export imported again, or by a sparse array.
+ * Imported handles are not charged: their memory belongs to the exporter's account. What of them is mapped is told, as
+ * only a mapping says how large the memory is; the process's own, come back under another handle, is in its account
+ * already. Not covered: memory kept alive only by a descriptor of the program's own export or what was imported from
+ * it, or by a sparse array.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -17,8 +19,8 @@ struct memory {
         CUmemGenericAllocationHandle handle; /* key; in the table while refs > 0 */
         struct gr_device *device;
         enum gr_family family;
-        uint64_t bytes;
-        unsigned refs; /* releases that the program owes */
+        uint64_t bytes; /* of IMPORTED 0 until mapped */
+        unsigned refs;  /* releases that the program owes */
         unsigned maps;
 };
 
@@ -182,6 +184,10 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 free(mapping); /* uncharged when released, a little early */
         else if (mapping)
                 memory->maps++;
+        if (memory && memory->family == GR_FAMILY_IMPORTED && memory->bytes == 0) {
+                gr_budget_force(memory->device, memory->family, bytes);
+                memory->bytes = bytes;
+        }
         pthread_mutex_unlock(&lock);
         return result;
 }
@@ -272,21 +278,46 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         return result;
 }
 
-/* Another process's memory is in that process's account. Our own may come back as the handle it has. */
+/* Memory of the driver's under a handle that we do not know: entered where it is another process's, and a device's. */
+static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
+{
+        CUmemAllocationProp prop;
+        struct gr_device *device;
+        struct memory *memory;
+
+        if ((type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && gr_export_is_own((int)(intptr_t)os_handle)) ||
+            !gr_real.cuMemGetAllocationPropertiesFromHandle ||
+            gr_real.cuMemGetAllocationPropertiesFromHandle(&prop, handle) != CUDA_SUCCESS ||
+            prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                return NULL;
+        device = gr_device_get(prop.location.id);
+        memory = device ? calloc(1, sizeof(*memory)) : NULL;
+        if (memory)
+                *memory = (struct memory){.handle = handle, .device = device, .family = GR_FAMILY_IMPORTED, .refs = 1};
+        return memory;
+}
+
+/* Our own may come back as the handle it has. */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {
-        struct memory *memory;
+        struct memory *memory, *fresh;
+        int saved_errno = errno;
         CUresult result;
 
         gr_shim_ready();
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        fresh = imported(*handle, os_handle, type);
         pthread_mutex_lock(&lock);
         memory = find(*handle);
         if (memory)
                 memory->refs++;
+        else if (fresh && enter_table(fresh))
+                fresh = NULL;
         pthread_mutex_unlock(&lock);
+        free(fresh);
+        errno = saved_errno;
         return result;
 }
