@@ -18,11 +18,14 @@ struct ipc_handle {
         uint64_t bytes, footprint;
 };
 
-/* Nothing touches the memory meanwhile: operations do so under the memory lock, which is held. */
-static bool move_to_file(struct sim_alloc *alloc)
+/* Nothing touches the memory meanwhile: operations do so under the memory lock. */
+bool sim_move_to_file_locked(struct sim_alloc *alloc)
 {
-        int file = memfd_create("simulated device", MFD_CLOEXEC);
+        int file;
 
+        if (alloc->file)
+                return true;
+        file = memfd_create("simulated device", MFD_CLOEXEC);
         if (file < 0)
                 return false;
         if (ftruncate(file, (off_t)alloc->footprint) != 0 ||
@@ -51,7 +54,7 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
                 words.buffer_id = alloc->buffer_id;
                 words.bytes = alloc->bytes;
                 words.footprint = alloc->footprint;
-                if (alloc->footprint % SIM_PAGE_BYTES == 0 && (alloc->file || move_to_file(alloc)))
+                if (alloc->footprint % SIM_PAGE_BYTES == 0 && sim_move_to_file_locked(alloc))
                         words.file = (uint64_t)alloc->file;
         }
         sim_memory_unlock();
