@@ -149,13 +149,3 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         errno = saved_errno;
         return result;
 }
-
-GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                                                        CUmemAllocationHandleType type, unsigned long long flags)
-{
-        CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
-
-        if (result == CUDA_SUCCESS && gr_shim_ready() && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-                gr_export_mark(*(int *)shareable);
-        return result;
-}
