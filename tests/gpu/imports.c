@@ -2,7 +2,7 @@
  * Memory of another process opened here, and memory of this one that others may know: every answer must be the driver's
  * own, nothing of it is charged here or cached, and under the library what is open is told.
  *
- *   imports [--plain-exporter]     the other process without what is preloaded
+ *   imports [--limit=SIZE] [--plain-exporter]     the limit in force; the other process without what is preloaded
  *
  * Lines that begin with ~ are about the library, or figures; all others must be the same natively and under it. Exit
  * status 1 when a check failed.
@@ -47,6 +47,7 @@ struct verdict {
 static struct gt gt;
 static gpureclaim_status_function *status_of; /* NULL: native */
 static int other;                             /* socket to the other process */
+static size_t limit;
 
 static struct gpureclaim_status status(void)
 {
@@ -243,6 +244,21 @@ static CUresult ask(enum kind kind, struct offer *ret_offer, int *ret_fd)
         return ret_offer->result;
 }
 
+/* The process's own, so that what is opened beside it would pass the limit if it counted. */
+static CUdeviceptr own;
+
+static void hold(void)
+{
+        if (limit)
+                GT_MUST(cuMemAlloc(&own, limit - BYTES / 2));
+}
+
+static void let_go(void)
+{
+        if (limit)
+                GT_MUST(cuMemFree(own));
+}
+
 /* It looks at what this one wrote, and frees it. */
 static void finish(const char *name, enum kind kind, bool written)
 {
@@ -272,7 +288,7 @@ static void footprint_moved(const char *name, size_t before)
 static void legacy(void)
 {
         const char *name = "IPC handle";
-        size_t taken = status().taken_bytes, footprint = 0;
+        size_t live = status().live_bytes, footprint = 0;
         CUdeviceptr p = 0, again = 0;
         struct offer offer;
         CUresult result;
@@ -292,8 +308,8 @@ static void legacy(void)
         }
         imported(name, BYTES);
         footprint_moved(name, footprint);
-        FIGURE(status().taken_bytes == taken, name, "%.1f MiB charged for it",
-               gt_mib(status().taken_bytes) - gt_mib(taken));
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged for it",
+               gt_mib(status().live_bytes) - gt_mib(live));
         answers(name, p);
         result = cuIpcOpenMemHandle(&again, offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         printf("%s: opened again %d, at the same address %d\n", name, (int)result, again == p);
@@ -329,7 +345,7 @@ static void legacy(void)
 static void mapped(void)
 {
         const char *name = "mapped memory";
-        size_t taken = status().taken_bytes, footprint = 0;
+        size_t live = status().live_bytes, footprint = 0;
         CUmemGenericAllocationHandle memory, retained;
         struct offer offer;
         CUresult result;
@@ -353,8 +369,8 @@ static void mapped(void)
         p = map(memory);
         imported(name, BYTES);
         footprint_moved(name, footprint);
-        FIGURE(status().taken_bytes == taken, name, "%.1f MiB charged for it",
-               gt_mib(status().taken_bytes) - gt_mib(taken));
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged for it",
+               gt_mib(status().live_bytes) - gt_mib(live));
         answers(name, p);
         printf("%s: cuMemFree %d\n", name, (int)cuMemFree(p));
         printf("%s: %u words wrong here\n", name, wrong_words(p, BYTES, WORDS_THERE));
@@ -375,7 +391,7 @@ static void own_again(void)
 {
         const char *name = "own memory imported";
         CUmemGenericAllocationHandle memory, again;
-        size_t taken = status().taken_bytes;
+        size_t live = status().live_bytes;
         CUdeviceptr p, q;
         CUresult result;
         int fd;
@@ -395,8 +411,8 @@ static void own_again(void)
                 p = map(memory);
                 q = map(again);
                 imported(name, 0);
-                FIGURE(status().taken_bytes == taken + BYTES, name, "%.1f MiB charged",
-                       gt_mib(status().taken_bytes) - gt_mib(taken));
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged",
+                       gt_mib(status().live_bytes) - gt_mib(live));
                 fill(p, 77);
                 printf("%s: %u words wrong through the other mapping\n", name, wrong_words(q, BYTES, 77));
                 /* The handle it was created with goes first: what came in by import holds it. */
@@ -404,14 +420,14 @@ static void own_again(void)
                 GT_MUST(cuMemRelease(memory));
                 memory = 0;
                 GT_MUST(cuMemRelease(again));
-                FIGURE(status().taken_bytes == taken + BYTES, name, "%.1f MiB charged while the import is mapped",
-                       gt_mib(status().taken_bytes) - gt_mib(taken));
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged while the import is mapped",
+                       gt_mib(status().live_bytes) - gt_mib(live));
                 unmap(q);
         }
         if (memory)
                 GT_MUST(cuMemRelease(memory));
-        FIGURE(status().taken_bytes == taken, name, "%.1f MiB charged when all of it was released",
-               gt_mib(status().taken_bytes) - gt_mib(taken));
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",
+               gt_mib(status().live_bytes) - gt_mib(live));
 }
 
 /* Other interfaces' memory. Without one at hand, a descriptor of the other process's mapped memory stands for it. */
@@ -423,7 +439,7 @@ static void external(void)
         __typeof__(&cuDestroyExternalMemory) destroy = GT_OPTIONAL(cuDestroyExternalMemory);
         CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = BYTES};
         CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = BYTES}, half = {.offset = BYTES / 2, .size = BYTES / 2};
-        size_t cached, taken = status().taken_bytes;
+        size_t cached, live = status().live_bytes;
         CUexternalMemory memory;
         struct offer offer;
         CUdeviceptr p, q;
@@ -464,7 +480,7 @@ static void external(void)
                 FIGURE(status().cached_bytes == cached, name, "%.1f MiB cached by the frees",
                        gt_mib(status().cached_bytes) - gt_mib(cached));
         }
-        FIGURE(status().taken_bytes == taken, name, "%.1f MiB charged", gt_mib(status().taken_bytes) - gt_mib(taken));
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged", gt_mib(status().live_bytes) - gt_mib(live));
         printf("%s: destroyed %d\n", name, (int)destroy(memory));
         imported("destroyed", 0);
         finish(name, MAPPED, result == CUDA_SUCCESS);
@@ -570,15 +586,20 @@ static pid_t start_other(char *program, bool plain)
 int main(int argc, char **argv)
 {
         void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
-        bool exporter = argc == 3 && !strcmp(argv[1], "as-exporter"),
-             plain = argc == 2 && !strcmp(argv[1], "--plain-exporter");
+        bool exporter = argc == 3 && !strcmp(argv[1], "as-exporter"), plain = false;
         int ended = 0;
         CUdeviceptr p;
         pid_t pid = 0;
 
-        if (argc > 1 && !exporter && !plain) {
-                fprintf(stderr, "usage: imports [--plain-exporter]\n");
-                return 2;
+        for (int i = 1; i < argc && !exporter; i++) {
+                if (!strcmp(argv[i], "--plain-exporter")) {
+                        plain = true;
+                } else if (!strncmp(argv[i], "--limit=", 8)) {
+                        limit = gt_parse_size(argv[i] + 8);
+                } else {
+                        fprintf(stderr, "usage: imports [--limit=SIZE] [--plain-exporter]\n");
+                        return 2;
+                }
         }
         memcpy(&status_of, &found, sizeof status_of);
         if (!exporter)
@@ -590,10 +611,12 @@ int main(int argc, char **argv)
         GT_MUST(cuMemFree(p));
         if (exporter)
                 return export_for_others();
+        hold();
         legacy();
         mapped();
-        own_again();
         external();
+        let_go();
+        own_again();
         outside();
         close(other);
         waitpid(pid, &ended, 0);
