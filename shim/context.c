@@ -7,7 +7,7 @@
 #include "log.h"
 #include "shim.h"
 
-#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts */
+#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts that nobody was seen making */
 
 struct alias {
         CUcontext handle, owner;
@@ -15,6 +15,7 @@ struct alias {
 
 struct green {
         CUgreenCtx handle;
+        CUcontext context; /* its handle to be current; NULL until the program asked for it */
         CUdevice dev;
 };
 
@@ -125,6 +126,9 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 /* Lock held. */
 static CUcontext alias_of(CUcontext handle)
 {
+        for (unsigned i = 0; i < green_count; i++)
+                if (greens[i].context == handle)
+                        return primaries[greens[i].dev];
         for (unsigned i = 0; i < alias_count; i++)
                 if (aliases[i].handle == handle)
                         return aliases[i].owner;
@@ -396,7 +400,7 @@ static void green_remember(CUgreenCtx handle, CUdevice dev)
                 greens = more;
                 green_room = room;
         }
-        greens[green_count++] = (struct green){handle, dev};
+        greens[green_count++] = (struct green){.handle = handle, .dev = dev};
         retained[dev]++;
 }
 
@@ -444,6 +448,22 @@ struct gr_context *gr_green_context(CUgreenCtx handle)
                 primary = primaries[green->dev];
         pthread_mutex_unlock(&lock);
         return primary ? gr_context_find(&gr_core, primary) : NULL;
+}
+
+/* Spares the look at who owns what is allocated there. */
+GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
+{
+        CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
+        struct green *green;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                green->context = *context;
+        pthread_mutex_unlock(&lock);
+        return result;
 }
 
 /*
