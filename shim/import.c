@@ -135,17 +135,22 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
         struct gr_foreign *entry = NULL;
         unsigned long long before = 0;
+        CUdeviceptr base = dptr;
         int saved_errno = errno;
         CUresult result;
 
         if (gr_shim_ready())
                 entry = gr_foreign_take(&gr_core, GR_FAMILY_IMPORTED, dptr);
+        /* Whether an address inside will do is the driver's to say. */
+        if (gr_shim_ready() && !entry && gr_real.cuMemGetAddressRange_v2 &&
+            gr_real.cuMemGetAddressRange_v2(&base, NULL, dptr) == CUDA_SUCCESS)
+                entry = gr_foreign_take(&gr_core, GR_FAMILY_IMPORTED, base);
         if (entry)
-                before = buffer_at(dptr);
+                before = buffer_at(base);
         result = GR_REAL(cuIpcCloseMemHandle, dptr);
         if (entry)
                 gr_foreign_settle(&gr_core, entry,
-                                  result == CUDA_SUCCESS && (before == 0 || buffer_at(dptr) != before));
+                                  result == CUDA_SUCCESS && (before == 0 || buffer_at(base) != before));
         errno = saved_errno;
         return result;
 }

@@ -160,6 +160,7 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_peak, 7);
         GR_CHECK_EQ(GR_FIGURE_waiting, 8);
         GR_CHECK_EQ(GR_FIGURE_driver, 9);
+        GR_CHECK_EQ(GR_FIGURE_imported, 10);
         GR_CHECK_EQ(GR_FIGURE_COUNT, 11);
 }
 
