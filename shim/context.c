@@ -135,6 +135,16 @@ static CUcontext alias_of(CUcontext handle)
         return NULL;
 }
 
+struct gr_context *gr_context_known(CUcontext handle)
+{
+        CUcontext owner;
+
+        pthread_mutex_lock(&lock);
+        owner = alias_of(handle);
+        pthread_mutex_unlock(&lock);
+        return gr_context_find(&gr_core, owner ? owner : handle);
+}
+
 /* The slow way: a context that this thread did not use last. */
 static struct gr_context *look_up(CUcontext handle)
 {

@@ -132,6 +132,9 @@ void gr_capture_restore(CUstreamCaptureMode mode);
 /* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
 struct gr_context *gr_current_context(void);
 
+/* The pool of a context that need not be current; NULL where it is not known yet. */
+struct gr_context *gr_context_known(CUcontext handle);
+
 /* The pool that owns a green context's memory; NULL where it is not known. */
 struct gr_context *gr_green_context(CUgreenCtx green);
 

@@ -209,7 +209,7 @@ static void will_wait(CUstream stream, bool null_is_per_thread)
         /* The streams of threads run beside each other like those that the program creates. */
         context = gr_current_context();
         if (context && atomic_load(&context->streams) == 0)
-                created(CUDA_SUCCESS);
+                created(CUDA_SUCCESS, NULL);
 }
 
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \
