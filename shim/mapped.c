@@ -4,7 +4,8 @@
  *
  * Imported handles are not charged: their memory belongs to the exporter's account. What of them is mapped is told, as
  * only a mapping says how large the memory is; the process's own, come back under another handle, is in its account
- * already. Not covered: memory kept alive only by a descriptor of the program's own export or by a sparse array.
+ * already. (What comes by a fabric handle counts as another's.) Not covered: memory kept alive only by a descriptor of
+ * the program's own export or by a sparse array.
  */
 #include <errno.h>
 #include <pthread.h>

@@ -407,6 +407,7 @@ static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
         };
         size_t step = limit / 32 / GT_PAGE * GT_PAGE, half = limit / 2 / GT_PAGE * GT_PAGE;
         CUstream first = stream;
+        CUcontext popped;
 
         for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
                 size_t before = available(), began = 0, now = 0, got;
@@ -425,7 +426,7 @@ static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
                 gt_check(get_device(limit / 4, &p) == CUDA_ERROR_OUT_OF_MEMORY, name, "nor is there more in the first");
                 GT_MUST(cuCtxPushCurrent(ctx));
                 GT_MUST(cuCtxSynchronize());
-                GT_MUST(cuCtxPopCurrent(&ctx));
+                GT_MUST(cuCtxPopCurrent(&popped));
                 stream = first;
                 drop_all(&ways[i], step);
                 gt_check(available() + slack_bytes >= before, name, "%.1f MiB free after the frees, %.1f before",
@@ -439,7 +440,7 @@ static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
                          "%.1f MiB beside %.1f MiB in the first", gt_mib(got), gt_mib(half));
                 GT_MUST(cuCtxPushCurrent(ctx));
                 GT_MUST(cuMemFree(p)); /* the first one's, from here */
-                GT_MUST(cuCtxPopCurrent(&ctx));
+                GT_MUST(cuCtxPopCurrent(&popped));
                 drop_all(&ways[i], step);
                 gt_sleep_us(BYPASS_US);
         }
@@ -584,9 +585,9 @@ int main(int argc, char **argv)
         make_room_while_busy();
         references();
         destroyed_pool();
+        crowd();
         green_contexts();
         several_contexts();
-        crowd();
         GT_MUST(cuMemPoolDestroy(explicit_pool));
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);

@@ -10,15 +10,12 @@
 #include "gputest.h"
 
 #include "gpureclaim.h"
+#include "partner.h"
 
 #include <dlfcn.h>
-#include <errno.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +24,7 @@
 enum kind { LEGACY, MAPPED };
 enum { WORDS_THERE = 1000, WORDS_HERE = 2000 };
 
-extern char **environ;
+static char exporter_mode[] = "as-exporter";
 
 /* To the exporter: make such memory; then, with whatever number, look at it and free it. */
 struct order {
@@ -74,48 +71,9 @@ static void imported(const char *name, size_t bytes)
         FIGURE(now == bytes, name, "%.1f MiB told as imported, %.1f MiB open", gt_mib(now), gt_mib(bytes));
 }
 
-static void send_all(const void *data, size_t bytes, int fd)
-{
-        char room[CMSG_SPACE(sizeof fd)] __attribute__((aligned(8))) = {0};
-        struct iovec piece = {(void *)(uintptr_t)data, bytes};
-        struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
-
-        if (fd >= 0) {
-                struct cmsghdr *header;
-
-                message.msg_control = room;
-                message.msg_controllen = sizeof room;
-                header = CMSG_FIRSTHDR(&message);
-                header->cmsg_level = SOL_SOCKET;
-                header->cmsg_type = SCM_RIGHTS;
-                header->cmsg_len = CMSG_LEN(sizeof fd);
-                memcpy(CMSG_DATA(header), &fd, sizeof fd);
-        }
-        if (sendmsg(other, &message, MSG_NOSIGNAL) != (ssize_t)bytes)
-                gt_die("imports: the other process is gone");
-}
-
-/* False at the end. *ret_fd is -1 where none came. */
-static bool receive(void *data, size_t bytes, int *ret_fd)
-{
-        char room[CMSG_SPACE(sizeof *ret_fd)] __attribute__((aligned(8)));
-        struct iovec piece = {data, bytes};
-        struct msghdr message = {
-                .msg_iov = &piece, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-        struct cmsghdr *header;
-
-        if (recvmsg(other, &message, MSG_CMSG_CLOEXEC) != (ssize_t)bytes)
-                return false;
-        header = CMSG_FIRSTHDR(&message);
-        *ret_fd = -1;
-        if (header && header->cmsg_type == SCM_RIGHTS)
-                memcpy(ret_fd, CMSG_DATA(header), sizeof *ret_fd);
-        return true;
-}
-
 static void answer_from_other(void *data, size_t bytes, int *ret_fd)
 {
-        if (!receive(data, bytes, ret_fd))
+        if (!partner_receive(other, data, bytes, ret_fd))
                 gt_die("imports: no answer from the other process");
 }
 
@@ -170,7 +128,7 @@ static int export_for_others(void)
         struct order order;
         int fd = -1, none;
 
-        while (receive(&order, sizeof order, &none)) {
+        while (partner_receive(other, &order, sizeof order, &none)) {
                 CUmemGenericAllocationHandle memory = 0;
                 struct verdict verdict = {0};
                 struct offer offer = {0};
@@ -189,11 +147,11 @@ static int export_for_others(void)
                 }
                 if (p)
                         fill(p, WORDS_THERE);
-                send_all(&offer, sizeof offer, offer.result == CUDA_SUCCESS ? fd : -1);
+                partner_send(other, &offer, sizeof offer, offer.result == CUDA_SUCCESS ? fd : -1);
                 if (fd >= 0)
                         close(fd);
                 fd = -1;
-                if (!receive(&order, sizeof order, &none))
+                if (!partner_receive(other, &order, sizeof order, &none))
                         return EXIT_FAILURE;
                 verdict.cached_bytes = -(int64_t)status().cached_bytes;
                 if (p)
@@ -205,7 +163,7 @@ static int export_for_others(void)
                 if (memory)
                         GT_MUST(cuMemRelease(memory));
                 verdict.cached_bytes += (int64_t)status().cached_bytes;
-                send_all(&verdict, sizeof verdict, -1);
+                partner_send(other, &verdict, sizeof verdict, -1);
         }
         gt_close(&gt);
         return EXIT_SUCCESS;
@@ -239,7 +197,7 @@ static CUresult ask(enum kind kind, struct offer *ret_offer, int *ret_fd)
 {
         struct order order = {kind};
 
-        send_all(&order, sizeof order, -1);
+        partner_send(other, &order, sizeof order, -1);
         answer_from_other(ret_offer, sizeof *ret_offer, ret_fd);
         return ret_offer->result;
 }
@@ -266,7 +224,7 @@ static void finish(const char *name, enum kind kind, bool written)
         struct verdict verdict;
         int none;
 
-        send_all(&order, sizeof order, -1);
+        partner_send(other, &order, sizeof order, -1);
         answer_from_other(&verdict, sizeof verdict, &none);
         if (written)
                 printf("%s: %u words wrong there\n", name, verdict.wrong);
@@ -563,30 +521,10 @@ static void outside(void)
                 close(dma_buf);
 }
 
-static pid_t start_other(char *program, bool plain)
-{
-        char mode[] = "as-exporter", end[12], *arguments[] = {program, mode, end, NULL};
-        int ends[2];
-        pid_t pid;
-
-        /* Messages keep their bounds; the other end closes where the program is another. */
-        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-                gt_die("imports: no sockets");
-        other = ends[0];
-        snprintf(end, sizeof end, "%d", dup(ends[1]));
-        close(ends[1]);
-        if (plain)
-                unsetenv("LD_PRELOAD");
-        if (posix_spawn(&pid, program, NULL, NULL, arguments, environ) != 0)
-                gt_die("imports: no other process");
-        close(atoi(end));
-        return pid;
-}
-
 int main(int argc, char **argv)
 {
         void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
-        bool exporter = argc == 3 && !strcmp(argv[1], "as-exporter"), plain = false;
+        bool exporter = argc == 3 && !strcmp(argv[1], exporter_mode), plain = false;
         int ended = 0;
         CUdeviceptr p;
         pid_t pid = 0;
@@ -603,7 +541,7 @@ int main(int argc, char **argv)
         }
         memcpy(&status_of, &found, sizeof status_of);
         if (!exporter)
-                pid = start_other(argv[0], plain);
+                pid = partner_start(argv[0], exporter_mode, plain, &other);
         else
                 other = atoi(argv[2]);
         gt_open(&gt);
