@@ -431,6 +431,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
                                             unsigned int flags)
 {
         CUresult result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        int saved_errno = errno;
         CUstreamCaptureMode mode;
         CUcontext primary;
 
@@ -444,7 +445,10 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         if (primary)
                 primaries[dev] = primary;
         pthread_mutex_unlock(&lock);
-        return primary ? made(result, &primary, dev) : result;
+        if (primary)
+                made(result, &primary, dev);
+        errno = saved_errno;
+        return result;
 }
 
 struct gr_context *gr_green_context(CUgreenCtx handle)

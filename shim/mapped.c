@@ -110,6 +110,7 @@ static void import_mapped(struct memory *import, size_t bytes)
         } else {
                 gr_budget_force(import->device, import->family, bytes);
                 import->bytes = bytes;
+                import->exported = import->own_import; /* others may come from the same descriptor */
         }
 }
 

@@ -388,6 +388,43 @@ static void own_again(void)
                gt_mib(status().live_bytes) - gt_mib(live));
 }
 
+/* Held by nothing but a descriptor for a moment, then imported twice: one memory, charged once. */
+static void own_by_descriptor(void)
+{
+        const char *name = "own memory by its descriptor";
+        CUmemGenericAllocationHandle memory, handles[2];
+        size_t live = status().live_bytes;
+        CUdeviceptr mapped[2];
+        CUresult result;
+        int fd, count = 0;
+
+        if (create(&memory) != CUDA_SUCCESS)
+                return;
+        result = cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        GT_MUST(cuMemRelease(memory));
+        printf("%s: exported %d\n", name, (int)result);
+        if (result != CUDA_SUCCESS)
+                return;
+        for (; count < 2; count++) {
+                result = cuMemImportFromShareableHandle(&handles[count], (void *)(intptr_t)fd,
+                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                printf("%s: imported %d\n", name, (int)result);
+                if (result != CUDA_SUCCESS)
+                        break;
+                mapped[count] = map(handles[count]);
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged for %d mappings",
+                       gt_mib(status().live_bytes) - gt_mib(live), count + 1);
+                imported(name, 0);
+        }
+        close(fd);
+        while (count--) {
+                unmap(mapped[count]);
+                GT_MUST(cuMemRelease(handles[count]));
+        }
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",
+               gt_mib(status().live_bytes) - gt_mib(live));
+}
+
 /* Other interfaces' memory. Without one at hand, a descriptor of the other process's mapped memory stands for it. */
 static void external(void)
 {
@@ -555,6 +592,7 @@ int main(int argc, char **argv)
         external();
         let_go();
         own_again();
+        own_by_descriptor();
         outside();
         close(other);
         waitpid(pid, &ended, 0);
