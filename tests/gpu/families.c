@@ -466,7 +466,8 @@ static void green_contexts(void)
         after = available();
         gt_check(after <= before - limit / 2 + slack_bytes, "green context destroyed", "%.1f MiB of its memory counted",
                  gt_mib(before) - gt_mib(after));
-        GT_MUST(cuMemsetD8(p, 1, limit / 2));
+        GT_MUST(cuMemsetD8(p + limit / 2 - 4096, 1, 4096));
+        GT_MUST(cuCtxSynchronize()); /* what comes next waits for the GPU for a second only */
         GT_MUST(cuMemFree(p));
 }
 
