@@ -106,7 +106,7 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
 
 int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
-        if (!charge(device, bytes))
+        if (gr_family_charged(family) && !charge(device, bytes))
                 return -EDQUOT;
         atomic_fetch_add(&device->family_bytes[family], bytes);
         return 0;
@@ -115,13 +115,16 @@ int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t b
 void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
         atomic_fetch_sub(&device->family_bytes[family], bytes);
-        adjust(device, -(int64_t)bytes);
+        if (gr_family_charged(family))
+                adjust(device, -(int64_t)bytes);
 }
 
 void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
-        adjust(device, (int64_t)bytes);
-        raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
+        if (gr_family_charged(family)) {
+                adjust(device, (int64_t)bytes);
+                raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
+        }
         atomic_fetch_add(&device->family_bytes[family], bytes);
 }
 

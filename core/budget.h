@@ -50,7 +50,7 @@ struct gr_device {
         _Atomic uint64_t charged_bytes;         /* taken from the driver: live, cached, and slabs' unused rest */
         struct gr_counter cached_bytes;         /* footprint of the cached blocks; <= charged_bytes with ... */
         struct gr_cached *_Atomic cached_apart; /* ... these, which only become more */
-        _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* of the charge, what the pool did not serve */
+        _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* what the pool did not serve: of the charge, or beside it */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */

@@ -1,6 +1,7 @@
 /*
  * The ways to take memory that the pool does not serve, and the words for them in every output. What each is charged
- * to: device memory but for HOST, which has a budget of its own.
+ * to: device memory but for HOST, which has a budget of its own, and IMPORTED, which is in its exporter's account: it
+ * is told and charged to nobody here, as opening it takes nothing from the card.
  */
 #ifndef GR_FAMILIES_H
 #define GR_FAMILIES_H
@@ -13,6 +14,7 @@
         X(MANAGED, "managed", "managed memory")                                                                        \
         X(ARRAY, "array", "arrays")                                                                                    \
         X(DRIVER, "driver", "the driver's own memory")                                                                 \
+        X(IMPORTED, "imported", "memory of others, imported")                                                          \
         X(HOST, "host", "pinned host memory")
 
 enum gr_family {
@@ -21,5 +23,10 @@ enum gr_family {
 #undef GR_FAMILY_ENUMERATOR
                 GR_FAMILY_COUNT
 };
+
+static inline int gr_family_charged(enum gr_family family)
+{
+        return family != GR_FAMILY_IMPORTED;
+}
 
 #endif

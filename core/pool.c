@@ -215,6 +215,7 @@ void gr_context_stays(struct gr_context *context)
         gr_lock(&context->core->contexts_lock);
         context->ending = false;
         gr_unlock(&context->core->contexts_lock);
+        gr_core_each_context(context->core, context->device->ordinal, reach_each_other, context);
         gr_pinned_join(context);
 }
 

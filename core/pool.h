@@ -135,7 +135,7 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
  */
 void gr_context_ending(struct gr_context *context);
 
-/* It was not destroyed. Its copies are covered by no other context's fence any more. */
+/* It was not destroyed: the other contexts of its device fence it again, its peers on other devices do not. */
 void gr_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */

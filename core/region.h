@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    3
+#define GR_REGION_VERSION    4
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -40,9 +40,10 @@
         X(group_limit)                                                                                                 \
         X(live)                                                                                                        \
         X(cached)                                                                                                      \
-        X(peak)    /* of what it took from the driver */                                                               \
-        X(waiting) /* what an allocation of it is short of, now */                                                     \
-        X(driver)  /* what the driver took by itself for it; UINT64_MAX: not known */
+        X(peak)     /* of what it took from the driver */                                                              \
+        X(waiting)  /* what an allocation of it is short of, now */                                                    \
+        X(driver)   /* what the driver took by itself for it; UINT64_MAX: not known */                                 \
+        X(imported) /* memory of others that it has opened; charged to them */
 
 enum gr_figure {
 #define GR_FIGURE_ENUMERATOR(name) GR_FIGURE_##name,

@@ -115,7 +115,8 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                     gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
                 for (int f = 0; f < GR_FAMILY_COUNT; f++)
                         if (atomic_load(&device->family_bytes[f]) > 0)
-                                put(&out, "    of it %s: %s\n", family_words[f],
+                                put(&out, "    %s it %s: %s\n", gr_family_charged((enum gr_family)f) ? "of" : "beside",
+                                    family_words[f],
                                     gr_size_format(atomic_load(&device->family_bytes[f]), a, sizeof(a)));
                 if (own != GR_UNLIMITED && atomic_load(&device->family_bytes[GR_FAMILY_DRIVER]) == 0)
                         put(&out, "    beside it %s: %s\n", family_words[GR_FAMILY_DRIVER],

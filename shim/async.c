@@ -172,7 +172,9 @@ static struct gr_device *device_of(CUstream stream)
                 return context ? context->device : NULL;
         if (gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
                 return NULL;
-        if (context && context->handle == handle)
+        /* Without making it current where it is known: a green context can be so on one thread only. */
+        context = gr_context_known(handle);
+        if (context)
                 return context->device;
         if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
                 return NULL;

@@ -1,14 +1,22 @@
 /* Contexts and devices: which pool a call belongs to, and what becomes of it when a context ends. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "log.h"
 #include "shim.h"
 
-#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts */
+#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts that nobody was seen making */
 
 struct alias {
         CUcontext handle, owner;
+};
+
+struct green {
+        CUgreenCtx handle;
+        CUcontext context; /* its handle to be current; NULL until the program asked for it */
+        CUdevice dev;
 };
 
 /* What the calling thread found last; initial-exec because the library is always there from the start. */
@@ -23,8 +31,10 @@ static _Atomic uint64_t generation = 1; /* moves on when a context ends, so that
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static struct alias aliases[ALIASES_MAX];
 static unsigned alias_count;
+static struct green *greens;
+static unsigned green_count, green_room;
 static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
-static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen */
+static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen: by the program and its green contexts */
 static uint64_t configured;                 /* bit d: device d has its limits */
 
 static void warn(const char *message, void *arg)
@@ -116,10 +126,23 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 /* Lock held. */
 static CUcontext alias_of(CUcontext handle)
 {
+        for (unsigned i = 0; i < green_count; i++)
+                if (greens[i].context == handle)
+                        return primaries[greens[i].dev];
         for (unsigned i = 0; i < alias_count; i++)
                 if (aliases[i].handle == handle)
                         return aliases[i].owner;
         return NULL;
+}
+
+struct gr_context *gr_context_known(CUcontext handle)
+{
+        CUcontext owner;
+
+        pthread_mutex_lock(&lock);
+        owner = alias_of(handle);
+        pthread_mutex_unlock(&lock);
+        return gr_context_find(&gr_core, owner ? owner : handle);
 }
 
 /* The slow way: a context that this thread did not use last. */
@@ -375,18 +398,128 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
 }
 
-/* Its handle as a context may come back as another one: no alias is trusted any more. */
-GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx ctx)
+/* Lock held. Without memory for it, its end is seen afterwards only. */
+static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
+        if (green_count == green_room) {
+                unsigned room = green_room ? 2 * green_room : 16;
+                struct green *more = realloc(greens, room * sizeof(*more));
+
+                if (!more)
+                        return;
+                greens = more;
+                green_room = room;
+        }
+        greens[green_count++] = (struct green){.handle = handle, .dev = dev};
+        retained[dev]++;
+}
+
+/* Lock held. NULL: not known. */
+static struct green *green_find(CUgreenCtx handle)
+{
+        for (unsigned i = 0; i < green_count; i++)
+                if (greens[i].handle == handle)
+                        return &greens[i];
+        return NULL;
+}
+
+/*
+ * A green context retains the device's primary one, which owns its memory and whose fences cover its streams. So that
+ * one is known from now on: copies on a green stream may touch blocks of any other context of the device.
+ */
+GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
+                                            unsigned int flags)
+{
+        CUresult result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        int saved_errno = errno;
+        CUstreamCaptureMode mode;
+        CUcontext primary;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return result;
+        mode = gr_capture_relax();
+        primary = primary_of(dev);
+        gr_capture_restore(mode);
+        pthread_mutex_lock(&lock);
+        green_remember(*green, dev);
+        if (primary)
+                primaries[dev] = primary;
+        pthread_mutex_unlock(&lock);
+        if (primary)
+                made(result, &primary, dev);
+        errno = saved_errno;
+        return result;
+}
+
+struct gr_context *gr_green_context(CUgreenCtx handle)
+{
+        CUcontext primary = NULL;
+        struct green *green;
+
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                primary = primaries[green->dev];
+        pthread_mutex_unlock(&lock);
+        return primary ? gr_context_find(&gr_core, primary) : NULL;
+}
+
+/* Spares the look at who owns what is allocated there. */
+GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
+{
+        CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
+        struct green *green;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                green->context = *context;
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/*
+ * It releases the primary context, which ends where nobody else retains it. And its handle as a context may come back
+ * as another one: no alias is trusted any more.
+ */
+GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
+{
+        CUcontext primary = NULL, known[GR_DEVICES_MAX];
+        int saved_errno = errno;
+        struct green *green;
         CUresult result;
 
-        result = GR_REAL(cuGreenCtxDestroy, ctx);
-        if (result == CUDA_SUCCESS && gr_shim_ready()) {
-                atomic_fetch_add(&generation, 1);
-                pthread_mutex_lock(&lock);
-                alias_count = 0;
-                pthread_mutex_unlock(&lock);
+        if (!gr_shim_ready())
+                return GR_REAL(cuGreenCtxDestroy, handle);
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green && retained[green->dev] <= 1)
+                primary = primaries[green->dev];
+        pthread_mutex_unlock(&lock);
+        if (primary)
+                ending(primary);
+        result = GR_REAL(cuGreenCtxDestroy, handle);
+        pthread_mutex_lock(&lock);
+        green = result == CUDA_SUCCESS ? green_find(handle) : NULL;
+        if (green) {
+                if (retained[green->dev] > 0)
+                        retained[green->dev]--;
+                *green = greens[--green_count];
         }
+        if (result == CUDA_SUCCESS)
+                alias_count = 0;
+        memcpy(known, primaries, sizeof(known));
+        pthread_mutex_unlock(&lock);
+        if (result == CUDA_SUCCESS)
+                atomic_fetch_add(&generation, 1);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (known[i] && !still_active(i))
+                        ended(known[i]);
+                else if (known[i] && known[i] == primary)
+                        stays(primary);
+        errno = saved_errno;
         return result;
 }
 

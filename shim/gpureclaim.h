@@ -69,6 +69,7 @@ struct gpureclaim_status {
         uint64_t card_total_bytes; /* 0: not known yet */
         uint64_t card_free_bytes;  /* as the driver says now */
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
+        uint64_t imported_bytes;   /* of others, opened by this process: in their account, not in taken_bytes */
 };
 
 /* -EINVAL: no such device, or struct_bytes is too small; -ENODEV: this process has not used it. */

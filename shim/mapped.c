@@ -2,8 +2,10 @@
  * Mapped memory (VMM): charged when created, by the location in its properties, never by the current context. It lives
  * as long as anything holds it: each handle that the program has to release, and each mapping.
  *
- * Imported handles are not charged: their memory belongs to the exporter's account. Not covered: memory kept alive only
- * by an own export imported again, or by a sparse array.
+ * Imported handles are not charged: their memory belongs to the exporter's account. What of them is mapped is told, as
+ * only a mapping says how large the memory is; the process's own, come back under another handle, is in its account
+ * already. (What comes by a fabric handle counts as another's.) Not covered: memory kept alive only by a descriptor of
+ * the program's own export or by a sparse array.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -17,7 +19,9 @@ struct memory {
         CUmemGenericAllocationHandle handle; /* key; in the table while refs > 0 */
         struct gr_device *device;
         enum gr_family family;
-        uint64_t bytes;
+        uint64_t bytes;    /* of IMPORTED 0 until mapped */
+        struct memory *of; /* own memory imported again: what is charged for it, once found; counts among its maps */
+        bool exported, own_import;
         unsigned refs; /* releases that the program owes */
         unsigned maps;
 };
@@ -68,8 +72,46 @@ static void drop_if_unused(struct memory *memory)
 {
         if (memory->refs > 0 || memory->maps > 0)
                 return;
-        gr_foreign_uncharge(memory->device, memory->family, memory->bytes);
+        if (memory->of) {
+                memory->of->maps--;
+                drop_if_unused(memory->of); /* charged itself, so this goes no deeper */
+        } else {
+                gr_foreign_uncharge(memory->device, memory->family, memory->bytes);
+        }
         free(memory);
+}
+
+static bool may_be(const struct memory *import, const struct memory *memory, size_t bytes)
+{
+        return memory->exported && memory->device == import->device && memory->bytes == bytes;
+}
+
+/*
+ * Lock held. A mapping says at last how large imported memory is. The process's own holds on to what is charged for it:
+ * of several of one size any will do, as their sum is what counts. Where all that was released, it is charged anew.
+ */
+static void import_mapped(struct memory *import, size_t bytes)
+{
+        struct memory *memory = NULL, *tmp, *found = NULL;
+
+        if (import->bytes || import->of || (!import->own_import && import->family != GR_FAMILY_IMPORTED))
+                return;
+        if (import->own_import) {
+                HASH_ITER (hh, memories, memory, tmp)
+                        if (!found && may_be(import, memory, bytes))
+                                found = memory;
+                for (struct mapping *at = mappings; at && !found; at = at->hh.next)
+                        if (may_be(import, at->memory, bytes))
+                                found = at->memory;
+        }
+        if (found) {
+                import->of = found;
+                found->maps++;
+        } else {
+                gr_budget_force(import->device, import->family, bytes);
+                import->bytes = bytes;
+                import->exported = import->own_import; /* others may come from the same descriptor */
+        }
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
@@ -182,6 +224,8 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 free(mapping); /* uncharged when released, a little early */
         else if (mapping)
                 memory->maps++;
+        if (memory)
+                import_mapped(memory, bytes);
         pthread_mutex_unlock(&lock);
         return result;
 }
@@ -272,21 +316,70 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         return result;
 }
 
-/* Another process's memory is in that process's account. Our own may come back as the handle it has. */
+/* What to enter for memory under a handle that we do not know; a device's only. */
+static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
+{
+        CUmemAllocationProp prop;
+        struct gr_device *device;
+        struct memory *memory;
+
+        if (!gr_real.cuMemGetAllocationPropertiesFromHandle ||
+            gr_real.cuMemGetAllocationPropertiesFromHandle(&prop, handle) != CUDA_SUCCESS ||
+            prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                return NULL;
+        device = gr_device_get(prop.location.id);
+        memory = device ? calloc(1, sizeof(*memory)) : NULL;
+        if (!memory)
+                return NULL;
+        *memory = (struct memory){.handle = handle, .device = device, .family = GR_FAMILY_IMPORTED, .refs = 1};
+        memory->own_import =
+                type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && gr_export_is_own((int)(intptr_t)os_handle);
+        if (memory->own_import)
+                memory->family = GR_FAMILY_MAPPED;
+        return memory;
+}
+
+/* Our own may come back as the handle it has. */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {
-        struct memory *memory;
+        struct memory *memory, *fresh;
+        int saved_errno = errno;
         CUresult result;
 
         gr_shim_ready();
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        fresh = imported(*handle, os_handle, type);
         pthread_mutex_lock(&lock);
         memory = find(*handle);
         if (memory)
                 memory->refs++;
+        else if (fresh && enter_table(fresh))
+                fresh = NULL;
         pthread_mutex_unlock(&lock);
+        free(fresh);
+        errno = saved_errno;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                                        CUmemAllocationHandleType type, unsigned long long flags)
+{
+        CUresult result = GR_REAL(cuMemExportToShareableHandle, shareable, handle, type, flags);
+        struct memory *memory;
+        bool own;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready() || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+                return result;
+        pthread_mutex_lock(&lock);
+        memory = find(handle);
+        own = memory && memory->family != GR_FAMILY_IMPORTED;
+        if (own)
+                memory->exported = true;
+        pthread_mutex_unlock(&lock);
+        if (own)
+                gr_export_mark(*(int *)shareable);
         return result;
 }

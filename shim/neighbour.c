@@ -136,6 +136,7 @@ static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
         ret[GR_FIGURE_cached] = gr_budget_cached(device);
         ret[GR_FIGURE_peak] = atomic_load(&device->peak_charged_bytes);
         ret[GR_FIGURE_driver] = atomic_load(&device->own_bytes);
+        ret[GR_FIGURE_imported] = atomic_load(&device->family_bytes[GR_FAMILY_IMPORTED]);
 }
 
 struct give {

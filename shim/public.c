@@ -206,6 +206,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
                 gr_own_look(of, STATUS_AGE_NS);
                 status.driver_bytes = atomic_load(&of->own_bytes);
         }
+        status.imported_bytes = atomic_load(&of->family_bytes[GR_FAMILY_IMPORTED]);
         memcpy(ret_status, &status, status.struct_bytes);
         errno = saved_errno;
         return 0;

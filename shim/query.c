@@ -224,7 +224,10 @@ GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevicep
 {
         CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, gr_unless_cached(dptr), size, type, flags);
 
-        if (result == CUDA_SUCCESS && gr_shim_ready())
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 mark_exported(dptr);
+                if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+                        gr_export_mark(*(int *)handle);
+        }
         return result;
 }

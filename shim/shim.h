@@ -1,7 +1,7 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
- * mapped.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what the
+ * mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what the
  * driver takes by itself), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit,
  * helper thread (process.c), and the other processes on the card (neighbour.c, system.c).
  *
@@ -132,6 +132,12 @@ void gr_capture_restore(CUstreamCaptureMode mode);
 /* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
 struct gr_context *gr_current_context(void);
 
+/* The pool of a context that need not be current; NULL where it is not known yet. */
+struct gr_context *gr_context_known(CUcontext handle);
+
+/* The pool that owns a green context's memory; NULL where it is not known. */
+struct gr_context *gr_green_context(CUgreenCtx green);
+
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
 
@@ -187,6 +193,14 @@ void gr_own_look(struct gr_device *device, uint64_t most_age_ns);
 /* The driver has just taken something for the current context: whether the limit holds still, or again after the
  * ladder. */
 bool gr_own_fits(void);
+
+/* import.c */
+
+/* A descriptor for memory of this process is about to be handed to the program: it can be told when it comes back. */
+void gr_export_mark(int fd);
+
+/* Whether such a descriptor, or a copy of it, stands for memory of this process. */
+bool gr_export_is_own(int fd);
 
 /* managed.c */
 

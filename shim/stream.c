@@ -158,13 +158,13 @@ GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 }
 
 /* With streams of its own the program may overlap work, and a barrier has its price. */
-static void created(CUresult result)
+static void created(CUresult result, CUgreenCtx green)
 {
         struct gr_context *context;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return;
-        context = gr_current_context();
+        context = green ? gr_green_context(green) : gr_current_context();
         if (context)
                 atomic_fetch_add_explicit(&context->streams, 1, memory_order_relaxed);
 }
@@ -174,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
         CUresult result;
 
         result = GR_REAL(cuStreamCreate, stream, flags);
-        created(result);
+        created(result, NULL);
         return result;
 }
 
@@ -183,7 +183,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         CUresult result;
 
         result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
-        created(result);
+        created(result, NULL);
         return result;
 }
 
@@ -192,7 +192,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx g
         CUresult result;
 
         result = GR_REAL(cuGreenCtxStreamCreate, stream, green, flags, priority);
-        created(result);
+        created(result, green);
         return result;
 }
 
@@ -209,7 +209,7 @@ static void will_wait(CUstream stream, bool null_is_per_thread)
         /* The streams of threads run beside each other like those that the program creates. */
         context = gr_current_context();
         if (context && atomic_load(&context->streams) == 0)
-                created(CUDA_SUCCESS);
+                created(CUDA_SUCCESS, NULL);
 }
 
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \

@@ -36,6 +36,8 @@ static void print_card(const struct card *card)
                        gr_size_format(figures[GR_FIGURE_peak], c, sizeof(c)));
                 if (driver != GR_SIZE_NONE)
                         printf("; the driver's own %s", gr_size_format(driver, a, sizeof(a)));
+                if (figures[GR_FIGURE_imported])
+                        printf("; imported from others %s", gr_size_format(figures[GR_FIGURE_imported], a, sizeof(a)));
                 printf("\n    limit %s, threshold %s, idle for %.1f s",
                        gr_size_format(figures[GR_FIGURE_limit], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_threshold], b, sizeof(b)), member_idle_s(card, member));

@@ -65,6 +65,9 @@ static union value choose(enum kind kind, unsigned i)
         case KIND_POINTER:
                 value.pointer = i ? buffer : NULL;
                 break;
+        case KIND_RECORD:
+                value.pointer = buffer;
+                break;
         case KIND_TEXT:
                 value.text = i == 0 ? NULL : i == 1 ? "" : "cuNothing";
                 break;

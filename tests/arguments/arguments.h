@@ -10,7 +10,17 @@
 enum { PARAMETERS_MAX = 8 };
 
 /* Kinds of parameters; each has its own values to be tried with. */
-enum kind { KIND_POINTER, KIND_TEXT, KIND_ADDRESS, KIND_SIZE, KIND_NUMBER, KIND_GENERIC, KIND_ENUM, KIND_HANDLE };
+enum kind {
+        KIND_POINTER,
+        KIND_TEXT,
+        KIND_ADDRESS,
+        KIND_SIZE,
+        KIND_NUMBER,
+        KIND_GENERIC,
+        KIND_ENUM,
+        KIND_RECORD,
+        KIND_HANDLE
+};
 
 union value {
         void *pointer;

@@ -16,6 +16,7 @@ header = subprocess.run(sys.argv[2:] + ["-E", "-P", "-D__CUDA_API_VERSION_INTERN
 prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))
 
 
+records = set(re.findall(r"typedef\s+struct\s+\w*\s*\{[^}]*\}\s*(\w+)\s*;", header))
 enumerations = set(re.findall(r"typedef\s+enum\s+\w*\s*\{[^}]*\}\s*(\w+)\s*;", header))
 
 
@@ -30,6 +31,8 @@ def kind(parameter):
         return "SIZE"
     if first in ("int", "CUdevice", "CUdevice_v1"):
         return "NUMBER"
+    if first in records or first + "_v1" in records:
+        return "RECORD"  # by value: all zero
     if first.startswith("CUmemGenericAllocationHandle"):
         return "GENERIC"
     return "ENUM" if first in enumerations else "HANDLE"  # for handles only NULL is safe natively
@@ -45,7 +48,7 @@ for name in hooks:
     parameters = [p.strip() for p in prototypes[name].split(",")] if prototypes[name].strip() not in ("", "void") else []
     kinds = [kind(p) for p in parameters]
     print(f"static CUresult call_{name}(void *function, const union value *v)\n{{")
-    arguments = ", ".join(f"({re.sub(r'[A-Za-z_0-9]+$', '', p) if '*' not in p else 'void *'})v[{i}].{FIELDS.get(k, k.lower())}"
+    arguments = ", ".join(f"*({p.split()[0]} *)v[{i}].pointer" if k == "RECORD" else f"({re.sub(r'[A-Za-z_0-9]+$', '', p) if '*' not in p else 'void *'})v[{i}].{FIELDS.get(k, k.lower())}"
                           for i, (p, k) in enumerate(zip(parameters, kinds)))
     if not kinds:
         print("        (void)v;")

@@ -464,6 +464,38 @@ static CUresult batch_mem_op(const struct scene *s, CUstream stream, CUdeviceptr
         return call ? call(stream, 2, operations, 0) : CUDA_ERROR_NOT_FOUND;
 }
 
+/* With a green context current, which has a default stream of its own. */
+
+static CUresult green_kernel(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes, uint32_t tag)
+{
+        CUresult result = enter(s->green.ctx);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = leave(kernel(s, stream, p, bytes, tag));
+        /* The kernels were loaded with the primary context current: a driver may hold to that. */
+        return result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_INVALID_CONTEXT ? CUDA_ERROR_NOT_SUPPORTED
+                                                                                           : result;
+}
+
+static CUresult green_copy(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes, uint32_t tag)
+{
+        CUresult result = enter(s->green.ctx);
+
+        return result == CUDA_SUCCESS ? leave(cuMemcpyDtoDAsync(p, s->source[tag], bytes, stream)) : result;
+}
+
+static CUresult green_default_copy(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes, uint32_t tag)
+{
+        CUresult result = enter(s->green.ctx);
+
+        (void)stream;
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = cuMemcpyDtoDAsync(p, s->source[tag], bytes, NULL);
+        return leave(THEN(result, cuStreamSynchronize(NULL)));
+}
+
 /* From outside the block's context: another context of the device, another device. */
 
 static CUresult peer_copy_same_device(const struct scene *s, CUstream stream, CUdeviceptr p, size_t bytes, uint32_t tag)
@@ -514,6 +546,11 @@ const struct access accesses[] = {
         {"kernel, new stream", kernel, FRESH, .bytes_per = 4},
         {"kernel, urgent stream", kernel, URGENT, .bytes_per = 4},
         {"kernel, green context", kernel, GREEN, .bytes_per = 4},
+        {"kernel, green context current", green_kernel, GREEN, .bytes_per = 4},
+        {"DtoDAsync, green context", d_to_d_async, GREEN, .bytes_per = 4},
+        {"DtoDAsync, green context current", green_copy, GREEN, .bytes_per = 4},
+        {"DtoDAsync, a green context's default stream", green_default_copy, NO_STREAM, .bytes_per = 4,
+         .later_only = true},
         {"kernel, same stream", kernel, SAME, .bytes_per = 4, .later_only = true},
         {"kernel, other thread", kernel, PER_THREAD, .other_thread = true, .bytes_per = 4},
         {"kernels joined by an event", joined_kernels, JOINED, .bytes_per = 4},

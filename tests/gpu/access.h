@@ -31,7 +31,8 @@ struct scene {
         struct gt gt;
         size_t span;
         CUstream slow; /* of the earlier work */
-        CUstream non_blocking, second, blocking, green;
+        CUstream non_blocking, second, blocking;
+        struct gt_green green; /* all zero: there are none */
         CUdeviceptr source[TAGS];
         void *pinned[TAGS], *pageable[TAGS];
         CUcontext other_ctx; /* another context of the same device, or NULL */

@@ -382,6 +382,119 @@ static void destroyed_pool(void)
         gt_check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", gt_mib(available()));
 }
 
+/* How much of the family another context gets; held then. */
+static size_t fill_in(const struct family *family, CUcontext ctx, size_t step)
+{
+        CUcontext popped;
+
+        GT_MUST(cuCtxPushCurrent(ctx));
+        while (add(family, step))
+                ;
+        GT_MUST(cuCtxPopCurrent(&popped));
+        return count * step;
+}
+
+/*
+ * In another context of the device, its_stream being one of it: refused at the same limit, which both share, and freed
+ * from the first one.
+ */
+static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
+{
+        static const struct family ways[] = {
+                {"cuMemAlloc", get_device, put_device, false, false},
+                {"cuMemAllocAsync", get_async, put_async, false, false},
+                {"cuMemCreate", get_created, put_created, false, false},
+        };
+        size_t step = limit / 32 / GT_PAGE * GT_PAGE, half = limit / 2 / GT_PAGE * GT_PAGE;
+        CUstream first = stream;
+        CUcontext popped;
+
+        for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+                size_t before = available(), began = 0, now = 0, got;
+                bool told = gt_footprint(&gt, &began);
+                char name[128];
+                uint64_t p;
+
+                snprintf(name, sizeof name, "%s, %s", ways[i].name, where);
+                stream = its_stream;
+                got = fill_in(&ways[i], ctx, step);
+                told = told && gt_footprint(&gt, &now);
+                gt_check(got <= limit && got + limit / 8 + 32 * GT_MIB >= limit, name,
+                         "refused after %.1f MiB, limit %.1f MiB", gt_mib(got), gt_mib(limit));
+                gt_check(!told || now <= began + limit + slack_bytes, name, "%.1f MiB more held (%s)",
+                         gt_mib(now) - gt_mib(began), gt_footprint_source(&gt));
+                gt_check(get_device(limit / 4, &p) == CUDA_ERROR_OUT_OF_MEMORY, name, "nor is there more in the first");
+                GT_MUST(cuCtxPushCurrent(ctx));
+                GT_MUST(cuCtxSynchronize());
+                GT_MUST(cuCtxPopCurrent(&popped));
+                stream = first;
+                drop_all(&ways[i], step);
+                gt_check(available() + slack_bytes >= before, name, "%.1f MiB free after the frees, %.1f before",
+                         gt_mib(available()), gt_mib(before));
+                gt_sleep_us(BYPASS_US);
+                GT_MUST(get_device(half, &p));
+                stream = its_stream;
+                got = fill_in(&ways[i], ctx, step);
+                stream = first;
+                gt_check(got <= limit - half && got + limit / 8 + 32 * GT_MIB >= limit - half, name,
+                         "%.1f MiB beside %.1f MiB in the first", gt_mib(got), gt_mib(half));
+                GT_MUST(cuCtxPushCurrent(ctx));
+                GT_MUST(cuMemFree(p)); /* the first one's, from here */
+                GT_MUST(cuCtxPopCurrent(&popped));
+                drop_all(&ways[i], step);
+                gt_sleep_us(BYPASS_US);
+        }
+}
+
+static void green_contexts(void)
+{
+        struct gt_green green;
+        size_t before = available(), after;
+        CUcontext popped;
+        uint64_t p;
+
+        if (!gt_green_open(gt.device, &green)) {
+                printf("-      green contexts: this driver or device has none\n");
+                return;
+        }
+        elsewhere("green context", green.ctx, green.stream);
+        /* Its memory is the primary context's, and stays when it goes. */
+        GT_MUST(cuCtxPushCurrent(green.ctx));
+        GT_MUST(get_device(limit / 2, &p));
+        GT_MUST(cuCtxPopCurrent(&popped));
+        gt_green_close(&green);
+        after = available();
+        gt_check(after <= before - limit / 2 + slack_bytes, "green context destroyed", "%.1f MiB of its memory counted",
+                 gt_mib(before) - gt_mib(after));
+        GT_MUST(cuMemsetD8(p + limit / 2 - 4096, 1, 4096));
+        GT_MUST(cuCtxSynchronize()); /* what comes next waits for the GPU for a second only */
+        GT_MUST(cuMemFree(p));
+}
+
+static void several_contexts(void)
+{
+        __typeof__(&cuCtxCreate) create = GT_OPTIONAL(cuCtxCreate);
+        size_t before = available();
+        CUcontext ctx = NULL, popped;
+        CUresult result = create ? create(&ctx, NULL, 0, gt.device) : CUDA_ERROR_NOT_FOUND;
+        CUstream its_stream;
+        uint64_t p;
+
+        if (result != CUDA_SUCCESS) {
+                printf("-      several contexts: no second one (%s)\n", gt_result_name(result));
+                return;
+        }
+        its_stream = gt_stream();
+        GT_MUST(cuCtxPopCurrent(&popped));
+        elsewhere("second context", ctx, its_stream);
+        GT_MUST(cuCtxPushCurrent(ctx));
+        GT_MUST(get_device(limit / 2, &p));
+        GT_MUST(cuCtxDestroy(ctx));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        gt_check(available() + slack_bytes >= before, "second context destroyed", "%.1f MiB free, %.1f before",
+                 gt_mib(available()), gt_mib(before));
+}
+
 enum { THREADS = 4, STEPS = 400, EACH = 16 };
 
 /* Takes and frees through all families at once, some of it more than fits. */
@@ -474,6 +587,8 @@ int main(int argc, char **argv)
         references();
         destroyed_pool();
         crowd();
+        green_contexts();
+        several_contexts();
         GT_MUST(cuMemPoolDestroy(explicit_pool));
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);

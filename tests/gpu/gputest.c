@@ -191,6 +191,41 @@ CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint
         return launch(gt->count_diff, GT_GRID, GT_BLOCK, stream, args);
 }
 
+bool gt_green_open(CUdevice device, struct gt_green *ret)
+{
+        __typeof__(&cuDeviceGetDevResource) resource = GT_OPTIONAL(cuDeviceGetDevResource);
+        __typeof__(&cuDevSmResourceSplitByCount) split = GT_OPTIONAL(cuDevSmResourceSplitByCount);
+        __typeof__(&cuDevResourceGenerateDesc) describe = GT_OPTIONAL(cuDevResourceGenerateDesc);
+        __typeof__(&cuGreenCtxCreate) create = GT_OPTIONAL(cuGreenCtxCreate);
+        __typeof__(&cuGreenCtxStreamCreate) stream_create = GT_OPTIONAL(cuGreenCtxStreamCreate);
+        __typeof__(&cuCtxFromGreenCtx) convert = GT_OPTIONAL(cuCtxFromGreenCtx);
+        CUdevResource all, part;
+        CUdevResourceDesc description;
+        struct gt_green green = {0};
+        unsigned groups = 1;
+
+        *ret = green;
+        if (!resource || !split || !describe || !create || !stream_create || !convert ||
+            resource(device, &all, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS ||
+            split(&part, &groups, &all, NULL, 0, 16) != CUDA_SUCCESS ||
+            describe(&description, &part, 1) != CUDA_SUCCESS ||
+            create(&green.green, description, device, CU_GREEN_CTX_DEFAULT_STREAM) != CUDA_SUCCESS)
+                return false;
+        GT_MUST(convert(&green.ctx, green.green));
+        GT_MUST(stream_create(&green.stream, green.green, CU_STREAM_NON_BLOCKING, 0));
+        *ret = green;
+        return true;
+}
+
+void gt_green_close(struct gt_green *green)
+{
+        __typeof__(&cuGreenCtxDestroy) destroy = GT_OPTIONAL(cuGreenCtxDestroy);
+
+        GT_MUST(cuStreamDestroy(green->stream));
+        GT_MUST(destroy(green->green));
+        *green = (struct gt_green){0};
+}
+
 CUstream gt_stream(void)
 {
         CUstream stream;

@@ -70,6 +70,15 @@ CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint
 /* A non-blocking stream; ends the program when there is none to be had. */
 CUstream gt_stream(void);
 
+/* A green context with a part of the card to itself, and a stream of it. False where there are none. */
+struct gt_green {
+        CUgreenCtx green;
+        CUcontext ctx; /* to make it current */
+        CUstream stream;
+};
+bool gt_green_open(CUdevice device, struct gt_green *ret);
+void gt_green_close(struct gt_green *green);
+
 /*
  * Memory that the process really holds on the card, whatever cuMemGetInfo tells it: the simulated device's own count,
  * or NVML's (the process's entry; without one, use of the whole card since gt_open). False when neither can be asked.

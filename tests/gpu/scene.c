@@ -20,30 +20,6 @@ uint32_t access_word(const struct access *access, uint32_t tag)
         }
 }
 
-/* A stream of a green context with a part of the card to itself; NULL where there are no green contexts. */
-static CUstream green_stream(CUdevice device)
-{
-        __typeof__(&cuDeviceGetDevResource) resource = GT_OPTIONAL(cuDeviceGetDevResource);
-        __typeof__(&cuDevSmResourceSplitByCount) split = GT_OPTIONAL(cuDevSmResourceSplitByCount);
-        __typeof__(&cuDevResourceGenerateDesc) describe = GT_OPTIONAL(cuDevResourceGenerateDesc);
-        __typeof__(&cuGreenCtxCreate) create = GT_OPTIONAL(cuGreenCtxCreate);
-        __typeof__(&cuGreenCtxStreamCreate) stream_create = GT_OPTIONAL(cuGreenCtxStreamCreate);
-        CUdevResource all, part;
-        CUdevResourceDesc description;
-        CUgreenCtx context;
-        CUstream stream;
-        unsigned groups = 1;
-
-        if (!resource || !split || !describe || !create || !stream_create ||
-            resource(device, &all, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS ||
-            split(&part, &groups, &all, NULL, 0, 16) != CUDA_SUCCESS ||
-            describe(&description, &part, 1) != CUDA_SUCCESS ||
-            create(&context, description, device, CU_GREEN_CTX_DEFAULT_STREAM) != CUDA_SUCCESS ||
-            stream_create(&stream, context, CU_STREAM_NON_BLOCKING, 0) != CUDA_SUCCESS)
-                return NULL;
-        return stream;
-}
-
 static void fill_now(CUdeviceptr p, uint32_t tag, size_t bytes)
 {
         GT_MUST(cuMemsetD32(p, tag, bytes / 4));
@@ -97,7 +73,7 @@ void scene_open(struct scene *ret, size_t span)
         s.non_blocking = gt_stream();
         s.second = gt_stream();
         GT_MUST(cuStreamCreate(&s.blocking, CU_STREAM_DEFAULT));
-        s.green = green_stream(s.gt.device);
+        gt_green_open(s.gt.device, &s.green);
         for (uint32_t tag = 0; tag < TAGS; tag++) {
                 GT_MUST(cuMemAlloc(&s.source[tag], span));
                 fill_now(s.source[tag], tag, span);
@@ -136,8 +112,8 @@ CUresult scene_stream(const struct scene *scene, enum place place, CUstream *ret
                 *ret = scene->slow;
                 return CUDA_SUCCESS;
         case GREEN:
-                *ret = scene->green;
-                return scene->green ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+                *ret = scene->green.stream;
+                return scene->green.stream ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
         case FRESH:
                 return cuStreamCreate(ret, CU_STREAM_NON_BLOCKING);
         case URGENT:

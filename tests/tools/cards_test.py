@@ -75,6 +75,18 @@ def what_is_not_ours(scene):
     scene.check(code == 0 and "400.000 MiB of 1.000 GiB used, 250.000 MiB not counted here" in out, f"in words: {out}")
     scene.check("effective use of the card 14.65% (150.000 MiB of 1.000 GiB)" in out, f"the sentence: {out}")
     scene.check("driver's own" not in out, f"the driver's own is not known: {out}")
+    scene.check("imported" not in out, f"nothing is imported: {out}")
+    # Others' memory is told beside what is charged.
+    scene.check(process.ask("open", 0, 64) == 0, "another's memory can be opened")
+
+    def imported(mib):
+        found = status(scene, **nvml)[0]["processes"][0]
+        return found["imported_bytes"] == mib * MIB and found["charged_bytes"] == 150 * MIB
+
+    scene.check(until(lambda: imported(64)), f"what is imported is told: {status(scene, **nvml)}")
+    code, out, _ = scene.run("status", **nvml)
+    scene.check("peak 150.000 MiB; imported from others 64.000 MiB" in out, f"imported, in words: {out}")
+    scene.check(process.ask("close") == 0 and until(lambda: imported(0)), "and gone")
     # Who is there by the management library's list, which does not fit into its first try; 40 MiB are the context's.
     listing = os.path.join(scene.folder, "processes")
     with open(listing, "w", encoding="ascii") as file:

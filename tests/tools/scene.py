@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,8 @@ class Process:
         self.pid = self._process.pid
 
     def ask(self, *words):
-        """"alloc DEVICE MIB" and "free" answer the driver's result, "total DEVICE" MiB."""
+        """"alloc DEVICE MIB", "free", "open DEVICE MIB" (another's memory) and "close" answer the driver's result, "total
+        DEVICE" MiB."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -96,7 +98,7 @@ def until(condition, seconds=10):
 def _program():
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
-    blocks, contexts = [], {}
+    blocks, opened, contexts = [], [], {}
 
     def use(device):
         if device not in contexts:
@@ -117,6 +119,19 @@ def _program():
         elif word == "free":
             while blocks and result == 0:
                 result = driver.cuMemFree_v2(blocks.pop())
+        elif word == "open":
+            use(int(arguments[0]))
+            size = int(arguments[1]) * MIB
+            file = os.memfd_create("memory of another interface")
+            os.truncate(file, size)
+            # CUDA_EXTERNAL_MEMORY_HANDLE_DESC: type (a descriptor), handle, size, flags and what is reserved
+            description, memory = struct.pack("@iP8xQI68x", 1, file, size, 0), ctypes.c_void_p()
+            result = driver.cuImportExternalMemory(ctypes.byref(memory), description)
+            if result == 0:
+                opened.append(memory)
+        elif word == "close":
+            while opened and result == 0:
+                result = driver.cuDestroyExternalMemory(opened.pop())
         elif word == "total":
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             use(int(arguments[0]))

@@ -81,6 +81,32 @@ static void test_limit(void)
         finish(0);
 }
 
+/* Others' memory is told beside the charge, takes no room, and meets no limit. */
+static void test_imported(void)
+{
+        uint64_t free_bytes, total_bytes;
+        int owner;
+
+        start();
+        GR_CHECK_EQ(charge(20 * MIB), 0);
+        gr_budget_force(device, GR_FAMILY_IMPORTED, 64 * MIB);
+        gr_foreign_add(&core, device, GR_FAMILY_IMPORTED, 5, &owner, 64 * MIB);
+        GR_CHECK_EQ(gr_budget_charge(device, GR_FAMILY_IMPORTED, 64 * MIB), 0);
+        gr_foreign_add(&core, device, GR_FAMILY_IMPORTED, 6, &owner, 64 * MIB);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_IMPORTED), 128 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->peak_charged_bytes), 20 * MIB);
+        gr_budget_share(device, CARD, CARD, &free_bytes, &total_bytes);
+        GR_CHECK_EQ(free_bytes, 12 * MIB);
+        gr_foreign_settle(&core, gr_foreign_take(&core, GR_FAMILY_IMPORTED, 5), 1);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_IMPORTED), 64 * MIB);
+        gr_foreign_drop_owner(&core, &owner);
+        GR_CHECK_EQ(family_bytes(GR_FAMILY_IMPORTED), 0);
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        gr_foreign_uncharge(device, GR_FAMILY_MAPPED, 20 * MIB);
+        finish(0);
+}
+
 /* The cache makes room, both where the limit and where the driver says no. */
 static void test_ladder(void)
 {
@@ -159,6 +185,7 @@ static void test_idle(void)
 int main(void)
 {
         test_limit();
+        test_imported();
         test_ladder();
         test_ledger();
         test_idle();

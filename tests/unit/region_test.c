@@ -160,7 +160,8 @@ static void test_layout(void)
         GR_CHECK_EQ(GR_FIGURE_peak, 7);
         GR_CHECK_EQ(GR_FIGURE_waiting, 8);
         GR_CHECK_EQ(GR_FIGURE_driver, 9);
-        GR_CHECK_EQ(GR_FIGURE_COUNT, 10);
+        GR_CHECK_EQ(GR_FIGURE_imported, 10);
+        GR_CHECK_EQ(GR_FIGURE_COUNT, 11);
 }
 
 static void test_names(void)
@@ -169,7 +170,7 @@ static void test_names(void)
         char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
-        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v3");
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v4");
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
         GR_CHECK_STR(group, "a-b.c");
         GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");

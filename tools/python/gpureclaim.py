@@ -48,6 +48,7 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
             "card_total_bytes",
             "card_free_bytes",
             "driver_bytes",
+            "imported_bytes",
         )
     ]
 

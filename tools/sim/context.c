@@ -28,14 +28,23 @@ CUresult sim_context_check(CUcontext ctx)
         return ctx->live ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-CUresult sim_current(CUcontext *ret_ctx)
+CUresult sim_current_green(CUcontext *ret_ctx, CUcontext *ret_green)
 {
         CUcontext ctx = thread.depth ? thread.stack[thread.depth - 1] : NULL;
         CUresult rc = sim_context_check(ctx);
 
-        if (rc == CUDA_SUCCESS)
-                *ret_ctx = ctx;
+        if (rc == CUDA_SUCCESS) {
+                *ret_ctx = sim_context_owner(ctx);
+                *ret_green = ctx->green_of ? ctx : NULL;
+        }
         return rc;
+}
+
+CUresult sim_current(CUcontext *ret_ctx)
+{
+        CUcontext green;
+
+        return sim_current_green(ret_ctx, &green);
 }
 
 static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version)
@@ -79,18 +88,19 @@ static void tear_down(CUcontext ctx)
 struct sim_node *sim_context_join(CUcontext ctx)
 {
         struct sim_node *all = sim_node_new(NULL);
+        CUcontext owner = sim_context_owner(ctx);
 
-        for (CUstream s = ctx->streams; s; s = s->next)
-                sim_node_after(all, s->last);
-        sim_node_after(all, ctx->orphans[0]);
-        sim_node_after(all, ctx->orphans[1]);
+        for (CUstream s = owner->streams; s; s = s->next)
+                if (owner == ctx || s->green == ctx)
+                        sim_node_after(all, s->last);
+        sim_node_after(all, owner->orphans[0]);
+        sim_node_after(all, owner->orphans[1]);
         sim_node_start(all);
         return all;
 }
 
-SIM_API cuDevicePrimaryCtxRetain(CUcontext *ret_ctx, CUdevice device)
+CUresult sim_primary_retain(CUdevice device, CUcontext *ret_ctx)
 {
-        SIM_ENTER(cuDevicePrimaryCtxRetain);
         if (!ret_ctx)
                 return CUDA_ERROR_INVALID_VALUE;
         if (sim_device_check(device) != CUDA_SUCCESS)
@@ -110,7 +120,13 @@ SIM_API cuDevicePrimaryCtxRetain(CUcontext *ret_ctx, CUdevice device)
         return CUDA_SUCCESS;
 }
 
-static CUresult primary_release(CUdevice device)
+SIM_API cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
+{
+        SIM_ENTER(cuDevicePrimaryCtxRetain);
+        return sim_primary_retain(device, ctx);
+}
+
+CUresult sim_primary_release(CUdevice device)
 {
         CUresult rc = CUDA_SUCCESS;
 
@@ -127,14 +143,20 @@ static CUresult primary_release(CUdevice device)
 
 static CUresult primary_reset(CUdevice device)
 {
+        CUresult rc = CUDA_SUCCESS;
+
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
-        primary[device].retained = 0;
-        if (primary[device].live)
-                tear_down(&primary[device]);
+        if (primary[device].greens > 0) {
+                rc = CUDA_ERROR_NOT_PERMITTED; /* measured, driver 580 */
+        } else {
+                primary[device].retained = 0;
+                if (primary[device].live)
+                        tear_down(&primary[device]);
+        }
         sim_unlock();
-        return CUDA_SUCCESS;
+        return rc;
 }
 
 static CUresult primary_set_flags(CUdevice device, unsigned flags)
@@ -152,13 +174,13 @@ static CUresult primary_set_flags(CUdevice device, unsigned flags)
 SIM_API cuDevicePrimaryCtxRelease(CUdevice device)
 {
         SIM_ENTER(cuDevicePrimaryCtxRelease);
-        return primary_release(device);
+        return sim_primary_release(device);
 }
 
 SIM_API cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
         SIM_ENTER(cuDevicePrimaryCtxRelease_v2);
-        return primary_release(device);
+        return sim_primary_release(device);
 }
 
 SIM_API cuDevicePrimaryCtxReset(CUdevice device)
@@ -259,7 +281,7 @@ SIM_API cuCtxDestroy_v2(CUcontext ctx)
         SIM_ENTER(cuCtxDestroy_v2);
         sim_lock();
         rc = sim_context_check(ctx);
-        if (rc == CUDA_SUCCESS && ctx->primary)
+        if (rc == CUDA_SUCCESS && (ctx->primary || ctx->green_of))
                 rc = CUDA_ERROR_INVALID_CONTEXT;
         if (rc == CUDA_SUCCESS) {
                 tear_down(ctx);
@@ -334,7 +356,7 @@ CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx)
         CUresult rc;
 
         if (!given)
-                return sim_current(ret_ctx);
+                given = thread.depth ? thread.stack[thread.depth - 1] : NULL;
         rc = sim_context_check(given);
         if (rc == CUDA_SUCCESS)
                 *ret_ctx = given;

@@ -199,7 +199,7 @@ static CUresult synchronize(CUcontext given)
         sim_lock();
         rc = sim_context_given(given, &ctx);
         if (rc == CUDA_SUCCESS)
-                rc = sim_capture_in_context(ctx);
+                rc = sim_capture_in_context(sim_context_owner(ctx));
         if (rc == CUDA_SUCCESS)
                 rc = sim_capture_unsafe();
         if (rc == CUDA_SUCCESS) {
@@ -235,10 +235,10 @@ SIM_API cuCtxRecordEvent(CUcontext given, CUevent event)
                 return CUDA_ERROR_INVALID_HANDLE;
         sim_lock();
         rc = sim_context_given(given, &ctx);
-        if (rc == CUDA_SUCCESS && event->ctx != ctx)
+        if (rc == CUDA_SUCCESS && event->ctx != sim_context_owner(ctx))
                 rc = CUDA_ERROR_INVALID_HANDLE;
         if (rc == CUDA_SUCCESS)
-                rc = sim_capture_in_context(ctx);
+                rc = sim_capture_in_context(sim_context_owner(ctx));
         if (rc == CUDA_SUCCESS) {
                 sim_frontier_clear(&event->frontier);
                 event->capture_id = 0;
@@ -259,7 +259,7 @@ SIM_API cuCtxWaitEvent(CUcontext given, CUevent event)
         sim_lock();
         rc = sim_context_given(given, &ctx);
         if (rc == CUDA_SUCCESS)
-                rc = sim_capture_in_context(ctx);
+                rc = sim_capture_in_context(sim_context_owner(ctx));
         if (rc == CUDA_SUCCESS && sim_capture_live(event->capture_id))
                 rc = sim_capture_in_context(event->ctx);
         if (rc == CUDA_SUCCESS) {

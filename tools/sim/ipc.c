@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,11 +19,24 @@ struct ipc_handle {
         uint64_t bytes, footprint;
 };
 
-/* Nothing touches the memory meanwhile: operations do so under the memory lock, which is held. */
-static bool move_to_file(struct sim_alloc *alloc)
-{
-        int file = memfd_create("simulated device", MFD_CLOEXEC);
+/* What a context has open. Guarded by sim_lock(). */
+struct opening {
+        struct sim_alloc *range;
+        struct ipc_handle words;
+        CUcontext ctx;
+        unsigned count;
+        struct opening *next;
+};
+static struct opening *openings;
 
+/* Nothing touches the memory meanwhile: operations do so under the memory lock. */
+bool sim_move_to_file_locked(struct sim_alloc *alloc)
+{
+        int file;
+
+        if (alloc->file)
+                return true;
+        file = memfd_create("simulated device", MFD_CLOEXEC);
         if (file < 0)
                 return false;
         if (ftruncate(file, (off_t)alloc->footprint) != 0 ||
@@ -51,7 +65,7 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
                 words.buffer_id = alloc->buffer_id;
                 words.bytes = alloc->bytes;
                 words.footprint = alloc->footprint;
-                if (alloc->footprint % SIM_PAGE_BYTES == 0 && (alloc->file || move_to_file(alloc)))
+                if (alloc->footprint % SIM_PAGE_BYTES == 0 && sim_move_to_file_locked(alloc))
                         words.file = (uint64_t)alloc->file;
         }
         sim_memory_unlock();
@@ -62,15 +76,48 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
         return CUDA_SUCCESS;
 }
 
+/* Lock held. */
+static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct opening **ret_opening)
+{
+        struct opening *opening;
+        struct stat status;
+        char path[64];
+        void *at;
+        int file;
+
+        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)words->pid,
+                 (unsigned long long)words->file - 1);
+        file = open(path, O_RDWR | O_CLOEXEC);
+        if (file < 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (fstat(file, &status) != 0 || (uint64_t)status.st_size != words->footprint) {
+                close(file); /* freed meanwhile */
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        at = mmap(NULL, words->footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+        opening = at == MAP_FAILED ? NULL : calloc(1, sizeof *opening);
+        if (opening)
+                opening->range = sim_range_add(SIM_ALLOC_IMPORTED, (uintptr_t)at, words->bytes, ctx, ctx->device, 0);
+        if (!opening || !opening->range) {
+                if (at != MAP_FAILED)
+                        munmap(at, words->footprint);
+                free(opening);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        opening->words = *words;
+        opening->ctx = ctx;
+        opening->next = openings;
+        openings = *ret_opening = opening;
+        return CUDA_SUCCESS;
+}
+
 static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned flags)
 {
         struct ipc_handle words;
-        struct stat status;
-        char path[64];
+        struct opening *opening;
         CUcontext ctx;
         CUresult rc;
-        void *at;
-        int file;
 
         memcpy(&words, handle, sizeof words);
         if (!dptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
@@ -81,28 +128,19 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
                 return CUDA_ERROR_NOT_SUPPORTED;
         sim_lock();
         rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS) {
+                for (opening = openings; opening; opening = opening->next)
+                        if (opening->ctx == ctx && memcmp(&opening->words, &words, sizeof words) == 0)
+                                break;
+                if (!opening)
+                        rc = open_first(ctx, &words, &opening);
+        }
+        if (rc == CUDA_SUCCESS) {
+                opening->count++;
+                *dptr = opening->range->base;
+        }
         sim_unlock();
-        if (rc != CUDA_SUCCESS)
-                return rc;
-        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)words.pid,
-                 (unsigned long long)words.file - 1);
-        file = open(path, O_RDWR | O_CLOEXEC);
-        if (file < 0)
-                return CUDA_ERROR_INVALID_VALUE;
-        if (fstat(file, &status) != 0 || (uint64_t)status.st_size != words.footprint) {
-                close(file); /* freed meanwhile */
-                return CUDA_ERROR_INVALID_VALUE;
-        }
-        at = mmap(NULL, words.footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        close(file);
-        if (at == MAP_FAILED)
-                return CUDA_ERROR_OUT_OF_MEMORY;
-        if (!sim_range_add(SIM_ALLOC_IMPORTED, (uintptr_t)at, words.bytes, ctx, ctx->device, 0)) {
-                munmap(at, words.footprint);
-                return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        *dptr = (uintptr_t)at;
-        return CUDA_SUCCESS;
+        return rc;
 }
 
 SIM_API cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
@@ -119,15 +157,19 @@ SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned
 
 SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
-        struct sim_alloc *range;
-        size_t bytes;
+        struct opening **at = &openings, *opening;
 
         SIM_ENTER(cuIpcCloseMemHandle);
-        range = sim_find(dptr);
-        if (!range || range->kind != SIM_ALLOC_IMPORTED || range->base != dptr)
-                return CUDA_ERROR_INVALID_VALUE;
-        bytes = (range->bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
-        sim_range_remove(range);
-        munmap((void *)dptr, bytes);
-        return CUDA_SUCCESS;
+        sim_lock();
+        while (*at && (*at)->range->base != dptr)
+                at = &(*at)->next;
+        opening = *at;
+        if (opening && --opening->count == 0) {
+                *at = opening->next;
+                sim_range_remove(opening->range);
+                munmap((void *)dptr, opening->words.footprint);
+                free(opening);
+        }
+        sim_unlock();
+        return opening ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

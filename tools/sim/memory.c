@@ -102,7 +102,8 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
         if (rc != CUDA_SUCCESS)
                 goto out;
         alloc = sim_find(dptr);
-        if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_MANAGED) {
+        if (!alloc || alloc->base != dptr || alloc->freeing ||
+            (alloc->kind > SIM_ALLOC_MANAGED && alloc->kind != SIM_ALLOC_EXTERNAL)) {
                 rc = CUDA_ERROR_INVALID_VALUE;
                 goto out;
         }
@@ -112,7 +113,7 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
         sim_node_put(all);
         if (alloc->kind == SIM_ALLOC_POOL)
                 sim_pool_free(alloc);
-        else if (alloc->kind == SIM_ALLOC_MANAGED)
+        else if (alloc->kind == SIM_ALLOC_MANAGED || alloc->kind == SIM_ALLOC_EXTERNAL)
                 free_host_range(alloc);
         else
                 sim_heap_free(alloc);

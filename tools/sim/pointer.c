@@ -1,6 +1,9 @@
 /* What programs ask about an address. */
 #include "sim.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dptr)
 {
         struct sim_alloc *alloc;
@@ -53,6 +56,12 @@ static CUresult answer(void *out, CUpointer_attribute attribute, const struct si
                 break;
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
                 *(unsigned *)out = alloc && alloc->kind == SIM_ALLOC_DEVICE;
+                break;
+        case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+                *(CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *)out = (CUDA_POINTER_ATTRIBUTE_P2P_TOKENS){0};
+                if (!alloc || alloc->kind != SIM_ALLOC_DEVICE)
+                        return CUDA_ERROR_INVALID_VALUE;
+                ((CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *)out)->p2pToken = alloc->buffer_id;
                 break;
         case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
                 *(CUdeviceptr *)out = alloc ? alloc->base : 0;
@@ -140,7 +149,26 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
 SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t bytes, CUmemRangeHandleType type,
                                       unsigned long long flags)
 {
+        struct sim_alloc *alloc;
+        CUresult rc = CUDA_SUCCESS;
+        int file = -1;
+
         SIM_ENTER(cuMemGetHandleForAddressRange);
-        (void)handle, (void)dptr, (void)bytes, (void)type, (void)flags;
-        return CUDA_ERROR_NOT_SUPPORTED;
+        if (!handle || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !bytes || (dptr | bytes) % (size_t)getpagesize())
+                return CUDA_ERROR_INVALID_VALUE;
+        if (flags)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        sim_memory_lock();
+        alloc = sim_find_locked(dptr);
+        if (!alloc || alloc->idle || bytes > alloc->bytes - (dptr - alloc->base))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        /* A file has no window, so only what begins with an allocation that has pages of its own. */
+        else if (alloc->kind != SIM_ALLOC_DEVICE || alloc->footprint % SIM_PAGE_BYTES || dptr != alloc->base)
+                rc = CUDA_ERROR_NOT_SUPPORTED;
+        else if (!sim_move_to_file_locked(alloc) || (file = fcntl(alloc->file - 1, F_DUPFD_CLOEXEC, 0)) < 0)
+                rc = CUDA_ERROR_OUT_OF_MEMORY;
+        sim_memory_unlock();
+        if (rc == CUDA_SUCCESS)
+                *(int *)handle = file;
+        return rc;
 }

@@ -225,7 +225,8 @@ struct CUctx_st {
         bool primary, live;
         unsigned flags, api_version, peers; /* peers: bit per device whose memory kernels may touch */
         unsigned long long id;
-        int retained; /* primary only */
+        int retained, greens; /* primary only; greens are among the retained */
+        CUcontext green_of;   /* of a green context: the primary one, whose memory and kernels it uses */
         CUstream streams, legacy;
         struct sim_node *barrier;    /* all work submitted later comes after this */
         struct sim_node *orphans[2]; /* work of destroyed streams: blocking, non-blocking */
@@ -234,7 +235,7 @@ struct CUctx_st {
 
 struct CUstream_st {
         uint32_t magic;
-        CUcontext ctx;
+        CUcontext ctx, green; /* green: the green context it is of, or NULL */
         unsigned flags;
         int priority;
         unsigned long long id;
@@ -255,11 +256,20 @@ struct CUevent_st {
         CUevent next;
 };
 
-CUresult sim_current(CUcontext *ret_ctx); /* the thread's context; lock held */
+/* The thread's context, the primary one where a green one is current; *ret_green that one or NULL. Lock held. */
+CUresult sim_current_green(CUcontext *ret_ctx, CUcontext *ret_green);
+CUresult sim_current(CUcontext *ret_ctx);
 CUresult sim_context_check(CUcontext ctx);
+static inline CUcontext sim_context_owner(CUcontext ctx)
+{
+        return ctx->green_of ? ctx->green_of : ctx;
+}
+/* For a green context that comes and goes. No lock held. */
+CUresult sim_primary_retain(CUdevice device, CUcontext *ret_ctx);
+CUresult sim_primary_release(CUdevice device);
 CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx); /* NULL stands for the thread's own; lock held */
 CUcontext sim_contexts(void);                                    /* head of the list of live contexts; lock held */
-/* A started join of all work of ctx so far; the reference is the caller's. Lock held. */
+/* A started join of all work of ctx so far, of a green one's streams; the reference is the caller's. Lock held. */
 struct sim_node *sim_context_join(CUcontext ctx);
 CUresult sim_device_check(CUdevice device);
 
@@ -292,7 +302,8 @@ enum sim_alloc_kind {
         SIM_ALLOC_HOST,
         SIM_ALLOC_REGISTERED,
         SIM_ALLOC_MAPPED,
-        SIM_ALLOC_IMPORTED
+        SIM_ALLOC_IMPORTED,
+        SIM_ALLOC_EXTERNAL
 };
 
 struct sim_alloc {
@@ -345,6 +356,11 @@ void sim_heap_set_idle(struct sim_alloc *alloc, bool idle);
 struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t bytes, CUcontext ctx, int device,
                                 unsigned flags);
 void sim_range_remove(struct sim_alloc *alloc);
+
+/* ---- ipc.c ---- */
+
+/* Moves memory to a file of its own, for others to map; whole pages. False: no file. Memory lock held. */
+bool sim_move_to_file_locked(struct sim_alloc *alloc);
 
 /* ---- array.c ---- */
 

@@ -120,7 +120,7 @@ CUresult sim_stream_resolve(CUstream handle, CUstream *ret_stream)
         if (handle->magic != SIM_MAGIC_STREAM)
                 return CUDA_ERROR_INVALID_HANDLE;
         *ret_stream = handle;
-        return sim_context_check(handle->ctx);
+        return sim_context_check(handle->green ? handle->green : handle->ctx);
 }
 
 static bool blocking(CUstream s)
@@ -135,6 +135,8 @@ struct sim_node *sim_stream_node(CUstream stream, const struct sim_op *op)
 
         sim_node_after(node, stream->last);
         sim_node_after(node, ctx->barrier);
+        if (stream->green)
+                sim_node_after(node, stream->green->barrier);
         if (stream == ctx->legacy) {
                 sim_node_after(node, ctx->orphans[0]);
                 for (CUstream s = ctx->streams; s; s = s->next) {
@@ -200,18 +202,20 @@ CUresult sim_submit(CUstream handle, struct sim_op *op, bool wait)
 
 static CUresult create(CUstream *ret_stream, unsigned flags, int priority)
 {
-        CUcontext ctx;
+        CUcontext ctx, green;
         CUresult rc;
 
         if (!ret_stream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
                 return CUDA_ERROR_INVALID_VALUE;
         priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
         sim_lock();
-        rc = sim_current(&ctx);
+        rc = sim_current_green(&ctx, &green);
         if (rc == CUDA_SUCCESS) {
                 *ret_stream = sim_stream_make(ctx, flags, priority);
                 rc = *ret_stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         }
+        if (rc == CUDA_SUCCESS)
+                (*ret_stream)->green = green;
         sim_unlock();
         return rc;
 }
@@ -312,7 +316,7 @@ SIM_PTSZ(cuStreamGetCtx, (CUstream stream, CUcontext *ctx), (stream, ctx))
         CUresult rc = inspect(stream, ctx, &s);
 
         if (rc == CUDA_SUCCESS) {
-                *ctx = s->ctx;
+                *ctx = s->green ? s->green : s->ctx;
                 sim_unlock();
         }
         return rc;

@@ -1,6 +1,6 @@
 /*
  * Virtual memory management: addresses reserved, memory created and mapped there. All created memory is one sparse file
- * in memory, so that it can be mapped anywhere and more than once.
+ * in memory, so that it can be mapped anywhere and more than once; what may be exported has a file of its own.
  */
 #include "sim.h"
 
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAGIC_HANDLE 0x766d6d68u
@@ -17,9 +18,11 @@
 /* What a CUmemGenericAllocationHandle points to. Guarded by sim_lock(). */
 struct created {
         uint32_t magic;
-        off_t offset;
+        int own_file; /* plus 1; 0: in the common file */
+        off_t offset; /* there */
         size_t bytes;
         unsigned refs; /* the program's and one per mapping */
+        bool charged;  /* takes memory of the device: not what was imported */
         CUmemAllocationProp prop;
         struct created *next; /* in the free list */
 };
@@ -98,7 +101,7 @@ static CUresult check_prop(const CUmemAllocationProp *prop)
 {
         if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return CUDA_ERROR_INVALID_VALUE;
-        if (prop->requestedHandleTypes)
+        if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return CUDA_ERROR_NOT_SUPPORTED;
         if (on_device(prop))
                 return sim_device_check(prop->location.id);
@@ -194,6 +197,50 @@ SIM_API cuMemAddressFree(CUdeviceptr base, size_t bytes)
         return rc;
 }
 
+/* A new handle with one reference, the caller's; NULL when out of host memory. Lock held. */
+static struct created *new_handle(const CUmemAllocationProp *prop, size_t bytes)
+{
+        struct created *memory = dead;
+
+        if (memory)
+                dead = memory->next;
+        else
+                memory = calloc(1, sizeof *memory);
+        if (memory)
+                *memory = (struct created){.magic = MAGIC_HANDLE, .bytes = bytes, .refs = 1, .prop = *prop};
+        return memory;
+}
+
+static void forget_handle(struct created *memory)
+{
+        memory->magic = 0;
+        memory->next = dead;
+        dead = memory;
+}
+
+/* Room in a file. Lock held. */
+static bool back(struct created *memory)
+{
+        int own;
+
+        if (memory->prop.requestedHandleTypes) {
+                own = memfd_create("simulated device", MFD_CLOEXEC);
+                if (own < 0)
+                        return false;
+                memory->own_file = own + 1;
+                return ftruncate(own, (off_t)memory->bytes) == 0 &&
+                       pwrite(own, &memory->prop, sizeof memory->prop, (off_t)memory->bytes) ==
+                               (ssize_t)sizeof memory->prop; /* for who imports it */
+        }
+        if (file < 0)
+                file = memfd_create("simulated device", MFD_CLOEXEC);
+        memory->offset = next_offset;
+        if (file < 0 || ftruncate(file, next_offset + (off_t)memory->bytes) != 0)
+                return false;
+        next_offset += (off_t)memory->bytes;
+        return true;
+}
+
 SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
                     unsigned long long flags)
 {
@@ -207,40 +254,80 @@ SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CU
         if (rc != CUDA_SUCCESS)
                 return rc;
         sim_lock();
-        if (file < 0)
-                file = memfd_create("simulated device", MFD_CLOEXEC);
-        memory = dead;
-        if (memory)
-                dead = memory->next;
-        else
-                memory = calloc(1, sizeof *memory);
-        if (file < 0 || !memory || ftruncate(file, next_offset + (off_t)bytes) != 0 ||
-            (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
-                if (memory) {
-                        memory->next = dead;
-                        dead = memory;
-                }
+        memory = new_handle(prop, bytes);
+        if (!memory || !back(memory) || (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
+                if (memory && memory->own_file)
+                        close(memory->own_file - 1);
+                if (memory)
+                        forget_handle(memory);
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         } else {
-                *memory = (struct created){
-                        .magic = MAGIC_HANDLE, .offset = next_offset, .bytes = bytes, .refs = 1, .prop = *prop};
-                next_offset += (off_t)bytes;
+                memory->charged = on_device(prop);
                 *handle = (CUmemGenericAllocationHandle)(uintptr_t)memory;
         }
         sim_unlock();
         return rc;
 }
 
+SIM_API cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                     CUmemAllocationHandleType type, unsigned long long flags)
+{
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+
+        SIM_ENTER(cuMemExportToShareableHandle);
+        sim_lock();
+        if (shareable && !flags && is_created(handle) && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+            ((struct created *)(uintptr_t)handle)->own_file) {
+                int copy = fcntl(((struct created *)(uintptr_t)handle)->own_file - 1, F_DUPFD_CLOEXEC, 0);
+
+                rc = copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+                if (rc == CUDA_SUCCESS)
+                        *(int *)shareable = copy;
+        }
+        sim_unlock();
+        return rc;
+}
+
+/* A handle of its own each time, also in the process that exported it. */
+SIM_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                       CUmemAllocationHandleType type)
+{
+        struct created *memory = NULL;
+        CUmemAllocationProp prop;
+        struct stat status;
+        int own;
+
+        SIM_ENTER(cuMemImportFromShareableHandle);
+        if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            fstat((int)(intptr_t)shareable, &status) != 0 || status.st_size <= (off_t)sizeof prop ||
+            pread((int)(intptr_t)shareable, &prop, sizeof prop, status.st_size - (off_t)sizeof prop) !=
+                    (ssize_t)sizeof prop ||
+            check_prop(&prop) != CUDA_SUCCESS || !whole_pages((size_t)status.st_size - sizeof prop))
+                return CUDA_ERROR_INVALID_VALUE;
+        own = fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0);
+        sim_lock();
+        memory = own < 0 ? NULL : new_handle(&prop, (size_t)status.st_size - sizeof prop);
+        if (memory) {
+                memory->own_file = own + 1;
+                *handle = (CUmemGenericAllocationHandle)(uintptr_t)memory;
+        } else if (own >= 0) {
+                close(own);
+        }
+        sim_unlock();
+        return memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static void drop(struct created *memory)
 {
         if (--memory->refs)
                 return;
-        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
-        if (on_device(&memory->prop))
+        if (memory->own_file)
+                close(memory->own_file - 1);
+        else
+                fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
+        if (memory->charged)
                 sim_heap_uncharge(memory->prop.location.id, memory->bytes);
-        memory->magic = 0;
-        memory->next = dead;
-        dead = memory;
+        forget_handle(memory);
 }
 
 SIM_API cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -366,8 +453,8 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
                 if (m->range->base < base || m->range->base - base >= bytes)
                         continue;
                 if (access && m->range->idle &&
-                    mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
-                         m->memory->offset) == MAP_FAILED)
+                    mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                         m->memory->own_file ? m->memory->own_file - 1 : file, m->memory->offset) == MAP_FAILED)
                         rc = CUDA_ERROR_OUT_OF_MEMORY;
                 else
                         sim_heap_set_idle(m->range, !access);

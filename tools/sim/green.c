@@ -1,0 +1,149 @@
+/*
+ * Green contexts: a part of a card's processors and streams for it; memory, kernels and events are the primary
+ * context's, which each of them retains. As a context its handle stands for the primary one but in record and wait of a
+ * whole context, which are about its own streams: so cuda.h has it, and so it was seen on an H200 (driver 580). Unlike
+ * there its default stream is the primary one's.
+ */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PROCESSORS 16
+
+static CUcontext greens;       /* all there ever were: handles stay readable. Guarded by sim_lock() */
+static char description_of[1]; /* what a CUdevResourceDesc points to: there is nothing to tell apart */
+
+SIM_API cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+        SIM_ENTER(cuDeviceGetDevResource);
+        if (!resource || type != CU_DEV_RESOURCE_TYPE_SM)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_DEVICE;
+        memset(resource, 0, sizeof *resource);
+        resource->type = type;
+        resource->sm.smCount = PROCESSORS;
+        return CUDA_SUCCESS;
+}
+
+/* One group at most. */
+SIM_API cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, const CUdevResource *input,
+                                    CUdevResource *remaining, unsigned flags, unsigned least)
+{
+        SIM_ENTER(cuDevSmResourceSplitByCount);
+        if (!groups || !input || input->type != CU_DEV_RESOURCE_TYPE_SM || flags || least > input->sm.smCount)
+                return CUDA_ERROR_INVALID_VALUE;
+        *groups = 1;
+        if (result) {
+                *result = *input;
+                result->sm.smCount = least ? least : input->sm.smCount;
+        }
+        if (remaining) {
+                *remaining = *input;
+                remaining->sm.smCount = input->sm.smCount - (least ? least : input->sm.smCount);
+        }
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *resources, unsigned count)
+{
+        SIM_ENTER(cuDevResourceGenerateDesc);
+        if (!description || !resources || !count)
+                return CUDA_ERROR_INVALID_VALUE;
+        *description = (CUdevResourceDesc)(void *)description_of;
+        return CUDA_SUCCESS;
+}
+
+static CUcontext context_of(CUgreenCtx green)
+{
+        return (CUcontext)(void *)green;
+}
+
+static CUresult check(CUgreenCtx green)
+{
+        CUresult rc = sim_context_check(context_of(green));
+
+        return rc == CUDA_SUCCESS && !context_of(green)->green_of ? CUDA_ERROR_INVALID_CONTEXT : rc;
+}
+
+SIM_API cuGreenCtxCreate(CUgreenCtx *ret_green, CUdevResourceDesc description, CUdevice device, unsigned flags)
+{
+        CUcontext ctx, primary;
+        CUresult rc;
+
+        SIM_ENTER(cuGreenCtxCreate);
+        if (!ret_green || !description || flags != CU_GREEN_CTX_DEFAULT_STREAM)
+                return CUDA_ERROR_INVALID_VALUE;
+        ctx = calloc(1, sizeof *ctx);
+        if (!ctx)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        rc = sim_primary_retain(device, &primary);
+        if (rc != CUDA_SUCCESS) {
+                free(ctx);
+                return rc;
+        }
+        sim_lock();
+        primary->greens++;
+        *ctx = (struct CUctx_st){.magic = SIM_MAGIC_CONTEXT,
+                                 .device = device,
+                                 .live = true,
+                                 .api_version = primary->api_version,
+                                 .green_of = primary,
+                                 .next = greens};
+        greens = ctx;
+        sim_unlock();
+        *ret_green = (CUgreenCtx)(void *)ctx;
+        return CUDA_SUCCESS;
+}
+
+/* Its streams go out of use, and their work goes on. */
+SIM_API cuGreenCtxDestroy(CUgreenCtx green)
+{
+        CUcontext ctx = context_of(green);
+        CUresult rc;
+
+        SIM_ENTER(cuGreenCtxDestroy);
+        sim_lock();
+        rc = check(green);
+        if (rc == CUDA_SUCCESS) {
+                ctx->live = false;
+                ctx->green_of->greens--;
+        }
+        sim_unlock();
+        return rc == CUDA_SUCCESS ? sim_primary_release(ctx->device) : rc;
+}
+
+SIM_API cuCtxFromGreenCtx(CUcontext *ret_ctx, CUgreenCtx green)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuCtxFromGreenCtx);
+        if (!ret_ctx)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = check(green);
+        sim_unlock();
+        if (rc == CUDA_SUCCESS)
+                *ret_ctx = context_of(green);
+        return rc;
+}
+
+SIM_API cuGreenCtxStreamCreate(CUstream *ret_stream, CUgreenCtx green, unsigned flags, int priority)
+{
+        CUresult rc;
+
+        SIM_ENTER(cuGreenCtxStreamCreate);
+        if (!ret_stream || flags != CU_STREAM_NON_BLOCKING)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = check(green);
+        if (rc == CUDA_SUCCESS) {
+                *ret_stream = sim_stream_make(context_of(green)->green_of, flags, priority);
+                rc = *ret_stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        if (rc == CUDA_SUCCESS)
+                (*ret_stream)->green = context_of(green);
+        sim_unlock();
+        return rc;
+}
