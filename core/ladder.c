@@ -62,7 +62,7 @@ static bool sync_one(struct gr_context *context, void *arg)
         struct reclaim *reclaim = arg;
         const struct gr_driver *driver = context->core->driver;
         uint64_t begin_ns = driver->now_ns();
-        bool patient = gr_fence_reach(context) == 1 && !atomic_load(&context->core->waits_for_host);
+        bool patient = gr_fence_reach(context) == 1 && !atomic_load(&context->core->waits_for_others);
         uint64_t deadline_ns = begin_ns + (patient ? SYNC_NS : SYNC_PEERS_NS);
         int rc = gr_fence_close(context);
 
@@ -121,7 +121,7 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                         gr_core_each_context(core, device->ordinal, visit, &reclaim);
                 /* What is freed in stream order comes back once the host has seen the stream get there. */
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes &&
-                    atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 && !atomic_load(&core->waits_for_host) &&
+                    atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 && !atomic_load(&core->waits_for_others) &&
                     gr_fence_sync(context) == 0)
                         reclaim.back_bytes += trim_driver(context);
                 /* Where the device's memory is the host's, what is cached of that is as good as any. */
@@ -213,13 +213,13 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (level == GR_LEVEL_FENCE) {
-                /* Work of other devices, or what waits for the host, may wait for work yet to come: nothing is put
+                /* Work of other devices, or what waits for others, may wait for work yet to come: nothing is put
                  * behind it. */
                 gr_fence_close(climb->context);
                 gr_fence_poll(climb->context);
                 if (core->config.reuse == GR_REUSE_BARRIER ||
                     (core->config.reuse != GR_REUSE_POLL && gr_fence_reach(climb->context) == 1 &&
-                     !atomic_load(&core->waits_for_host)))
+                     !atomic_load(&core->waits_for_others)))
                         gr_fence_barrier(climb->context);
         }
         block = gr_pool_take(climb->context, climb->bytes, true);

@@ -362,7 +362,7 @@ bool gr_pool_barrier_is_cheap(struct gr_context *context)
 bool gr_pool_barrier_is_safe(struct gr_context *context)
 {
         return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-               !atomic_load_explicit(&context->core->waits_for_host, memory_order_relaxed) &&
+               !atomic_load_explicit(&context->core->waits_for_others, memory_order_relaxed) &&
                gr_fence_stuck_ns(context) < STUCK_NS;
 }
 

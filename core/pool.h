@@ -84,11 +84,12 @@ struct gr_core {
         struct gr_early early;
         _Atomic bool split_barred; /* gr_split_bar */
         /*
-         * A stream may wait for what the program does later: for a function on the host, a word in memory, a semaphore.
-         * A barrier behind that would have the program's other streams wait as well, on which it may depend: none is
-         * laid from then on where it is not asked for by GR_REUSE_BARRIER, nor one context waited for without end.
+         * A stream may wait for what the program does later, by a function on the host, a word in memory or a
+         * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
+         * have other streams wait as well, on which those may depend: none is laid from then on where GR_REUSE_BARRIER
+         * does not ask for it, nor a context waited for without end.
          */
-        _Atomic bool waits_for_host;
+        _Atomic bool waits_for_others;
 
         /* Where threads of the shard last had a hit: a free looks there first. */
         struct {
@@ -203,7 +204,7 @@ bool gr_pool_barrier_is_cheap(struct gr_context *context);
 
 /*
  * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
- * where streams wait for the host.
+ * where streams wait for others.
  */
 bool gr_pool_barrier_is_safe(struct gr_context *context);
 

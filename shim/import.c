@@ -14,6 +14,11 @@
 
 #include "shim.h"
 
+void gr_memory_shared(void)
+{
+        atomic_store(&gr_core.waits_for_others, true);
+}
+
 void gr_export_mark(int fd)
 {
         int saved_errno = errno;
@@ -33,6 +38,7 @@ bool gr_export_is_own(int fd)
 
 static void opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
 {
+        gr_memory_shared();
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_FAMILY_IMPORTED, bytes);
         gr_foreign_add(&gr_core, device, GR_FAMILY_IMPORTED, handle, context->handle, bytes);

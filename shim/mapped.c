@@ -351,6 +351,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        gr_memory_shared();
         fresh = imported(*handle, os_handle, type);
         pthread_mutex_lock(&lock);
         memory = find(*handle);
@@ -371,7 +372,10 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         struct memory *memory;
         bool own;
 
-        if (result != CUDA_SUCCESS || !gr_shim_ready() || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        gr_memory_shared();
+        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
         pthread_mutex_lock(&lock);
         memory = find(handle);

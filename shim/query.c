@@ -41,6 +41,7 @@ static void mark_exported(CUdeviceptr ptr)
         struct gr_block_info info;
         CUdeviceptr base;
 
+        gr_memory_shared();
         if (gr_block_at(ptr, &base, &info) == 0)
                 gr_ledger_mark_exported(&gr_core.ledger, base);
 }

@@ -196,6 +196,9 @@ bool gr_own_fits(void);
 
 /* import.c */
 
+/* Memory is shared with others from now on: kernels may wait for what those write there. */
+void gr_memory_shared(void);
+
 /* A descriptor for memory of this process is about to be handed to the program: it can be told when it comes back. */
 void gr_export_mark(int fd);
 

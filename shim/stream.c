@@ -203,7 +203,7 @@ static void will_wait(CUstream stream, bool null_is_per_thread)
 
         if (!gr_shim_ready())
                 return;
-        atomic_store(&gr_core.waits_for_host, true);
+        atomic_store(&gr_core.waits_for_others, true);
         if (identity(stream, null_is_per_thread) != &per_thread_stream)
                 return;
         /* The streams of threads run beside each other like those that the program creates. */
