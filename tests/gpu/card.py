@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 
@@ -11,21 +12,27 @@ class _Memory(ctypes.Structure):
 
 
 class Card:
-    """Use of the first card, in MiB, relative to the moment this object was made (before CUDA starts)."""
+    """Use of the first card that CUDA shows the process, in MiB, relative to the moment this object was made (before CUDA starts)."""
 
     def __init__(self):
         self._device = ctypes.c_void_p()
         try:
             self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            known = self._nvml.nvmlInit_v2() == 0 and (
-                self._nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._device)) == 0
-            )
+            known = self._nvml.nvmlInit_v2() == 0 and self._find(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         except OSError:
             known = False
         if not known:
             self._nvml = None
         self._before = self._used()
         self.peak = 0.0
+
+    def _find(self, visible):
+        """NVML shows all cards, whatever CUDA does; it counts them by their place on the bus."""
+        first = visible.split(",")[0].strip()
+        if first.startswith("GPU-"):
+            return self._nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(self._device)) == 0
+        number = int(first) if first.isdigit() else 0
+        return self._nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(self._device)) == 0
 
     def _used(self):
         memory = _Memory()

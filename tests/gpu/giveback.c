@@ -5,8 +5,9 @@
  *   giveback [--cache=64GiB] [--block=64MiB] [--rounds=5]
  *
  * The rest of the card is taken first, so that the request needs every block back; under a hard limit the card ends
- * there. Lines "# name value", medians in ms: free_ms all frees, alloc_ms the request. Exit status 1 when the request
- * fails or memory was not what it should be.
+ * there. Lines "# name value" in ms: free_ms all frees, alloc_ms the request, sum_ms both, medians of all rounds but
+ * the first; first_ms the request of the first round, in which the process gives back through a stream for the first
+ * time (4 to 8 ms by itself on an H200). Exit status 1 when the request fails or memory was not what it should be.
  */
 #include "gputest.h"
 
@@ -60,6 +61,7 @@ int main(int argc, char **argv)
         unsigned rounds = 5;
         CUdeviceptr large, counter;
         uint32_t wrong;
+        double first;
 
         for (int i = 1; i < argc; i++) {
                 if (!strncmp(argv[i], "--cache=", 8))
@@ -77,8 +79,8 @@ int main(int argc, char **argv)
         if (slack > cache / 8)
                 slack = cache / 8;
         count = cache / gt_pages(block);
-        if (count == 0 || count > MOST_BLOCKS || rounds == 0 || rounds > MOST_ROUNDS)
-                gt_die("too many blocks, or none");
+        if (count == 0 || count > MOST_BLOCKS || rounds < 2 || rounds > MOST_ROUNDS)
+                gt_die("too many blocks or rounds, or too few");
         cache = count * gt_pages(block);
         GT_MUST(cuMemAlloc(&counter, sizeof(wrong)));
         for (unsigned round = 0; round < rounds; round++) {
@@ -109,8 +111,10 @@ int main(int argc, char **argv)
                         gt_die("%u words are not what was written", wrong);
                 GT_MUST(cuMemFree(large));
         }
-        printf("# blocks %zu\n# cache_mib %zu\n# free_ms %.3f\n# alloc_ms %.3f\n# sum_ms %.3f\n", count, cache / GT_MIB,
-               median(free_ms, rounds), median(alloc_ms, rounds), median(sum_ms, rounds));
+        first = alloc_ms[0];
+        printf("# blocks %zu\n# cache_mib %zu\n# free_ms %.3f\n# first_ms %.3f\n# alloc_ms %.3f\n# sum_ms %.3f\n",
+               count, cache / GT_MIB, median(free_ms + 1, rounds - 1), first, median(alloc_ms + 1, rounds - 1),
+               median(sum_ms + 1, rounds - 1));
         gt_close(&gt);
         return EXIT_SUCCESS;
 }

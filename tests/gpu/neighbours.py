@@ -227,6 +227,7 @@ def main():
     def slowest(runs, at):
         return f"{max(float(run[at]) for run in runs):.2f}"
 
+    say("# first_step_alone_ms", slowest(alone, 0))
     say("# step_alone_ms", slowest(alone, 1))
     say("# first_step_beside_ms", slowest(beside, 0))
     say("# step_beside_ms", slowest(beside, 1))

@@ -267,18 +267,22 @@ class Runner:
             row.note = "fails natively: " + (native.text.strip().splitlines() or ["without a word"])[-1].strip()[:120]
         if served:
             row.served = f"{served[0]} of {served[0] + served[1]}"
-        if native.stopped or shim.stopped:
+        late = [how for how, run in (("natively", native), ("under the shim", shim)) if run.stopped]
+        if late:
             together = len(native.tests.keys() & shim.tests.keys())
-            row.note = f"stopped after the time it was given, {together} tests compared"
-        if native.status is None and shim.status is None:
-            row.verdict = "no verdict"
-            row.note = f"longer than {program.seconds} s both times"
-            return row
+            row.note = f"out of time {' and '.join(late)}, {together} tests compared"
         unordered = "unordered" in program.options
-        found = outcome.differences(native, shim, unordered)
-        if not found:
-            return row
-        return self.look_again(program, card, row, native, shim, unordered)
+        if native.status is not None or shim.status is not None:
+            found = outcome.differences(native, shim, unordered)
+        else:
+            row.verdict = "no verdict"
+            row.note = f"timed out both ways, after {program.seconds} s"
+            found = []
+            if program.project:
+                # What both had come to by then can still differ.
+                row.note += f", {len(native.tests.keys() & shim.tests.keys())} tests compared"
+                found = outcome.differences(native, shim)
+        return self.look_again(program, card, row, native, shim, unordered) if found else row
 
     def look_again(self, program, card, row, native, shim, unordered):
         """A difference counts when native runs do not differ in the same way."""

@@ -2,6 +2,7 @@
 # transparency_test.sh SCRIPT BUILD_FOLDER: scripts/transparency must call alike what is alike and notice what is not.
 # Shell stand-ins look for the shim among what is preloaded; real programs run on the simulated device.
 set -u
+unset CUDA_VISIBLE_DEVICES
 
 script=$1
 build=$2
@@ -42,6 +43,7 @@ stand_in absent "" 'echo "skipped: no such package"; exit 77'
 stand_in slow "" 'sleep 30'
 stand_in hangs "" '[ $shim = 0 ] || sleep 30'
 stand_in cards gpus=64 'echo never'
+stand_in group "" '[ $shim = 0 ] || [ "$GPURECLAIM_GROUP" = group ] || echo "in ${GPURECLAIM_GROUP-none}"'
 stand_in noted "" 'echo "size $((1 + shim))"'
 stand_in halfnoted "" 'echo "size $((1 + shim))"; echo "other $shim"'
 
@@ -71,6 +73,8 @@ tests lost 'echo "@test passed a"; [ $shim = 1 ] || echo "@test passed b"'
 tests early 'echo "@test passed a"; [ $shim = 1 ] && echo "@test stopped b" || echo "@test passed b"'
 tests earlywrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; echo "@test stopped b"'
 tests dies 'echo "@test passed a"; echo "@test began b"; [ $shim = 0 ] || kill -SEGV $$; echo "@test passed b"'
+tests endless 'echo "@test passed a"; sleep 30'
+tests endlesswrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; sleep 30'
 tests nothing 'echo "@test error,collecting file"; exit 1'
 # card NAME OPTIONS: notes which card it sees, and how many others see it at the moment.
 card() {
@@ -132,7 +136,8 @@ expect unsteady "no verdict" "natively"
 expect fails yes "fails natively: cannot"
 expect waived yes "exit 2, waived"
 expect absent skipped "no such package"
-expect slow "no verdict" "timed out"
+expect slow "no verdict" "timed out both ways"
+expect group yes
 expect cards skipped "needs 64 cards"
 expect noted NO "known to be so"
 expect halfnoted NO "**unexplained**"
@@ -156,6 +161,8 @@ expect sticky NO "\`- passed b 2\`; \`+ failed,TypeError b 2\`"
 expect lost NO "not run b"
 expect earlywrong NO "TypeError a"
 expect dies NO "signal 11 during b"
+expect endless "no verdict" "timed out both ways, after 5 s, 1 tests compared"
+expect endlesswrong NO "TypeError a"
 expect nothing yes "fails natively"
 must "a part of its own in the table" grep -q '^## Tests of some$' "$folder/table.md"
 must "the project's folder as it was" [ "$(ls "$folder/project")" = here ]

@@ -685,8 +685,10 @@ static const char *command(int wanted, const char *format, unsigned pid)
         printf("~ $ gpureclaim %s\n", arguments);
         for (char *at = strtok(strdup(out), "\n"); at; at = strtok(NULL, "\n"))
                 printf("~ %s\n", at);
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != wanted)
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != wanted) {
+                fprintf(stderr, "many: gpureclaim %s: not status %d; it said: %s\n", arguments, wanted, out);
                 fail("the command's status", status);
+        }
         return out;
 }
 

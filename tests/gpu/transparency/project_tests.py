@@ -9,8 +9,12 @@ the file could be run, whatever its tests said.
 
 import os
 import re
+import signal
 import sys
 import time
+
+# No single test takes longer: what waits for ever would cost all that come after it.
+TEST_S = 60
 
 
 class Lines:
@@ -30,6 +34,12 @@ class Lines:
     def pytest_runtest_logstart(self, nodeid):
         self.word = None
         self.say("began", nodeid)
+        signal.signal(signal.SIGALRM, self.late)
+        signal.alarm(TEST_S)
+
+    @staticmethod
+    def late(number, frame):
+        raise TimeoutError(f"longer than {TEST_S} s")
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -42,6 +52,7 @@ class Lines:
                 self.word = "xpassed" if expected else "passed"
 
     def pytest_runtest_logfinish(self, nodeid):
+        signal.alarm(0)
         self.say(self.word or "passed", nodeid)
         self.ran += 1
 
@@ -76,12 +87,6 @@ def main():
     sys.path.insert(0, os.getcwd())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    try:
-        import pytest_timeout  # noqa: F401
-
-        arguments += ["--timeout=60", "--timeout-method=signal"]
-    except ImportError:
-        pass
     lines = Lines(float(seconds))
     status = pytest.main(arguments + more + [path], plugins=[lines])
     sys.stdout.flush()

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# gpu_check_test.sh SCRIPT BUILD_FOLDER: scripts/gpu-check on several simulated cards must run groups beside each other,
+# each on a card of its own, and tell of them in the table's order; what needs two devices must see them.
+set -u
+
+script=$1
+build=$2
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+failed=0
+unset CUDA_VISIBLE_DEVICES LD_PRELOAD
+
+must() {
+        if ! "${@:2}"; then
+                printf 'FAILED: %s\n' "$1"
+                failed=1
+        fi
+}
+
+run() {
+        GRSIM_DEVICES=2 "$script" --simulated --quick --cards --logs "$folder/logs" "$@" "$build" \
+                >"$folder/table" 2>"$folder/progress"
+}
+
+run --only processes
+must "exit status 0 when all passed" [ $? -eq 0 ]
+must "two cards at work" [ "$(sed -n 's/^== .* s, card //p' "$folder/progress" | sort -n | paste -sd ' ')" = "0 1" ]
+must "the table's order" [ "$(sed -n 's/ *|.*//p' "$folder/table" | sed -n '2p;$p' | paste -sd ' ')" = \
+        "look-up of the driver's functions process: free-late" ]
+must "rows and verdicts agree" [ "$(grep -c '| pass$' "$folder/table")" = "$(sed -n 's/ passed, 0 failed, 0 skipped$//p' "$folder/table")" ]
+run --only devices
+must "both devices where both are needed" grep -q '^safety, two devices .*| pass$' "$folder/table"
+run --only "no such group"
+must "a group that is not there" [ $? -eq 2 ]
+[ $failed -eq 0 ] || cat "$folder/table" "$folder/progress"
+exit $failed
