@@ -65,6 +65,12 @@ struct gr_device {
         /* NULL: alone. Constant once set, which happens before the first charge. */
         const struct gr_group *_Atomic group;
 
+        /*
+         * How often memory began to be given back to the driver, and how often that ended: what lies between is in no
+         * cache any more and charged still. begun is raised before anything is taken out of a cache.
+         */
+        _Atomic uint64_t returns_begun, returns_ended;
+
         struct gr_lock ladder_lock; /* one thread at a time gives memory back and takes it, or they take each other's */
 
         struct gr_lock slabs_lock; /* guards what follows */

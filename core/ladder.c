@@ -9,8 +9,10 @@
 #include "size.h"
 #include "spill.h"
 
-#define BYPASS_NS UINT64_C(250000000)   /* after a failure frees go to the driver for so long */
-#define SYNC_NS   UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+#define BYPASS_NS        UINT64_C(250000000)  /* after a failure frees go to the driver for so long */
+#define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
+#define RETURNS_PAUSE_NS UINT64_C(50000)
+#define SYNC_NS          UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
 #define SYNC_PEERS_NS                                                                                                  \
         UINT64_C(1000000000)                /* where work of other devices counts, which may wait for work yet to come \
                                              */
@@ -115,14 +117,17 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         case GR_LEVEL_TRIM:
         case GR_LEVEL_SYNC: {
                 bool (*visit)(struct gr_context *, void *) = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+                bool in_order; /* something is held that the driver frees in the order of a stream */
 
                 /* The own context first: with others its memory is only shared by the device. */
                 if (visit(context, &reclaim))
                         gr_core_each_context(core, device->ordinal, visit, &reclaim);
-                /* What is freed in stream order comes back once the host has seen the stream get there. */
-                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes &&
-                    atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 && !atomic_load(&core->waits_for_others) &&
-                    gr_fence_sync(context) == 0)
+                /* What is freed in stream order, or a graph's, comes back once the host has seen the stream get there.
+                 */
+                in_order = atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 ||
+                           atomic_load(&device->family_bytes[GR_FAMILY_GRAPH]) > 0;
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
+                    !atomic_load(&core->waits_for_others) && gr_fence_sync(context) == 0)
                         reclaim.back_bytes += trim_driver(context);
                 /* Where the device's memory is the host's, what is cached of that is as good as any. */
                 if (device->integrated)
@@ -236,6 +241,31 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
 }
 
 /*
+ * After a failed try: what other threads were giving back to the driver meanwhile was in no cache to be found, and not
+ * had back yet. ended: of before that try, and after the look into the caches.
+ */
+static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
+{
+        const struct gr_driver *driver = climb->context->core->driver;
+        struct gr_device *device = climb->context->device;
+        uint64_t deadline_ns = driver->now_ns() + RETURNS_NS, now;
+        int rc = climb->error;
+
+        while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
+                now = atomic_load(&device->returns_ended);
+                if (now == ended && atomic_load(&device->returns_begun) == now)
+                        break;
+                if (now == ended) {
+                        driver->sleep_ns(RETURNS_PAUSE_NS);
+                        continue;
+                }
+                ended = now;
+                rc = try_again(climb, false, ret_block);
+        }
+        return rc;
+}
+
+/*
  * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
  * each find that the other has just taken them, and both fail. Reclaimables and neighbours are asked without it: they
  * may wait for other threads.
@@ -247,7 +277,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
         unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES
                          : level == GR_LEVEL_NEIGHBOUR                    ? NEIGHBOUR_TRIES
                                                                           : 1;
-        uint64_t begin_ns = core->driver->now_ns(), back;
+        uint64_t begin_ns = core->driver->now_ns(), back, ended;
         int rc;
 
         if (!alone) {
@@ -262,8 +292,11 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                 climb->given_bytes[level] += back;
                 if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
+                ended = atomic_load(&climb->context->device->returns_ended);
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && back > 0 && --tries > 0);
+        if (!alone && out_of_memory(rc))
+                rc = after_returns(climb, ended, ret_block);
 out:
         if (!alone)
                 gr_unlock(&climb->context->device->ladder_lock);

@@ -716,6 +716,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
 
         if (want_bytes == 0)
                 return 0;
+        atomic_fetch_add(&context->device->returns_begun, 1);
         if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
                 unsigned last = gr_class_of(2 * want_bytes);
@@ -739,6 +740,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
+        atomic_fetch_add(&context->device->returns_ended, 1);
         return back;
 }
 
@@ -748,8 +750,11 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
         uint64_t bytes = 0;
         size_t count;
 
-        if (class == GR_CLASS_COUNT)
-                return gr_split_release(context, most_bytes);
+        atomic_fetch_add(&context->device->returns_begun, 1);
+        if (class == GR_CLASS_COUNT) {
+                bytes = gr_split_release(context, most_bytes);
+                goto out;
+        }
         count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
                         blocks, RELEASE_BATCH);
         for (size_t i = 0; i < count; i++)
@@ -758,6 +763,8 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
                 release(context, blocks, count);
                 gr_spare_returned(context->core, bytes);
         }
+out:
+        atomic_fetch_add(&context->device->returns_ended, 1);
         return bytes;
 }
 

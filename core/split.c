@@ -694,9 +694,11 @@ static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
 {
         struct gr_segment *segments[RELEASE_BATCH];
-        uint64_t back = gr_heap_trim(context, want_bytes, UINT64_MAX);
         size_t count = 1;
+        uint64_t back;
 
+        atomic_fetch_add(&context->device->returns_begun, 1);
+        back = gr_heap_trim(context, want_bytes, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split.lock);
                 gr_split_drain(context);
@@ -705,6 +707,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
                 if (count > 0)
                         back += segments_release(context, segments, count);
         }
+        atomic_fetch_add(&context->device->returns_ended, 1);
         return back;
 }
 

@@ -493,14 +493,15 @@ static void settle_graphs(struct gr_device *device, uint64_t reserved_bytes)
         set_idle(device, &graph_idle_bytes[i], reserved - used);
 }
 
-int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool had_it, uint64_t *ret_reserved_bytes)
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
+                           uint64_t *ret_reserved_bytes)
 {
         uint64_t idle;
         int rc;
 
         pthread_mutex_lock(&lock);
         settle_graphs(device, 0);
-        idle = had_it ? graph_charged_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
+        idle = may_have_it ? graph_charged_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
         rc = gr_budget_charge(device, GR_FAMILY_GRAPH, need_bytes);
         pthread_mutex_unlock(&lock);

@@ -32,7 +32,8 @@ struct request {
         CUresult (*real)(CUgraphExec exec, CUstream stream);
         struct gr_device *device;
         uint64_t need_bytes;
-        bool had_it;
+        bool may_have_it; /* in what is charged already */
+        uint64_t trims;   /* as many had been when it was last tried */
         CUresult result;
 };
 
@@ -299,7 +300,8 @@ static int attempt(void *arg)
         struct request *request = arg;
         uint64_t reserved;
 
-        if (gr_async_graph_reserve(request->device, request->need_bytes, request->had_it, &reserved) != 0) {
+        request->trims = atomic_load(&trims); /* of before, so that a trim meanwhile is not missed */
+        if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
                 gr_count(&gr_core, GR_STAT_limit_hits, 1);
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
@@ -317,6 +319,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
         uint64_t now = atomic_load(&trims);
         struct exec *exec;
         int saved_errno, rc;
+        bool had_it = false;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -327,7 +330,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
         if (exec && exec->trims != now) {
                 request.device = exec->device;
                 request.need_bytes = exec->need_bytes;
-                request.had_it = exec->trims > 0;
+                had_it = exec->trims > 0;
         }
         pthread_mutex_unlock(&lock);
         /* A launch into a capture only becomes part of another graph. */
@@ -340,11 +343,16 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
                 if (context)
                         rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
         }
+        /* A trim takes nothing from a graph that is running: this one may have all it needs, and fits. */
+        if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {
+                request.may_have_it = true;
+                rc = attempt(&request);
+        }
         if (rc == 0) {
                 pthread_mutex_lock(&lock);
                 exec = find(handle);
                 if (exec)
-                        exec->trims = now; /* of before, so that a trim meanwhile is not missed */
+                        exec->trims = request.trims;
                 pthread_mutex_unlock(&lock);
         }
         errno = saved_errno;

@@ -158,10 +158,11 @@ bool gr_async_captured(CUstream stream);
 
 /*
  * A graph is about to reserve memory, need_bytes where none lies idle: charges what is missing, in *ret_reserved_bytes.
- * had_it: it had its memory before a trim, which may have left it that, so all that is reserved may be its own.
+ * may_have_it: it had its memory before a trim, which may have left it that: all that is reserved may be its own.
  * -EDQUOT: the limit. Afterwards, whatever came of it, settle makes the charge what the driver reserved.
  */
-int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool had_it, uint64_t *ret_reserved_bytes);
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
+                           uint64_t *ret_reserved_bytes);
 void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 
 /* graph.c */

@@ -86,7 +86,7 @@ static void give(void *p)
 
 int main(int argc, char **argv)
 {
-        CUgraphExec half, serial, both;
+        CUgraphExec half, serial, both, other;
         CUdeviceptr p;
         size_t before;
         void *block;
@@ -130,7 +130,16 @@ int main(int argc, char **argv)
         give(block);
         launch("when that is freed", half, CUDA_SUCCESS);
 
+        /* Two that fit one at a time, turn by turn in one stream: the memory of the one makes room for the other. */
+        other = build(limit / 4 * 3, 1, true);
+        for (int i = 0; i < 2; i++) {
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "turn by turn, the one", "launched");
+                gt_check(cuGraphLaunch(other, stream) == CUDA_SUCCESS, "turn by turn, the other", "launched");
+        }
+        check_footprint("turn by turn");
+
         GT_MUST(cuGraphExecDestroy(half));
+        GT_MUST(cuGraphExecDestroy(other));
         GT_MUST(cuGraphExecDestroy(serial));
         GT_MUST(cuGraphExecDestroy(both));
         gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",

@@ -1,4 +1,7 @@
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -509,9 +512,63 @@ static void test_other_error(void)
         finish();
 }
 
+/* A driver that takes its time to take memory back: until somebody else sleeps. */
+static struct gr_driver slow_driver;
+static _Atomic bool taking, slept;
+
+static int slow_release(void *handle, const uint64_t *ptrs, size_t count, size_t *ret_done)
+{
+        atomic_store(&taking, true);
+        while (!atomic_load(&slept))
+                sched_yield();
+        return sg_driver.mem_release(handle, ptrs, count, ret_done);
+}
+
+static void slow_sleep(uint64_t ns)
+{
+        atomic_store(&slept, true);
+        sched_yield();
+        sg_driver.sleep_ns(ns / 1000); /* of the clock, which counts by itself: the other thread needs real time */
+}
+
+static void *trim(void *arg)
+{
+        (void)arg;
+        GR_CHECK_EQ(gr_pool_trim(context, MIB), 20 * MIB);
+        return NULL;
+}
+
+/* What another thread has taken out of the cache, and the driver not had yet, is waited for. */
+static void test_returning(void)
+{
+        pthread_t thread;
+        uint64_t ptr;
+
+        slow_driver = sg_driver;
+        slow_driver.mem_release = slow_release;
+        slow_driver.sleep_ns = slow_sleep;
+        start_with(&slow_driver, GR_REUSE_AUTO);
+        atomic_store(&device->hard_bytes, 32 * MIB);
+        cache(1, 20 * MIB, 0);
+        gr_fence_poll(context);
+        atomic_store(&taking, false);
+        atomic_store(&slept, false);
+        if (pthread_create(&thread, NULL, trim, NULL))
+                abort();
+        while (!atomic_load(&taking))
+                sched_yield();
+        GR_CHECK_EQ(sg_alloc(context, 24 * MIB, &ptr), 0);
+        atomic_store(&slept, true);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(TRIES(FAIL), 0);
+        GR_CHECK_EQ(atomic_load(&device->returns_begun), atomic_load(&device->returns_ended));
+        finish();
+}
+
 int main(void)
 {
         test_ready();
+        test_returning();
         test_fence();
         test_purge_and_drop();
         test_trim();
