@@ -26,6 +26,7 @@ TABLES = {
     "packages": "Pools of Python packages; Python's own part is in each figure",
     "traces": "Recorded allocations, played again",
     "programs": "Whole PyTorch programs",
+    "instructions": "Instructions of a pair of 1 MiB, by function (driver API, simulated device)",
 }
 
 
