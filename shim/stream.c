@@ -227,14 +227,14 @@ static void will_wait(CUstream stream, bool null_is_per_thread)
 HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
 HOST_WAIT(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags), stream,
           callback, arg, flags)
-HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream, word,
-          value, flags)
+HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
+          gr_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
-          word, value, flags)
-HOST_WAIT(cuStreamWaitValue64, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream, word,
-          value, flags)
+          gr_unless_cached(word), value, flags)
+HOST_WAIT(cuStreamWaitValue64, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
+          gr_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
-          word, value, flags)
+          gr_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamBatchMemOp,
           (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
           count, operations, flags)

@@ -418,9 +418,14 @@ static CUresult value_op(CUstream stream, CUdeviceptr addr, uint64_t value, unsi
 {
         struct sim_op op = {.kind = kind, .u.value = {.addr = addr, .value = value, .bytes = bytes, .flags = flags}};
 
+        const struct sim_alloc *alloc;
+
         if (!addr || addr % bytes)
                 return CUDA_ERROR_INVALID_VALUE;
-        return sim_submit(stream, &op, false);
+        sim_memory_lock();
+        alloc = sim_find_locked(addr);
+        sim_memory_unlock();
+        return alloc ? sim_submit(stream, &op, false) : CUDA_ERROR_INVALID_VALUE;
 }
 
 #define VALUE_API(symbol, type, kind)                                                                                  \
