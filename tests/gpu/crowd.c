@@ -40,6 +40,7 @@ static struct {
         _Atomic unsigned ready, changed;
         _Atomic bool card_known;
         _Atomic size_t used_before, used_now, used_most; /* of the whole card, in bytes */
+        _Atomic size_t ours_now, ours_most;              /* of our processes alone; 0: NVML does not list them */
         struct job jobs[MOST_PROCESSES];
 } * shared;
 
@@ -69,6 +70,11 @@ static void watch(void)
                         shared->used_now = bytes;
                         if (bytes > shared->used_most)
                                 shared->used_most = bytes;
+                }
+                if (gt_group_used(&bytes)) {
+                        shared->ours_now = bytes;
+                        if (bytes > shared->ours_most)
+                                shared->ours_most = bytes;
                 }
                 gt_sleep_us(SAMPLE_US);
         }
@@ -260,11 +266,13 @@ static size_t one_context(pid_t *ret_watcher)
         wait_until_ready(2, begin_us);
         gt_sleep_us(20 * SAMPLE_US);
         bytes = shared->used_now > shared->used_before ? shared->used_now - shared->used_before : 0;
+        if (shared->ours_now > 0)
+                bytes = shared->ours_now;
         shared->go = true;
         if (reap(1))
                 gt_die("the first process failed");
         gt_sleep_us(20 * SAMPLE_US);
-        shared->used_most = 0;
+        shared->used_most = shared->ours_most = 0;
         return bytes;
 }
 
@@ -273,7 +281,7 @@ static int share_all(void)
         unsigned running = 0, begun = 0, failed = 0, phases = 0, refused = 0;
         double begin_us, all_us, longest_us = 0;
         pid_t watcher;
-        size_t context_bytes = one_context(&watcher), contexts_bytes, peak;
+        size_t context_bytes = one_context(&watcher), contexts_bytes, card_peak, peak;
         int status;
         bool passed;
 
@@ -307,14 +315,17 @@ static int share_all(void)
                 if (shared->jobs[i].longest_alloc_us > longest_us)
                         longest_us = shared->jobs[i].longest_alloc_us;
         }
-        peak = shared->used_most > shared->used_before ? shared->used_most - shared->used_before : 0;
+        card_peak = shared->used_most > shared->used_before ? shared->used_most - shared->used_before : 0;
+        peak = card_peak;
+        if (shared->ours_most > 0) /* others may be at work on the card */
+                peak = shared->ours_most;
         contexts_bytes = options.at_once * context_bytes;
         printf("# jobs %u\n# at_once %u\n# seconds %.2f\n# phases %u\n# refused %u\n# failed %u\n# changed %u\n",
                options.count, options.at_once, all_us / 1e6, phases, refused, failed, (unsigned)shared->changed);
         printf("# longest_alloc_ms %.0f\n", longest_us / 1e3);
         if (shared->card_known)
-                printf("# peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / GT_MIB, context_bytes / GT_MIB,
-                       contexts_bytes / GT_MIB);
+                printf("# peak_mib %zu\n# card_peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / GT_MIB,
+                       card_peak / GT_MIB, context_bytes / GT_MIB, contexts_bytes / GT_MIB);
         /* What the driver keeps for itself in each once memory has gone back to it through a stream: 46 MiB on an H200.
          */
         passed = shared->card_known && options.budget &&

@@ -18,7 +18,7 @@ struct nvml_process {
         unsigned long long used;
         unsigned gpu_instance, compute_instance;
 };
-enum { NVML_MAX_PROCESSES = 128 };
+enum { NVML_MAX_PROCESSES = 1024 };
 
 static struct {
         nvml_device device; /* NULL: NVML cannot be asked */
@@ -61,7 +61,7 @@ void gt_footprint_open(const struct gt *gt)
 /* The process's own entry. NVML may not have one: in a container it can see other process numbers than ours. */
 static bool own_entry(size_t *ret_bytes)
 {
-        struct nvml_process list[NVML_MAX_PROCESSES];
+        static _Thread_local struct nvml_process list[NVML_MAX_PROCESSES];
         unsigned count = NVML_MAX_PROCESSES;
 
         if (!nvml.processes || nvml.processes(nvml.device, &count, list))
@@ -115,6 +115,25 @@ bool gt_card_used(const struct gt *gt, size_t *ret_bytes)
                 return false;
         *ret_bytes = (size_t)memory.used;
         return true;
+}
+
+bool gt_group_used(size_t *ret_bytes)
+{
+        static struct nvml_process list[NVML_MAX_PROCESSES];
+        unsigned count = NVML_MAX_PROCESSES;
+        size_t bytes = 0;
+        bool listed = false;
+
+        if (!nvml.device || !nvml.processes || nvml.processes(nvml.device, &count, list))
+                return false;
+        for (unsigned i = 0; i < count && i < NVML_MAX_PROCESSES; i++)
+                if (list[i].used != ~0ull && getpgid((pid_t)list[i].pid) == getpgrp()) {
+                        bytes += (size_t)list[i].used;
+                        listed = true;
+                }
+        if (listed)
+                *ret_bytes = bytes;
+        return listed;
 }
 
 const char *gt_footprint_source(const struct gt *gt)

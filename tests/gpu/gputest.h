@@ -86,6 +86,11 @@ void gt_green_close(struct gt_green *green);
 bool gt_footprint(const struct gt *gt, size_t *ret_bytes);
 /* What all processes hold on the card. False when it cannot be asked. */
 bool gt_card_used(const struct gt *gt, size_t *ret_bytes);
+/*
+ * What the processes of this one's process group hold, so that nobody else's use of the card counts. False where NVML
+ * lists none of them. By one thread.
+ */
+bool gt_group_used(size_t *ret_bytes);
 /* Where gt_footprint's figure comes from, in words. */
 const char *gt_footprint_source(const struct gt *gt);
 /* Called by gt_open before the context exists; by others only where they never call gt_open. Needs gt->device. */
