@@ -96,14 +96,14 @@ static enum gr_shim_state resolve_locked(void *driver)
         return GR_SHIM_READY;
 }
 
-enum gr_shim_state gr_shim_resolve(void)
+bool gr_shim_resolve(void)
 {
-        int saved_errno = errno;
-        enum gr_shim_state state;
+        int saved_errno = errno, state;
+        CUcontext context;
         void *driver;
 
         pthread_mutex_lock(&resolve_lock);
-        state = (enum gr_shim_state)atomic_load(&gr_shim_state);
+        state = atomic_load(&gr_shim_state);
         if (state == GR_SHIM_UNRESOLVED) {
                 uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
 
@@ -115,10 +115,14 @@ enum gr_shim_state gr_shim_resolve(void)
                                (gr_system_thread_ns() - begin_thread_ns) / 1000);
                         atomic_store_explicit(&gr_shim_state, state, memory_order_release);
                 }
+        } else if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
+                /* What the cache would still serve, the program is natively refused. */
+                state = GR_SHIM_OFF;
+                atomic_store(&gr_shim_state, state);
         }
         pthread_mutex_unlock(&resolve_lock);
         errno = saved_errno;
-        return state;
+        return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }
 
 /* Our hook for one of the driver's functions, or the function itself. */

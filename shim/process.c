@@ -221,6 +221,8 @@ static void write_stats(void)
 /* Registered after the driver's own handlers, so it runs before them, while the driver still answers. */
 static void at_exit(void)
 {
+        int ready = GR_SHIM_READY;
+
         if (getpid() != owner || !gr_shim_ready())
                 return;
         gr_apart_stop(HELPER_STOP_NS);
@@ -230,6 +232,7 @@ static void at_exit(void)
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
+        atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
 void gr_process_options(void)

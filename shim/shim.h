@@ -46,13 +46,18 @@ extern struct gr_real gr_real;
 enum gr_shim_state {
         GR_SHIM_UNRESOLVED, /* no driver seen yet */
         GR_SHIM_READY,
-        GR_SHIM_OFF, /* everything passes through: a needed symbol is missing, or this is a child after fork */
+        GR_SHIM_ENDING, /* ready, while the process exits: the driver shuts down at some moment from here on */
+        GR_SHIM_OFF, /* everything passes through: a needed symbol is missing, the driver has shut down, or this is a
+                        child after fork */
 };
 
 extern _Atomic int gr_shim_state;
 
-/* lookup.c: looks for the driver in this process and, once it is there, for its functions. Returns the state. */
-enum gr_shim_state gr_shim_resolve(void);
+/*
+ * lookup.c: looks for the driver in this process and, once it is there, for its functions; while the process ends,
+ * whether it still answers. Returns whether hooks may do their work.
+ */
+bool gr_shim_resolve(void);
 
 /* Whether hooks may do their work. */
 static inline bool gr_shim_ready(void)
@@ -60,7 +65,7 @@ static inline bool gr_shim_ready(void)
         int state = atomic_load_explicit(&gr_shim_state, memory_order_acquire);
 
         return __builtin_expect(state == GR_SHIM_READY, 1) ||
-               (state == GR_SHIM_UNRESOLVED && gr_shim_resolve() == GR_SHIM_READY);
+               (state != GR_SHIM_OFF && gr_shim_resolve());
 }
 
 /*

@@ -408,7 +408,6 @@ static void managed(void)
 int main(void)
 {
         gt_open(&gt);
-        setvbuf(stdout, NULL, _IOLBF, 0);
         pools();
         if (!gt.simulated) /* which has no memory nodes, and reads no PTX */
                 graph_memory();

@@ -254,7 +254,6 @@ static void irregular(void)
 
 int main(void)
 {
-        setvbuf(stdout, NULL, _IOLBF, 0);
         gt_open(&gt);
         stream = gt_stream();
         inside();

@@ -108,6 +108,7 @@ void gt_open(struct gt *ret)
         CUresult result = cuInit(0);
         int devices = 0;
 
+        setvbuf(stdout, NULL, _IOLBF, 0); /* so that a log says how far a program came */
         if (result == CUDA_SUCCESS)
                 result = cuDeviceGetCount(&devices);
         if (result != CUDA_SUCCESS || devices == 0) {

@@ -77,8 +77,8 @@ int main(void)
                 int status = 1;                                                                                        \
                                                                                                                        \
                 wait(&status);                                                                                         \
-                if (status)                                                                                            \
-                        return EXIT_FAILURE;                                                                           \
+                if (status) /* not every driver survives NULL */                                                       \
+                        printf("%s%s: status %d\n", with_init ? "after cuInit, " : "", #call, status);                 \
                 number++;                                                                                              \
         }
                 CALLS(CALL)

@@ -315,6 +315,19 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
         return CUDA_SUCCESS;
 }
 
+/* As the real driver does it: once the process ends, calls fail instead of working on a device that is being taken
+ * down. Handlers of the program that it registered before CUDA run later than this. */
+static void end(void)
+{
+        atomic_store(&ended, true);
+}
+
+static void begin(void)
+{
+        sim_setup();
+        atexit(end);
+}
+
 SIM_API cuInit(unsigned flags)
 {
         static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -328,16 +341,9 @@ SIM_API cuInit(unsigned flags)
                 return CUDA_ERROR_NOT_INITIALIZED;
         if (config.devices == 0)
                 return CUDA_ERROR_NO_DEVICE;
-        pthread_once(&once, sim_setup);
+        pthread_once(&once, begin);
         atomic_store(&initialized, true);
         return CUDA_SUCCESS;
-}
-
-/* As the real driver does it: once the process ends, calls fail instead of working on a device that is being taken
- * down. */
-__attribute__((destructor)) static void end(void)
-{
-        atomic_store(&ended, true);
 }
 
 void sim_misuse(const char *format, ...)
