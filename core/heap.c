@@ -23,6 +23,7 @@ struct gr_page {
         uint32_t pages; /* of the extent; 0: not the first of one */
         uint32_t back;  /* so many pages before this one is the first of its extent */
         uint32_t ghost; /* of so many pages from here on the memory has moved, but it is still mapped here, too */
+        bool stuck;     /* of the extent: part of it must not be reused, so it goes back with the last that is used */
 };
 
 static uint64_t page_down(uint64_t ptr)
@@ -147,32 +148,32 @@ static bool extent_unmap(struct gr_core *core, void *handle, struct gr_segment *
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
-static void hole_leave(struct gr_split *split, struct gr_range *hole)
+static void hole_leave(struct gr_range *hole)
 {
-        DL_DELETE(split->holes, &hole->block);
+        DL_DELETE(hole->segment->holes, &hole->block);
 }
 
-static void hole_enter(struct gr_split *split, struct gr_range *range)
+static void hole_enter(struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
         range->state = GR_RANGE_HOLE;
         block->freed_epoch = 0;
-        DL_APPEND(split->holes, block);
+        DL_APPEND(range->segment->holes, block);
 }
 
-static void hole_make(struct gr_split *split, struct gr_range *range)
+static void hole_make(struct gr_range *range)
 {
         if (range->after && range->after->state == GR_RANGE_HOLE) {
-                hole_leave(split, range->after);
+                hole_leave(range->after);
                 gr_range_swallow(range, range->after);
         }
         if (range->before && range->before->state == GR_RANGE_HOLE) {
                 range = range->before;
-                hole_leave(split, range);
+                hole_leave(range);
                 gr_range_swallow(range, range->after);
         }
-        hole_enter(split, range);
+        hole_enter(range);
 }
 
 static bool is_open(const struct gr_range *range)
@@ -183,7 +184,7 @@ static bool is_open(const struct gr_range *range)
 static void leave(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                hole_leave(split, range);
+                hole_leave(range);
         else
                 gr_range_leave(split, range);
 }
@@ -191,7 +192,7 @@ static void leave(struct gr_split *split, struct gr_range *range)
 static void enter(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                hole_enter(split, range);
+                hole_enter(range);
         else
                 gr_range_enter(split, range);
 }
@@ -203,6 +204,20 @@ static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t
         range->state = GR_RANGE_GHOST;
         block->freed_epoch = epoch;
         DL_APPEND(split->ghosts, block);
+}
+
+/* Mapped memory that the program has freed, and that must not be reused. */
+static void stick(struct gr_range *range)
+{
+        struct gr_segment *heap = range->segment;
+
+        for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
+                struct gr_page *extent = extent_at(heap, at);
+
+                extent->stuck = true;
+                at = extent_ptr(heap, extent) + extent_bytes(extent);
+        }
+        range->state = GR_RANGE_STUCK;
 }
 
 /*
@@ -226,11 +241,11 @@ static void settle(struct gr_split *split, struct gr_range *range, enum gr_range
                                 return;
                 }
                 if (!mapped)
-                        hole_make(split, range);
+                        hole_make(range);
                 else if (rest == GR_RANGE_FREE)
                         gr_range_free(split, range);
                 else
-                        range->state = rest;
+                        stick(range);
                 range = next;
         }
 }
@@ -265,12 +280,12 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
  * The place that lacks the fewest pages, so that what is free already serves: each hole is looked at with the free
  * range on either side of it, from its front on and up to its end.
  */
-static bool choose(struct gr_split *split, size_t bytes, struct place *best)
+static bool choose(const struct gr_segment *heap, size_t bytes, struct place *best)
 {
         struct gr_block *block;
 
         *best = (struct place){.hole_bytes = UINT64_MAX};
-        DL_FOREACH (split->holes, block) {
+        DL_FOREACH (heap->holes, block) {
                 struct gr_range *hole = gr_range_of(block), *first = hole, *last = hole;
                 uint64_t at;
 
@@ -281,7 +296,7 @@ static bool choose(struct gr_split *split, size_t bytes, struct place *best)
                         continue; /* the end of the heap */
                 if (is_open(hole->after))
                         last = hole->after;
-                if (gr_range_end(last) - split->heap->ptr < bytes)
+                if (gr_range_end(last) - heap->ptr < bytes)
                         continue;
                 at = gr_range_end(last) - bytes;
                 while (is_open(last) && last->block.ptr > at)
@@ -345,7 +360,7 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
         uint64_t at = page_down(range->block.ptr), end = gr_range_end(range);
         uint64_t step = page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
 
-        step = max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
+        step = heap->small ? GR_PAGE_BYTES : max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at;
@@ -367,7 +382,7 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
 }
 
 /* The addresses for a heap, as one hole. Lock not held. -ENOSPC: there is none. */
-static int heap_open(struct gr_context *context)
+static int heap_open(struct gr_context *context, bool small)
 {
         struct gr_split *split = &context->split;
         const struct gr_driver *driver = context->core->driver;
@@ -384,22 +399,26 @@ static int heap_open(struct gr_context *context)
                 goto refuse;
         heap = calloc(1, sizeof(*heap));
         range = calloc(1, sizeof(*range));
-        if (heap)
+        if (heap) {
                 heap->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->pages));
-        if (!heap || !range || !heap->pages)
+                heap->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->begins));
+        }
+        if (!heap || !range || !heap->pages || !heap->begins)
                 goto refuse;
         heap->ptr = ptr;
         heap->bytes = bytes;
+        heap->small = small;
         heap->first = range;
+        heap->begins[0] = range;
         range->segment = heap;
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
         range->block.split = true;
         gr_lock(&split->lock);
-        if (!split->heap && gr_split_add(split, heap)) {
-                split->heap = heap;
-                hole_enter(split, range);
+        if (!split->heaps[small] && gr_split_add(split, heap)) {
+                split->heaps[small] = heap;
+                hole_enter(range);
                 added = true;
         }
         gr_unlock(&split->lock);
@@ -407,15 +426,17 @@ static int heap_open(struct gr_context *context)
                 return 0;
         free(range); /* another thread was faster */
         gr_heap_close(context, heap);
-        return split->heap ? 0 : -ENOSPC;
+        return split->heaps[small] ? 0 : -ENOSPC;
 refuse:
         if (!atomic_exchange(&split->heap_refused, true))
                 gr_log(GR_LOG_INFO,
                        "no mapped memory here: pool kind split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
-        if (heap)
+        if (heap) {
                 free(heap->pages);
+                free(heap->begins);
+        }
         free(heap);
         free(range);
         return -ENOSPC;
@@ -445,6 +466,7 @@ void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
         if (empty)
                 core->driver->mem_unreserve(heap->ptr, heap->bytes);
         free(heap->pages);
+        free(heap->begins);
         free(heap);
 }
 
@@ -564,7 +586,9 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
 
                 while (stop < end && !is_mapped(page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
-                from = stop > at ? movable(split->trees[GR_TREE_LARGE], stop - at, &from_at, &bytes) : NULL;
+                from = NULL;
+                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE && !from && stop > at; tree++)
+                        from = movable(split->trees[tree], stop - at, &from_at, &bytes);
                 from = from ? isolate(split, from, from_at, bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
@@ -578,11 +602,11 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         return count;
 }
 
-/* Maps the extent a second time. Its old addresses stay mapped until its last work there has passed. Lock not held. */
-static bool move(struct gr_context *context, struct move *move)
+/* Maps the extent a second time, in this heap. Its old addresses stay mapped until its last work there has passed. Lock
+ * not held. */
+static bool move(struct gr_context *context, struct gr_segment *heap, struct move *move)
 {
-        struct gr_segment *heap = move->from->segment;
-        struct gr_page *old = page_at(heap, move->from->block.ptr), *extent = page_at(heap, move->to);
+        struct gr_page *old = page_at(move->from->segment, move->from->block.ptr), *extent = page_at(heap, move->to);
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
@@ -613,7 +637,7 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
         count = moves_choose(split, range, moves);
         gr_unlock(&split->lock);
         for (unsigned i = 0; i < count; i++) {
-                moves[i].done = !refused && move(context, &moves[i]);
+                moves[i].done = !refused && move(context, range->segment, &moves[i]);
                 refused = !moves[i].done;
         }
         if (refused && !atomic_exchange(&split->moves_refused, true))
@@ -664,21 +688,22 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
 {
         struct gr_split *split = &context->split;
         struct gr_range *range = NULL;
+        bool small = gr_is_small(bytes);
         struct place place;
         uint64_t come;
         int rc = 0;
 
         gr_lock(&split->lock);
-        if (!split->heap) {
+        if (!split->heaps[small]) {
                 gr_unlock(&split->lock);
-                rc = heap_open(context);
+                rc = heap_open(context, small);
                 if (rc)
                         return rc;
                 gr_lock(&split->lock);
         }
         gr_split_drain(context);
         reap(context);
-        if (!split->heap || !choose(split, bytes, &place)) {
+        if (!split->heaps[small] || !choose(split->heaps[small], bytes, &place)) {
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
@@ -690,11 +715,14 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         split->busy++;
         gr_unlock(&split->lock);
 
-        if (!gr_split_make_room(context, bytes, place.hole_bytes, false)) {
+        /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
+        if (!gr_split_has_room(context, bytes, place.hole_bytes)) {
+                uint64_t begin_ns = context->core->driver->now_ns();
                 uint64_t left_bytes = moves_make(context, range, place.hole_bytes);
 
+                gr_split_spend(context, context->core->driver->now_ns() - begin_ns);
                 if (left_bytes > 0)
-                        gr_split_make_room(context, bytes, left_bytes, true);
+                        gr_split_make_room(context, bytes, left_bytes);
         }
         rc = back(context, range, &come);
 
@@ -711,8 +739,8 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         return rc;
 }
 
-/* Returns the extents inside a busy range, cached ones or used ones. Returns their bytes. Lock not held. */
-static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool cached)
+/* Returns the extents inside a busy range, which alone knows them now. Returns their bytes. Lock not held. */
+static uint64_t unmap(struct gr_context *context, struct gr_range *range)
 {
         struct gr_segment *heap = range->segment;
         uint64_t at = page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
@@ -721,10 +749,11 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool c
         while (at < end) {
                 struct gr_page *extent = extent_at(heap, at);
                 uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
+                uint64_t cached = size - extent->used_bytes, pinned = extent_pinned(extent);
 
                 if (begin >= at && begin + size <= end && extent_unmap(context->core, context->handle, heap, extent)) {
-                        if (cached)
-                                gr_budget_uncache(context->device, size);
+                        atomic_fetch_sub(&context->device->pinned_bytes, pinned);
+                        gr_budget_uncache(context->device, cached);
                         gr_budget_release(context->device, begin, size);
                         gone += size;
                         count++;
@@ -747,16 +776,16 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
         while (gone < want_bytes && gone < most_bytes && last > 0) {
                 reap(context);
                 gr_split_drain(context);
-                if (!split->heap)
-                        break;
-                range = idle_range(context, split->trees[GR_TREE_LARGE], want_bytes - gone, most_bytes - gone, &at,
-                                   &bytes);
+                range = NULL;
+                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE && !range; tree++)
+                        range = idle_range(context, split->trees[tree], want_bytes - gone, most_bytes - gone, &at,
+                                           &bytes);
                 range = range ? isolate(split, range, at, bytes) : NULL;
                 if (!range)
                         break;
                 split->busy++;
                 gr_unlock(&split->lock);
-                last = unmap(context, range, true);
+                last = unmap(context, range);
                 gone += last;
                 gr_lock(&split->lock);
                 split->busy--;
@@ -767,13 +796,90 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
         return gone;
 }
 
+static bool joins(const struct gr_range *range)
+{
+        return range->state == GR_RANGE_FREE || range->state == GR_RANGE_STUCK;
+}
+
+/* Whether nothing in the extent is used but the range, which lies in it at least in part. */
+static bool is_last(const struct gr_segment *heap, const struct gr_page *extent, const struct gr_range *range)
+{
+        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+        const struct gr_range *before = range->before, *after = range->after;
+
+        while (before && gr_range_end(before) > begin && (joins(before) || before->state == GR_RANGE_WAITING))
+                before = before->before;
+        while (after && after->block.ptr < end && (joins(after) || after->state == GR_RANGE_WAITING))
+                after = after->after;
+        return (!before || gr_range_end(before) <= begin) && (!after || after->block.ptr >= end);
+}
+
+bool gr_heap_ends_stuck(const struct gr_range *range)
+{
+        const struct gr_segment *heap = range->segment;
+        const struct gr_page *first = extent_at(heap, range->block.ptr),
+                             *last = extent_at(heap, gr_range_end(range) - 1);
+
+        return (first->stuck && is_last(heap, first, range)) || (last->stuck && is_last(heap, last, range));
+}
+
+/*
+ * The rest of the extent at an end of a busy range joins it, where nothing of it is used any more: then it can go back.
+ * Returns the range.
+ */
+static struct gr_range *widen(struct gr_context *context, struct gr_range *range, uint64_t at)
+{
+        struct gr_split *split = &context->split;
+        const struct gr_segment *heap = range->segment;
+        const struct gr_page *extent = extent_at(heap, at);
+        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+
+        if (!gr_fence_idle(&context->fence, extent->freed_epoch) || !is_last(heap, extent, range))
+                return range;
+        while (range->block.ptr > begin && joins(range->before)) {
+                struct gr_range *before = range->before;
+
+                if (before->state == GR_RANGE_FREE) {
+                        gr_range_leave(split, before);
+                        if (before->block.ptr < begin && !cut(split, before, begin - before->block.ptr, false)) {
+                                gr_range_enter(split, before);
+                                return range;
+                        }
+                        before = range->before;
+                }
+                before->state = GR_RANGE_BUSY;
+                gr_range_swallow(before, range);
+                range = before;
+        }
+        while (gr_range_end(range) < end && joins(range->after)) {
+                struct gr_range *after = range->after;
+
+                if (after->state == GR_RANGE_FREE) {
+                        gr_range_leave(split, after);
+                        if (gr_range_end(after) > end && !cut(split, after, end - after->block.ptr, true)) {
+                                gr_range_enter(split, after);
+                                return range;
+                        }
+                }
+                gr_range_swallow(range, after);
+        }
+        return range;
+}
+
 /* Lock not held. */
 void gr_heap_discard(struct gr_context *context, struct gr_range *range)
 {
         struct gr_split *split = &context->split;
+        bool idle = gr_fence_sync(context) == 0;
 
-        if (gr_fence_sync(context) == 0)
-                unmap(context, range, false);
+        if (idle) {
+                gr_lock(&split->lock);
+                gr_split_drain(context);
+                range = widen(context, range, range->block.ptr);
+                range = widen(context, range, gr_range_end(range) - 1);
+                gr_unlock(&split->lock);
+                unmap(context, range);
+        }
         gr_lock(&split->lock);
         split->busy--;
         settle(split, range, GR_RANGE_STUCK);

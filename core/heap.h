@@ -15,6 +15,7 @@
 #ifndef GR_HEAP_H
 #define GR_HEAP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,10 +38,14 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
 
 /*
  * The program frees range, which must not be reused (its state is BUSY, and it counts as used): waits for the context
- * as the driver would and returns the extents that it covers; what remains of it is STUCK. Calls the driver; no lock
- * held.
+ * as the driver would and returns the extents that it covers, and those of which nothing else is used; what remains of
+ * it is STUCK, and still counts as used. Calls the driver; no lock held.
  */
 void gr_heap_discard(struct gr_context *context, struct gr_range *range);
+
+/* Whether a used range is the last that keeps memory beside it, which must not be reused, from going back. The split's
+ * lock is held. */
+bool gr_heap_ends_stuck(const struct gr_range *range);
 
 /* range, of the heap, is used from now on (+1), or no longer (-1; its freed_epoch is set). The split's lock is held. */
 void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign);

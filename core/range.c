@@ -2,7 +2,29 @@
 
 #include <stdlib.h>
 
+#include "class.h"
 #include "split.h"
+
+static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
+{
+        return (ptr - segment->ptr) >> GR_PAGE_SHIFT;
+}
+
+struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
+{
+        struct gr_range *range = segment->first;
+
+        if (segment->begins) {
+                size_t page = page_of(segment, ptr);
+
+                while (!segment->begins[page] || segment->begins[page]->block.ptr > ptr)
+                        page--; /* the first range begins with the first page */
+                range = segment->begins[page];
+        }
+        while (ptr >= gr_range_end(range))
+                range = range->after;
+        return range;
+}
 
 /* The treap: a heap by priority, which a hash of the address gives, and so balanced whatever the order of calls. */
 
@@ -101,6 +123,14 @@ void gr_range_leave(struct gr_split *split, struct gr_range *range)
 
 void gr_range_swallow(struct gr_range *range, struct gr_range *after)
 {
+        if (after->segment->begins) {
+                size_t page = page_of(after->segment, after->block.ptr);
+                struct gr_range *next = after->after;
+
+                if (after->segment->begins[page] == after)
+                        after->segment->begins[page] =
+                                next && page_of(after->segment, next->block.ptr) == page ? next : NULL;
+        }
         range->block.capacity_bytes += after->block.capacity_bytes;
         if (after->block.freed_epoch > range->block.freed_epoch)
                 range->block.freed_epoch = after->block.freed_epoch;
@@ -143,5 +173,11 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
                 rest->after->before = rest;
         range->after = rest;
         range->block.capacity_bytes = bytes;
+        if (rest->segment->begins) {
+                struct gr_range **begins = &rest->segment->begins[page_of(rest->segment, rest->block.ptr)];
+
+                if (!*begins || (*begins)->block.ptr > rest->block.ptr)
+                        *begins = rest;
+        }
         return rest;
 }

@@ -43,8 +43,10 @@ struct gr_segment {
         size_t bytes;
         struct gr_range *first;
         size_t used_count, used_bytes;
-        uint32_t handouts;     /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
-        struct gr_page *pages; /* the heap of mapped memory (heap.h); NULL: one allocation of the driver */
+        uint32_t handouts;        /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
+        struct gr_page *pages;    /* a heap of mapped memory (heap.h); NULL: one allocation of the driver */
+        struct gr_range **begins; /* of a heap: for each page the first range that begins in it, or NULL */
+        struct gr_block *holes;   /* of a heap */
         bool small;
         bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
 };
@@ -58,6 +60,9 @@ static inline uint64_t gr_range_end(const struct gr_range *range)
 {
         return range->block.ptr + range->block.capacity_bytes;
 }
+
+/* The range of the segment that ptr lies in. */
+struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 
 /* The smallest range of the tree of at least bytes, the lowest address among equals; NULL. */
 struct gr_range *gr_range_best(struct gr_range *root, size_t bytes);

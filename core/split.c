@@ -91,6 +91,7 @@ static void segment_destroy(struct gr_segment *segment)
                         free(range);
         }
         free(segment->pages);
+        free(segment->begins);
         free(segment);
 }
 
@@ -130,7 +131,7 @@ void gr_split_drop(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_device *device = context->device;
-        struct gr_segment *heap;
+        struct gr_segment *heaps[2];
 
         gr_lock(&split->lock);
         while (split->busy > 0) { /* in calls of the driver that wait for nothing */
@@ -148,9 +149,8 @@ void gr_split_drop(struct gr_context *context)
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 free(segment);
         }
-        heap = split->heap;
-        split->heap = NULL;
-        split->holes = NULL;
+        memcpy(heaps, split->heaps, sizeof(heaps));
+        memset(split->heaps, 0, sizeof(split->heaps));
         split->ghosts = NULL;
         split->segment_count = 0;
         split->trees[0] = split->trees[1] = split->trees[2] = NULL;
@@ -162,8 +162,9 @@ void gr_split_drop(struct gr_context *context)
         atomic_store(&split->active,
                      context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
         gr_unlock(&split->lock);
-        if (heap)
-                gr_heap_close(context, heap);
+        for (int small = 0; small < 2; small++)
+                if (heaps[small])
+                        gr_heap_close(context, heaps[small]);
 }
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
@@ -466,7 +467,7 @@ static bool has_spare(struct gr_split *split)
         bool has;
 
         gr_lock(&split->lock);
-        has = split->heap && split->spare_bytes > 0;
+        has = (split->heaps[0] || split->heaps[1]) && split->spare_bytes > 0;
         gr_unlock(&split->lock);
         return has;
 }
@@ -475,33 +476,41 @@ static bool has_spare(struct gr_split *split)
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
         struct gr_split *split = &context->split;
-        uint64_t charged = atomic_load(&context->device->charged_bytes), mib = UINT64_C(1) << 20, small = 0;
+        uint64_t charged = atomic_load(&context->device->charged_bytes), mib = UINT64_C(1) << 20;
 
         gr_lock(&split->lock);
         split->waited_ns += waited_ns;
         if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && charged + growth_bytes > split->told_bytes) {
                 split->told_bytes = charged + charged / TELL_SHARE;
-                for (size_t i = 0; i < split->segment_count; i++)
-                        small += split->segments[i]->small ? split->segments[i]->bytes : 0;
                 gr_log(GR_LOG_DEBUG,
                        "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
                        " MiB charged, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64 ", wholly free %" PRIu64
-                       ", pinned %" PRIu64 ", small segments %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64
-                       " us, barriers %s",
+                       ", pinned %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64 " us, barriers %s",
                        growth_bytes / mib, above / mib, charged / mib, gr_budget_live(context->device) / mib,
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
-                       split->spare_bytes / mib, atomic_load(&context->device->pinned_bytes) / mib, small / mib,
+                       split->spare_bytes / mib, atomic_load(&context->device->pinned_bytes) / mib,
                        split->credit_ns / 1000, split->waited_ns / 1000,
                        gr_pool_barrier_is_cheap(context) ? "free" : "dear");
         }
         gr_unlock(&split->lock);
 }
 
+bool gr_split_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
+               above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
+}
+
+void gr_split_spend(struct gr_context *context, uint64_t spent_ns)
+{
+        credit(context, spent_ns);
+}
+
 /*
  * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
  * lost nothing: that costs no credit.
  */
-bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait)
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         const struct gr_driver *driver = context->core->driver;
         uint64_t begin_ns = driver->now_ns(), waited_ns = 0, above;
@@ -518,7 +527,7 @@ bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64
                 trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        while (wait && above > 0 && credit_ns > 0 && rc == 0 && has_spare(&context->split)) {
+        while (above > 0 && credit_ns > 0 && rc == 0 && has_spare(&context->split)) {
                 uint64_t wait_ns = driver->now_ns();
 
                 rc = gr_fence_wait_oldest(context, begin_ns + WAIT_MOST_NS);
@@ -528,7 +537,7 @@ bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
         credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context) ? waited_ns : 0));
-        tell(context, growth_bytes, wait ? above : 0, waited_ns);
+        tell(context, growth_bytes, above, waited_ns);
         return above == 0;
 }
 
@@ -555,16 +564,15 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         uint64_t segment_bytes = round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
         bool room;
-        int rc = -ENOSPC;
+        int rc;
 
         *ret_block = take_behind_barrier(context, bytes);
         if (*ret_block)
                 return 0;
-        if (!gr_is_small(bytes))
-                rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
+        rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
         if (rc != -ENOSPC)
                 goto out;
-        room = gr_split_make_room(context, bytes, segment_bytes, true);
+        room = gr_split_make_room(context, bytes, segment_bytes);
         /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back. */
         if (!room && gr_budget_excess(context->device) == 0) {
                 *ret_block = gr_split_take(context, bytes, true);
@@ -612,7 +620,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         }
         segment = range->segment;
         split->frees++;
-        if (segment->pages && epoch == GR_SPLIT_NEVER) {
+        if (segment->pages && (epoch == GR_SPLIT_NEVER || gr_heap_ends_stuck(range))) {
                 range->state = GR_RANGE_BUSY;
                 split->busy++;
                 gr_unlock(&split->lock);
@@ -777,10 +785,8 @@ static bool find_in(struct gr_context *context, void *arg)
         gr_lock(&split->lock);
         at = segment_above(split, find->ptr);
         if (at > 0 && find->ptr - split->segments[at - 1]->ptr < split->segments[at - 1]->bytes) {
-                struct gr_range *range = split->segments[at - 1]->first;
+                struct gr_range *range = gr_range_at(split->segments[at - 1], find->ptr);
 
-                while (find->ptr - range->block.ptr >= range->block.capacity_bytes)
-                        range = range->after;
                 find->place.base_ptr = range->block.ptr;
                 find->place.live = range->state == GR_RANGE_USED;
                 find->found = true;

@@ -45,21 +45,21 @@ struct gr_split {
         struct gr_lock lock;          /* guards what follows */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
-        struct gr_range *trees[3]; /* free ranges: in small segments, in large ones in use, whole large ones */
-        struct gr_segment *heap;   /* one of the segments; NULL: none yet, or not to be had */
-        struct gr_block *holes;    /* of the heap */
-        struct gr_block *ghosts;   /* of the heap, in the order they came to be */
-        unsigned busy;             /* threads in calls of the driver for the heap */
-        uint64_t spare_bytes;      /* what could go back once it is idle: free segments, free extents of the heap */
-        uint64_t spare_low_bytes;  /* least of it since decay last looked: what nobody needed */
-        struct gr_block *queue;    /* waiting ranges, oldest first */
-        uint64_t open_bytes;       /* freed since an epoch was closed for it */
-        int64_t credit_ns;         /* time that may be spent on better fits */
-        uint64_t credit_at_ns;     /* when it was last added to; 0: never */
-        uint64_t waited_ns;        /* for work that was about to end */
-        uint64_t told_bytes;       /* the footprint that was last logged */
-        uint64_t hits, frees;      /* requests served without the driver; ranges freed */
-        uint64_t free_count;       /* free and waiting ranges */
+        struct gr_range *trees[3];   /* free ranges: in small segments, in large ones in use, whole large ones */
+        struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
+                                        not to be had */
+        struct gr_block *ghosts;     /* of the heaps, in the order they came to be */
+        unsigned busy;               /* threads in calls of the driver for a heap */
+        uint64_t spare_bytes;        /* what could go back once it is idle: free segments, free extents of heaps */
+        uint64_t spare_low_bytes;    /* least of it since decay last looked: what nobody needed */
+        struct gr_block *queue;      /* waiting ranges, oldest first */
+        uint64_t open_bytes;         /* freed since an epoch was closed for it */
+        int64_t credit_ns;           /* time that may be spent on better fits */
+        uint64_t credit_at_ns;       /* when it was last added to; 0: never */
+        uint64_t waited_ns;          /* for work that was about to end */
+        uint64_t told_bytes;         /* the footprint that was last logged */
+        uint64_t hits, frees;        /* requests served without the driver; ranges freed */
+        uint64_t free_count;         /* free and waiting ranges */
 };
 
 /* What gr_split_find says of an address. */
@@ -132,7 +132,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes);
 /* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
 void gr_split_bar(struct gr_core *core);
 
-/* For heap.c. The split's lock is held, but for gr_split_make_room. */
+/* For heap.c. The split's lock is held, unless a comment says otherwise. */
 
 /* Ranges whose epoch has become usable leave the queue. */
 void gr_split_drain(struct gr_context *context);
@@ -153,11 +153,18 @@ static inline void gr_split_spare(struct gr_split *split, int64_t bytes)
 }
 
 /*
- * Before the footprint grows by growth_bytes for a request: where that would lift it beyond what live memory ever
- * needed, gives idle memory back, and where wait says so waits a little, as time allows, for what is about to be idle.
- * False: it still would.
- * Calls the driver; no lock held.
+ * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
+ * share of it that depends on the time left to spend. No lock held, as for the two below.
  */
-bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, bool wait);
+bool gr_split_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
+
+/* So much time was spent on a better fit. */
+void gr_split_spend(struct gr_context *context, uint64_t spent_ns);
+
+/*
+ * Where there is no room, gives idle memory back, and waits a little, as time allows, for what is about to be idle.
+ * False: there still is none. Calls the driver.
+ */
+bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 #endif
