@@ -1,9 +1,12 @@
 #include "range.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 
 #include "class.h"
 #include "split.h"
+
+#define FIT_LOOK 8 /* ranges that are weighed for a request */
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
 {
@@ -96,6 +99,69 @@ struct gr_range *gr_range_best(struct gr_range *root, size_t bytes)
                 }
         }
         return best;
+}
+
+/* How many pages nothing else is in lie behind [ptr, ptr + bytes), inside of a free range. */
+static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
+{
+        uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
+                 end = gr_range_end(range) >> GR_PAGE_SHIFT;
+        uint64_t from = ptr >> GR_PAGE_SHIFT, to = (ptr + bytes + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT;
+
+        first = from > first ? from : first;
+        end = to < end ? to : end;
+        return end > first ? end - first : 0;
+}
+
+struct fit {
+        struct gr_range *range;
+        uint64_t at;
+        size_t opened;
+        unsigned looked_at;
+};
+
+static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct fit *fit)
+{
+        size_t opened;
+
+        if (at + bytes > gr_range_end(range))
+                return;
+        opened = pages_opened(range, at, bytes);
+        if (opened >= fit->opened)
+                return;
+        fit->range = range;
+        fit->at = at;
+        fit->opened = opened;
+}
+
+static void fit_in(struct gr_range *range, size_t bytes, struct fit *fit)
+{
+        uint64_t ptr;
+
+        if (!range || fit->looked_at >= FIT_LOOK || fit->opened == 0)
+                return;
+        if (range->block.capacity_bytes < bytes) {
+                fit_in(range->right, bytes, fit);
+                return;
+        }
+        fit_in(range->left, bytes, fit);
+        if (fit->looked_at++ >= FIT_LOOK)
+                return;
+        ptr = range->block.ptr;
+        if (range->segment->pages && !range->segment->small)
+                weigh(range, (ptr + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1), bytes, fit);
+        weigh(range, ptr, bytes, fit);
+        weigh(range, gr_range_end(range) - bytes, bytes, fit);
+        fit_in(range->right, bytes, fit);
+}
+
+struct gr_range *gr_range_fit(struct gr_range *root, size_t bytes, uint64_t *ret_at)
+{
+        struct fit fit = {.opened = SIZE_MAX};
+
+        fit_in(root, bytes, &fit);
+        *ret_at = fit.at;
+        return fit.range;
 }
 
 static struct gr_range **tree_of(struct gr_split *split, const struct gr_range *range)

@@ -67,6 +67,14 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 /* The smallest range of the tree of at least bytes, the lowest address among equals; NULL. */
 struct gr_range *gr_range_best(struct gr_range *root, size_t bytes);
 
+/*
+ * Of the smallest ranges of the tree of at least bytes the one, and the place *ret_at in it, where a block opens the
+ * fewest pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large
+ * blocks one that opens a page begins with it where that takes no more of them, so that it shares fewer with others.
+ * NULL.
+ */
+struct gr_range *gr_range_fit(struct gr_range *root, size_t bytes, uint64_t *ret_at);
+
 /* A range in state FREE enters its tree as it is, or leaves it. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);

@@ -12,7 +12,7 @@
 #include "pool.h"
 #include "range.h"
 
-#define SLACK_SHARE       32                   /* footprint above the peak of live memory: this share of it */
+#define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
 #define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
@@ -253,11 +253,12 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         struct gr_range **tree = &split->trees[gr_is_small(bytes) ? GR_TREE_SMALL : GR_TREE_LARGE];
         struct gr_block *block = NULL;
         struct gr_range *range;
+        uint64_t at = 0;
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        range = gr_range_best(*tree, bytes);
+        range = gr_range_fit(*tree, bytes, &at);
         if (!range && tree == &split->trees[GR_TREE_LARGE]) {
                 range = gr_range_best(split->trees[GR_TREE_WHOLE], bytes);
                 if (range && !lax && range->segment->bytes > worth_opening(context, bytes))
@@ -265,6 +266,14 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         }
         if (range) {
                 gr_range_leave(split, range);
+                if (at > range->block.ptr) {
+                        struct gr_range *rest = gr_range_cut(range, at - range->block.ptr);
+
+                        if (rest) {
+                                gr_range_enter(split, range);
+                                range = rest;
+                        }
+                }
                 block = gr_split_carve(context, range, bytes);
                 if (block && ++split->hits % NOTE_LIVE_HITS == 0)
                         gr_budget_note_live(context->device);
