@@ -229,8 +229,11 @@ static int attempt_limited(struct request *request, struct pool *pool)
 
         settle(pool, 0);
         if (!reserve(pool, reserved)) {
-                /* What is freed behind work still running may serve its own stream, without a wait. */
-                if (pool->idle_bytes < request->bytes) {
+                /*
+                 * What is freed behind work still running may serve its own stream, without a wait. Where it does not
+                 * the pool grows beyond the limit, once: not again before that is gone.
+                 */
+                if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0) {
                         gr_count(&gr_core, GR_STAT_limit_hits, 1);
                         return -EDQUOT;
                 }

@@ -345,6 +345,43 @@ static void make_room_while_busy(void)
         GT_MUST(cuCtxSynchronize());
 }
 
+/*
+ * Freed in stream order and in pieces too small for what is asked for next, behind work that still runs: the pool says
+ * that it has room, and grows all the same. Neither what is given out nor what is held may pass the limit by that.
+ */
+static void scattered(void)
+{
+        size_t piece = limit / 256 / GT_PAGE * GT_PAGE, large = 3 * piece, before = available(), live = 0, now;
+        bool told;
+        uint64_t pieces[256], blocks[256];
+        size_t n = 0, got = 0;
+
+        while (n < 256 && get_async(piece, &pieces[n]) == CUDA_SUCCESS)
+                n++;
+        GT_MUST(gt_spin(&gt, stream, 200000));
+        for (size_t i = 0; i < n; i += 2)
+                GT_MUST(put_async(piece, pieces[i]));
+        for (int tries = 0; tries < 64; tries++) {
+                uint64_t p;
+
+                if (get_async(large, &p) != CUDA_SUCCESS)
+                        continue;
+                blocks[got++] = p;
+        }
+        live = n / 2 * piece + got * large;
+        told = gt_footprint(&gt, &now);
+        gt_check(live <= limit, "asked for again in larger pieces", "%.1f MiB given out", gt_mib(live));
+        gt_check(!told || now <= gt.context_bytes + limit + large + slack_bytes, "asked for again in larger pieces",
+                 "%.1f MiB held (%s)", gt_mib(now), gt_footprint_source(&gt));
+        for (size_t i = 1; i < n; i += 2)
+                GT_MUST(put_async(piece, pieces[i]));
+        for (size_t i = 0; i < got; i++)
+                GT_MUST(put_async(large, blocks[i]));
+        GT_MUST(cuCtxSynchronize());
+        gt_check(available() + slack_bytes >= before, "and all freed", "%.1f MiB free", gt_mib(available()));
+        gt_sleep_us(BYPASS_US);
+}
+
 /* A mapping, a second handle and the first one: as long as one of them is there the memory counts. */
 static void references(void)
 {
@@ -584,6 +621,7 @@ int main(int argc, char **argv)
                         if (i != k && !families[i].host && !families[k].host)
                                 make_room(&families[i], &families[k]);
         make_room_while_busy();
+        scattered();
         references();
         destroyed_pool();
         crowd();
