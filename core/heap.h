@@ -1,10 +1,11 @@
 /*
- * The heap of pool kind `split`: one large piece of addresses per context, of which any pages can have memory behind
- * them. It stands where segments from the driver's allocator would: a request that nothing free fits gets new memory
- * only behind the pages that its place lacks, and free pages anywhere else can go back first, by themselves. So the
- * footprint is what is live, the rest of pages partly in use, and what has just been freed.
+ * The heaps of pool kind `split`: large pieces of addresses, one for large blocks and one for small ones, of which any
+ * pages can have memory behind them. A request that nothing free fits gets new memory only behind the pages that its
+ * place lacks; free pages anywhere can be mapped there instead, also while work that used them is still to run, and
+ * idle ones can go back by themselves. So the footprint is what is live, the rest of pages partly in use, and what has
+ * just been freed.
  *
- * The heap is a segment whose ranges may also be holes. Memory is mapped in extents, one handle of the driver each: it
+ * A heap is a segment whose ranges may also be holes. Memory is mapped in extents, one handle of the driver each: it
  * cannot be mapped or unmapped in part, so an extent goes back only when no byte of it is in use and the last work that
  * may touch it has passed. An extent is one page, and more only where much is held: each costs as much as an allocation
  * of the driver's (H200, November 2026: create 10 us, map 1, access 25, unmap 14, release 13), and none of it waits for

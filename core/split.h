@@ -4,16 +4,18 @@
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
  * order they were freed; once its epoch is usable a range leaves the queue, merges with free neighbours, and enters a
- * tree by size and address, from which the best fit is taken. Only free ranges merge, and the merged one carries the
+ * tree by size and address, from which the fit is taken that opens the fewest free pages. Only free ranges merge, and the merged one carries the
  * later epoch: both were usable, so it is; and whoever asks whether it is idle asks for the work of both. So memory is
  * never held back by a neighbour that was freed later, and ranges of one epoch meet as soon as it is usable.
  *
- * Requests up to 1 MiB live in segments of one page of their own, so that they do not pin the large ones; a larger one
- * that nothing fits gets a segment of its own size. A segment that is wholly free can go back to the driver. Two rules
- * keep the footprint near the peak of live memory: a new segment that would lift it further first gives idle free ones
- * back; and a free segment is not cut for a request much smaller than itself, as the piece would keep all of it. Both
- * cost calls of the driver, and a fixed share of the time is what they may cost: the more was spent lately, the worse a
- * fit is accepted.
+ * Where the driver maps memory, the segments are two heaps of it (heap.h), whose pages come, go and move one by one.
+ * Where it does not, they are allocations of the driver, which go back only as a whole: a request that nothing fits
+ * gets one of its own size, and a free one is not cut for a request much smaller than itself. Requests up to 1 MiB are
+ * kept apart, in a heap or in segments of one page, so that they do not hold back what large ones leave.
+ *
+ * A rule keeps the footprint near the peak of live memory: before it is lifted further, free pages are moved to where
+ * they are needed, and idle memory goes back. That costs calls of the driver, and a fixed share of the time is what
+ * they may cost: the more was spent lately, the more footprint is accepted.
  *
  * Every used range is a block in the ledger. Free ones are not; gr_split_find knows them.
  */
