@@ -1,6 +1,7 @@
 /*
- * dlsym: names that are neither cu[A-Z]* nor nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a jump that leaves
- * stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the return address.
+ * dlsym: names that are neither cu[A-Z]* nor nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a
+ * jump that leaves stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the
+ * return address.
  * The others ask gr_dlsym_hook first: a pointer is the answer, 1 means "answer NULL", 0 "as if we were not there".
  */
 #if defined(__x86_64__)

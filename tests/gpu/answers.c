@@ -6,8 +6,9 @@
  *   GPURECLAIM_NVML=1 ... answers share --limit=1GiB    the share, as cuMemGetInfo tells it
  *   answers true --limit=1GiB                   without that option: the card, whatever the limit
  *
- * --device=N takes another of CUDA's devices, --no-cuda looks only before CUDA is there. Skipped where there is no
- * NVML. Exit status 1 when a check failed.
+ * --device=N takes another of CUDA's devices, --no-cuda looks only before CUDA is there, where --taken=SIZE of the
+ * share is in use by the group. --context=SIZE counts against the share with a context. --beside asks from a second
+ * process, without CUDA, as well. Skipped where there is no NVML. Exit status 1 when a check failed.
  */
 #include "gputest.h"
 
@@ -37,7 +38,8 @@ typedef int memory_v2_function(void *, struct memory_v2 *);
 
 static void *library;
 static void *card; /* NVML's handle */
-static size_t limit;
+static size_t limit, taken, context_bytes;
+static const char *beside; /* this program, to be run in a second process; NULL: not */
 static int device;
 
 static void look_up(void *where, const char *name, void *ret_function)
@@ -211,6 +213,26 @@ static void check_as_cuda(const char *when, bool shared)
         check(when, shared, free_bytes, 0);
 }
 
+/* Another process of the group, which has no CUDA: how much of the share bytes of ours leave. */
+static void check_beside(size_t bytes)
+{
+        char limit_text[64], taken_text[64];
+        int status = -1;
+        pid_t pid;
+
+        snprintf(limit_text, sizeof limit_text, "--limit=%zu", limit);
+        snprintf(taken_text, sizeof taken_text, "--taken=%zu", bytes);
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) {
+                execl(beside, beside, "share", limit_text, taken_text, "--no-cuda", (char *)NULL);
+                _exit(127);
+        }
+        if (pid > 0)
+                waitpid(pid, &status, 0);
+        gt_check(status == 0, "a process beside", "status %d", status);
+}
+
 static void with_cuda(bool shared)
 {
         CUcontext context, popped;
@@ -224,15 +246,18 @@ static void with_cuda(bool shared)
         check_as_cuda("a context", shared);
         GT_MUST(cuMemAlloc(&p, limit / 4));
         check_as_cuda("a quarter taken", shared);
-        check("a quarter taken", shared, limit / 4 * 3, 4 * GT_MIB);
+        check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * GT_MIB);
+        if (beside)
+                check_beside(limit / 4);
         GT_MUST(cuMemFree(p));
         check_as_cuda("freed", shared);
         GT_MUST(cuMemAllocAsync(&p, limit / 2, NULL));
         check_as_cuda("half taken in stream order", shared);
-        check("half taken in stream order", shared, limit / 2, 64 * GT_MIB);
+        check("half taken in stream order", shared, limit / 2 - context_bytes, 64 * GT_MIB);
         GT_MUST(cuMemFreeAsync(p, NULL));
+        GT_MUST(cuCtxSynchronize());
         GT_MUST(cuCtxPopCurrent(&popped));
-        check("no context is current", shared, limit, 64 * GT_MIB);
+        check("no context is current", shared, limit - context_bytes, 64 * GT_MIB);
         gt_check(ask_in_child() >= 0, "a child of a fork", "asks and lives");
         GT_MUST(cuDevicePrimaryCtxRelease(device));
 }
@@ -247,13 +272,20 @@ int main(int argc, char **argv)
                         limit = gt_parse_size(argv[i] + 8);
                 else if (!strncmp(argv[i], "--device=", 9))
                         device = atoi(argv[i] + 9);
+                else if (!strncmp(argv[i], "--taken=", 8))
+                        taken = gt_parse_size(argv[i] + 8);
+                else if (!strncmp(argv[i], "--context=", 10))
+                        context_bytes = gt_parse_size(argv[i] + 10);
                 else if (!strcmp(argv[i], "--no-cuda"))
                         cuda = false;
+                else if (!strcmp(argv[i], "--beside"))
+                        beside = argv[0];
                 else
                         wrong = true;
         }
         if (wrong || (!only_errors && (!limit || (!shared && strcmp(argv[1], "true") != 0)))) {
-                fprintf(stderr, "usage: answers errors | share|true --limit=SIZE [--device=N] [--no-cuda]\n");
+                fprintf(stderr, "usage: answers errors | share|true --limit=SIZE [--device=N] [--no-cuda] "
+                                "[--taken=SIZE] [--context=SIZE] [--beside]\n");
                 return 2;
         }
         library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -272,7 +304,7 @@ int main(int argc, char **argv)
         }
         if (device == 0) {
                 find_card_early();
-                check("before CUDA", shared, limit, 0);
+                check("before CUDA", shared, limit - taken, 0);
         }
         if (cuda)
                 with_cuda(shared);
