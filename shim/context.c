@@ -1,6 +1,7 @@
 /* Contexts and devices: which pool a call belongs to, and what becomes of it when a context ends. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +86,23 @@ struct gr_device *gr_device_get(CUdevice dev)
         }
         pthread_mutex_unlock(&lock);
         return device;
+}
+
+bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
+{
+        CUuuid uuid;
+        size_t at = 0;
+
+        /* The second form tells apart the instances of one card. */
+        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
+            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))
+                return false;
+        if (ret)
+                *ret = uuid;
+        for (size_t i = 0; ret_text && i < sizeof(uuid.bytes); i++)
+                at += (size_t)snprintf(ret_text + at, GR_UUID_TEXT_BYTES - at, "%s%02x",
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
+        return true;
 }
 
 static CUcontext primary_of(CUdevice dev)

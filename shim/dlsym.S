@@ -1,6 +1,7 @@
 /*
- * dlsym: names that are not cu[A-Z]*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a jump that leaves
- * stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the return address.
+ * dlsym: names that are neither cu[A-Z]* nor nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a
+ * jump that leaves stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the
+ * return address.
  * The others ask gr_dlsym_hook first: a pointer is the answer, 1 means "answer NULL", 0 "as if we were not there".
  */
 #if defined(__x86_64__)
@@ -19,13 +20,14 @@ dlsym:
         testq   %rsi, %rsi
         jz      .Lreal
         cmpb    $'c', (%rsi)
-        jne     .Lreal
+        jne     .Lnvml
         cmpb    $'u', 1(%rsi)
         jne     .Lreal
         movzbl  2(%rsi), %eax
         subl    $'A', %eax
         cmpl    $25, %eax
         ja      .Lreal
+.Lask:
         cmpq    $-1, %rdi               /* RTLD_NEXT */
         je      .Lreal
         pushq   %rdi
@@ -48,6 +50,15 @@ dlsym:
         xorl    %eax, %eax
 .Lanswer:
         ret
+.Lnvml:                                 /* byte by byte: what follows the NUL may not be there */
+        cmpb    $'n', (%rsi)
+        jne     .Lreal
+        cmpb    $'v', 1(%rsi)
+        jne     .Lreal
+        cmpb    $'m', 2(%rsi)
+        jne     .Lreal
+        cmpb    $'l', 3(%rsi)
+        je      .Lask
 .Lreal:
         movq    gr_real_dlsym(%rip), %rax
         testq   %rax, %rax
@@ -81,7 +92,7 @@ dlsym:
         cbz     x1, .Lreal
         ldrb    w9, [x1]
         cmp     w9, #'c'
-        b.ne    .Lreal
+        b.ne    .Lnvml
         ldrb    w9, [x1, #1]
         cmp     w9, #'u'
         b.ne    .Lreal
@@ -89,6 +100,7 @@ dlsym:
         sub     w9, w9, #'A'
         cmp     w9, #25
         b.hi    .Lreal
+.Lask:
         cmn     x0, #1                  /* RTLD_NEXT */
         b.eq    .Lreal
         stp     x29, x30, [sp, #-32]!
@@ -108,6 +120,18 @@ dlsym:
         cmp     x9, #1
         csel    x0, xzr, x9, eq
         ret
+.Lnvml:                                 /* byte by byte: what follows the NUL may not be there */
+        cmp     w9, #'n'
+        b.ne    .Lreal
+        ldrb    w9, [x1, #1]
+        cmp     w9, #'v'
+        b.ne    .Lreal
+        ldrb    w9, [x1, #2]
+        cmp     w9, #'m'
+        b.ne    .Lreal
+        ldrb    w9, [x1, #3]
+        cmp     w9, #'l'
+        b.eq    .Lask
 .Lreal:
         adrp    x9, gr_real_dlsym
         ldr     x9, [x9, :lo12:gr_real_dlsym]

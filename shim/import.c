@@ -7,6 +7,13 @@
  * What this process exported as a descriptor and imports again is in its account already. Such a descriptor is known by
  * its owner for signals, which we set when it is made: the mark is of the open file, so it goes along with copies of
  * it, and to other processes, for whom it names another one. No signal comes of it, as nobody asks for one (O_ASYNC).
+ *
+ * The mark is the one thing of ours that a program could see there. What would leave none is less right. An inode tells
+ * files apart only where each has its own, which descriptors of one device node lack. A copy to compare with (kcmp)
+ * keeps the memory alive after the program let go of it, is in the way of programs that close or count all descriptors,
+ * and must be closed with the memory, so that what comes back later would slip past the limit; containers may forbid
+ * the call. A watch (epoll) calls into the driver's file, cannot be put on every kind of file, and needs a descriptor
+ * that stays open as well.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -12,6 +12,7 @@
 
 #include "gpureclaim.h"
 #include "log.h"
+#include "nvml.h"
 #include "shim.h"
 #include "system.h"
 
@@ -68,6 +69,11 @@ dlsym_function *gr_find_real_dlsym(void)
         return gr_real_dlsym;
 }
 
+void *gr_real_symbol(void *handle, const char *name)
+{
+        return gr_find_real_dlsym()(handle, name);
+}
+
 /* The driver's handle where it is loaded; loading it is the program's affair. Keeps it loaded from then on. */
 static void *driver_handle(void)
 {
@@ -80,6 +86,7 @@ static enum gr_shim_state resolve_locked(void *driver)
         dlsym_function *real_dlsym = gr_find_real_dlsym();
 
         gr_process_options();
+        gr_nvml_dlsym = real_dlsym;
         for (size_t i = 0; i < SYMBOLS; i++) {
                 void *found = real_dlsym(driver, symbols[i].name);
 
@@ -147,11 +154,28 @@ static bool is_hollow(const void *function, bool ready)
 #define AS_IF_ABSENT NULL
 #define ANSWER_NULL  ((void *)1)
 
+static void *nvml_symbol(void *handle, const char *name)
+{
+        void *hook = gr_nvml_hook(name), *found = hook ? gr_real_symbol(handle, name) : NULL, *swapped;
+
+        if (!found)
+                return AS_IF_ABSENT;
+        if (found == hook) { /* our own export, as below */
+                found = gr_real_symbol(RTLD_NEXT, name);
+                return found ? gr_nvml_swap(found) : ANSWER_NULL;
+        }
+        swapped = gr_nvml_swap(found);
+        return swapped != found ? swapped : AS_IF_ABSENT;
+}
+
 void *gr_dlsym_hook(void *handle, const char *name)
 {
-        void *found = gr_find_real_dlsym()(handle, name), *hook;
+        void *found, *hook;
         bool ready;
 
+        if (name[0] == 'n')
+                return nvml_symbol(handle, name);
+        found = gr_find_real_dlsym()(handle, name);
         if (!found)
                 return AS_IF_ABSENT;
         ready = gr_shim_ready();

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -88,6 +89,14 @@ static uint64_t group_excess(void *arg)
         return sum > member->group_limit ? sum - member->group_limit : 0;
 }
 
+static void region_dir(char dir[GR_REGION_PATH_BYTES])
+{
+        if (gr_options.region_dir.text[0])
+                memcpy(dir, gr_options.region_dir.text, GR_REGION_PATH_BYTES);
+        else
+                gr_region_default_dir(dir, GR_REGION_PATH_BYTES);
+}
+
 /* Opens and joins; NULL with *ret_rc set. */
 static struct gr_region *enter(struct member *member, int *ret_rc)
 {
@@ -101,10 +110,7 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
                 *ret_rc = rc ? rc : -ENOMEM;
                 return NULL;
         }
-        if (gr_options.region_dir.text[0])
-                memcpy(dir, gr_options.region_dir.text, sizeof(dir));
-        else
-                gr_region_default_dir(dir, sizeof(dir));
+        region_dir(dir);
         for (int i = 0; i < JOIN_TRIES; i++) {
                 rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
                 if (rc)
@@ -369,9 +375,7 @@ static void join_locked(struct member *member, CUdevice dev)
         member->device = &gr_core.devices[dev];
         member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, dev,
                                                  atomic_load(&member->device->total_bytes), warn, NULL);
-        /* The second form tells apart the instances of one card. */
-        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
-            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS)) {
+        if (!gr_device_uuid(dev, &uuid, NULL)) {
                 stay_alone(member, "the driver does not tell the card's UUID");
                 return;
         }
@@ -389,6 +393,31 @@ static void join_locked(struct member *member, CUdevice dev)
         atomic_store(&member->device->group, &member->group);
         if (start_thread(member))
                 all.threads++;
+}
+
+uint64_t gr_neighbour_sum(const char *uuid)
+{
+        char dir[GR_REGION_PATH_BYTES], file[GR_REGION_FILE_BYTES];
+        struct gr_identity self;
+        struct gr_region region = {0};
+        uint8_t bytes[16];
+        uint64_t sum;
+
+        for (size_t i = 0; i < sizeof(bytes); i++) {
+                uuid += *uuid == '-';
+                if (sscanf(uuid, "%2hhx", &bytes[i]) != 1)
+                        return 0;
+                uuid += 2;
+        }
+        region_dir(dir);
+        if (gr_system_identity(&self) != 0 ||
+            gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) != 0 ||
+            gr_region_open(&region, &gr_system_ops, &self, dir, file, false) != 0)
+                return 0; /* nobody is there */
+        gr_region_sweep(&region);
+        sum = gr_region_sum(&region, false);
+        gr_region_close(&region);
+        return sum;
 }
 
 void gr_neighbour_join(CUdevice dev)

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LIBRARY           "libnvidia-ml.so.1"
 #define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
 #define PROCESSES         64
 #define TRIES             4 /* processes may come while we ask how many there are */
@@ -31,23 +30,25 @@ static struct {
 } nvml; /* constant after find */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+void *(*gr_nvml_dlsym)(void *library, const char *name) = dlsym;
+
 static void find(void)
 {
-        void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+        void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
         int (*init)(void);
 
         if (!library) {
                 dlerror(); /* no error of the program's */
                 return;
         }
-        *(void **)&init = dlsym(library, "nvmlInit_v2");
-        *(void **)&nvml.by_uuid = dlsym(library, "nvmlDeviceGetHandleByUUID");
-        *(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-        *(void **)&nvml.uuid = dlsym(library, "nvmlDeviceGetUUID");
-        *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo");
-        *(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        *(void **)&init = gr_nvml_dlsym(library, "nvmlInit_v2");
+        *(void **)&nvml.by_uuid = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&nvml.by_index = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&nvml.uuid = gr_nvml_dlsym(library, "nvmlDeviceGetUUID");
+        *(void **)&nvml.memory = gr_nvml_dlsym(library, "nvmlDeviceGetMemoryInfo");
+        *(void **)&nvml.processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
         if (!nvml.processes)
-                *(void **)&nvml.processes = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+                *(void **)&nvml.processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
         dlerror();
         nvml.found = init && nvml.by_uuid && nvml.by_index && nvml.uuid && nvml.memory && init() == 0;
 }

@@ -10,6 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define GR_NVML_LIBRARY "libnvidia-ml.so.1"
+
+/* How its functions are looked up: dlsym, unless set before the first call to one that does not hook them. */
+extern void *(*gr_nvml_dlsym)(void *library, const char *name);
+
 struct gr_nvml_memory {
         unsigned long long total, free, used; /* bytes; the library's own layout */
 };

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "log.h"
@@ -37,19 +36,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held across NVML; ta
 /* Lock held. */
 static void *card(struct gr_device *device, struct look *look)
 {
-        char text[37];
-        CUuuid uuid;
-        size_t at = 0;
+        char text[GR_UUID_TEXT_BYTES];
 
         if (look->tried)
                 return look->nvml;
         look->tried = true;
-        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, device->ordinal) != CUDA_SUCCESS) &&
-            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, device->ordinal) != CUDA_SUCCESS))
+        if (!gr_device_uuid(device->ordinal, NULL, text))
                 return NULL;
-        for (size_t i = 0; i < sizeof(uuid.bytes); i++)
-                at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%02x",
-                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
         if (gr_nvml_device(text, &look->nvml) != 0)
                 look->nvml = NULL;
         return look->nvml;

@@ -235,10 +235,17 @@ static void at_exit(void)
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
-void gr_process_options(void)
+static void load_options(void)
 {
         gr_options_load(&gr_options, read_environment, environ, warn, NULL);
         gr_log_set_level(gr_options.log);
+}
+
+void gr_process_options(void)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        pthread_once(&once, load_options);
 }
 
 void gr_process_init(void)

@@ -2,8 +2,9 @@
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
  * mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what
- * the driver takes by itself), gives core/ the real driver (driver.c), and looks after the process: options, fork,
- * exit, helper thread (process.c), and the other processes on the card (neighbour.c, system.c).
+ * the driver takes by itself; nvml_answers.c for NVML's answers), gives core/ the real driver (driver.c), and looks
+ * after the process: options, fork, exit, helper thread (process.c), and the other processes on the card (neighbour.c,
+ * system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -59,6 +60,9 @@ extern _Atomic int gr_shim_state;
  */
 bool gr_shim_resolve(void);
 
+/* dlsym as it would be without us. */
+void *gr_real_symbol(void *handle, const char *name);
+
 /* Whether hooks may do their work. */
 static inline bool gr_shim_ready(void)
 {
@@ -78,9 +82,10 @@ static inline bool gr_shim_ready(void)
 extern struct gr_core gr_core;
 extern struct gr_options gr_options;
 
-/* Both once, from gr_shim_resolve: reads the options, so that warnings obey them; then, with the driver, sets up the
- * core. */
+/* Reads the options, so that warnings obey them; at the first call only. */
 void gr_process_options(void);
+
+/* Once, from gr_shim_resolve, with the driver: sets up the core. */
 void gr_process_init(void);
 
 /* A context is in use: from now on there is something to tell and to stop when the process ends. */
@@ -111,6 +116,9 @@ void gr_neighbour_beat(void);
 
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
+
+/* What the group has taken of a card, of this UUID without a prefix; for a process that is no member. */
+uint64_t gr_neighbour_sum(const char *uuid);
 
 /* For gr_core.wait_for_neighbours. */
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
@@ -145,6 +153,10 @@ struct gr_context *gr_green_context(CUgreenCtx green);
 
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
+
+/* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
+#define GR_UUID_TEXT_BYTES 37
+bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
 /* async.c */
 
@@ -199,6 +211,14 @@ void gr_own_look(struct gr_device *device, uint64_t most_age_ns);
 /* The driver has just taken something for the current context: whether the limit holds still, or again after the
  * ladder. */
 bool gr_own_fits(void);
+
+/* nvml_answers.c */
+
+/* What we export under this name to stand in for NVML's; NULL: we do not. */
+void *gr_nvml_hook(const char *name);
+
+/* Our hook where function is one of NVML's own and the program is to be told its share, else function. */
+void *gr_nvml_swap(void *function);
 
 /* import.c */
 

@@ -9,6 +9,9 @@
  */
 #include "gputest.h"
 
+#include "gpureclaim.h"
+
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,6 +289,54 @@ static size_t available(void)
         return bytes;
 }
 
+/* What the card says this process holds, and what the library accounts; in bytes, and not of two moments. */
+struct figures {
+        double on_card, accounted;
+};
+
+static struct figures origin; /* before anything was allocated */
+static bool origin_known;
+
+/* False where one of the two cannot be had. */
+static bool look(struct figures *ret)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+        size_t bytes;
+
+        memcpy(&get, &found, sizeof get);
+        GT_MUST(cuCtxSynchronize());
+        available(); /* pools are looked at anew */
+        if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
+                return false;
+        *ret = (struct figures){(double)bytes, (double)status.taken_bytes};
+        return true;
+}
+
+/*
+ * What was taken since the start. The two were equal to the byte on an H200 (driver 580, 21 Nov 2026), context aside,
+ * so little is allowed for: page tables, and what an allocation makes the driver take by itself. What is given only
+ * where it is touched is accounted in full, and the card's figure has to stay below. Without an entry of our own in
+ * NVML's list the figure is the whole card's, where others may be at work: then it is only told.
+ */
+static void compare_gain(const char *name, bool on_demand)
+{
+        const double tolerance = 16 * (double)GT_MIB;
+        struct figures now;
+        double gained, accounted;
+
+        if (!origin_known || !look(&now))
+                return;
+        gained = now.on_card - origin.on_card;
+        accounted = now.accounted - origin.accounted;
+        printf("# %s: %+.1f MiB on the card (%s), %+.1f MiB accounted\n", name, gained / GT_MIB,
+               gt_footprint_source(&gt), accounted / GT_MIB);
+        if (gt.simulated || strstr(gt_footprint_source(&gt), "this process"))
+                gt_check(gained <= accounted + tolerance && (on_demand || gained + tolerance >= accounted), name,
+                         "the card's figure is ours");
+}
+
 /* Until it is refused; then nothing else gets anything either, and after the frees all is there again. */
 static void fill(const struct family *family)
 {
@@ -295,6 +346,8 @@ static void fill(const struct family *family)
         before = available();
         while (add(family, step))
                 ;
+        if (!family->host)
+                compare_gain(family->name, family->on_demand);
         got = count * step;
         /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
         gt_check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
@@ -310,6 +363,35 @@ static void fill(const struct family *family)
         if (!family->host)
                 gt_check(available() + slack_bytes >= before, family->name,
                          "%.1f MiB free after the frees, %.1f before", gt_mib(available()), gt_mib(before));
+}
+
+/* What an array takes is computed; shapes that fill no tile, block or page. The card's figure is told beside ours. */
+static void odd_arrays(void)
+{
+        static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
+                {.Width = 8192, .Height = 1032, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 1000, .Height = 5001, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 8200, .Height = 129, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 1 << 17, .Height = 9, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+        };
+        enum { EACH_SHAPE = 8 };
+
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+                CUarray arrays[EACH_SHAPE];
+                struct figures before, now;
+                bool told = look(&before);
+                int got = 0;
+
+                while (got < EACH_SHAPE && cuArray3DCreate(&arrays[got], &shapes[i]) == CUDA_SUCCESS)
+                        got++;
+                if (told && look(&now))
+                        printf("# %d arrays of %zu x %zu x %zu, %u channels: %+.1f MiB on the card, %+.1f accounted\n",
+                               got, shapes[i].Width, shapes[i].Height, shapes[i].Depth, shapes[i].NumChannels,
+                               (now.on_card - before.on_card) / GT_MIB, (now.accounted - before.accounted) / GT_MIB);
+                while (got)
+                        GT_MUST(cuArrayDestroy(arrays[--got]));
+        }
 }
 
 /* What our cache and the driver's pools hold for nobody makes room for any other family. */
@@ -615,6 +697,7 @@ int main(int argc, char **argv)
         GT_MUST(cuMemPoolCreate(&explicit_pool, &props));
         /* As frameworks do: nothing goes back by itself. */
         GT_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        origin_known = look(&origin);
         for (int i = 0; i < FAMILIES; i++)
                 if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
@@ -623,6 +706,8 @@ int main(int argc, char **argv)
                 for (int k = 0; k < FAMILIES; k++)
                         if (i != k && !families[i].host && !families[k].host)
                                 make_room(&families[i], &families[k]);
+        if (!card)
+                odd_arrays();
         make_room_while_busy();
         scattered();
         references();

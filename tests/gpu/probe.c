@@ -4,9 +4,12 @@
  */
 #include "gputest.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { BLOCKS = 2000, SPIN_US = 20000 };
 
@@ -324,6 +327,88 @@ static void beside_a_capture(void)
         }
 }
 
+static void describe(const char *what, int fd)
+{
+        char link[32], target[128];
+        struct stat st;
+        ssize_t length;
+
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        length = readlink(link, target, sizeof target);
+        if (length < 0 || fstat(fd, &st) != 0)
+                return;
+        printf("descriptor of %s: %.*s, mode %o, inode %ju on device %ju, owner %d\n", what, (int)length, target,
+               st.st_mode, (uintmax_t)st.st_ino, (uintmax_t)st.st_dev, fcntl(fd, F_GETOWN));
+}
+
+static CUdeviceptr map(CUmemGenericAllocationHandle memory)
+{
+        CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUdeviceptr p;
+
+        GT_MUST(cuMemAddressReserve(&p, 4 * GT_MIB, 0, 0, 0));
+        GT_MUST(cuMemMap(p, 4 * GT_MIB, 0, memory, 0));
+        GT_MUST(cuMemSetAccess(p, 4 * GT_MIB, &access, 1));
+        return p;
+}
+
+static unsigned long long buffer_id(CUdeviceptr p)
+{
+        unsigned long long id = 0;
+
+        GT_MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
+        return id;
+}
+
+/* By what a process could know its own exported memory again, besides a mark on the descriptor. */
+static void descriptors(void)
+{
+        static const char *const names[2] = {"mapped memory", "other mapped memory"};
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        __typeof__(&cuMemGetHandleForAddressRange) get = GT_OPTIONAL(cuMemGetHandleForAddressRange);
+        CUmemGenericAllocationHandle memory[2], again;
+        CUdeviceptr mapped, imported, p;
+        int fd[2] = {-1, -1}, dma_buf = -1;
+
+        for (int i = 0; i < 2; i++) {
+                CUresult result = cuMemCreate(&memory[i], 4 * GT_MIB, &prop, 0);
+
+                if (result == CUDA_SUCCESS)
+                        result = cuMemExportToShareableHandle(&fd[i], memory[i],
+                                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+                if (result != CUDA_SUCCESS) {
+                        printf("descriptors: none (%s)\n", gt_result_name(result));
+                        return;
+                }
+                describe(names[i], fd[i]);
+        }
+        if (cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd[0], CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) ==
+            CUDA_SUCCESS) {
+                mapped = map(memory[0]);
+                imported = map(again);
+                printf("own memory imported: handle %s, buffer %s\n", again == memory[0] ? "the same" : "another",
+                       buffer_id(mapped) == buffer_id(imported) ? "the same" : "another");
+                GT_MUST(cuMemUnmap(mapped, 4 * GT_MIB));
+                GT_MUST(cuMemUnmap(imported, 4 * GT_MIB));
+                GT_MUST(cuMemAddressFree(mapped, 4 * GT_MIB));
+                GT_MUST(cuMemAddressFree(imported, 4 * GT_MIB));
+                GT_MUST(cuMemRelease(again));
+        }
+        for (int i = 0; i < 2; i++) {
+                close(fd[i]);
+                GT_MUST(cuMemRelease(memory[i]));
+        }
+        GT_MUST(cuMemAlloc(&p, 4 * GT_MIB));
+        if (get && get(&dma_buf, p, 4 * GT_MIB, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) == CUDA_SUCCESS) {
+                describe("cuMemAlloc, dma-buf", dma_buf);
+                close(dma_buf);
+        }
+        GT_MUST(cuMemFree(p));
+}
+
 int main(void)
 {
         int version = 0;
@@ -341,6 +426,7 @@ int main(void)
         second_context();
         give_back();
         beside_a_capture();
+        descriptors();
         gt_close(&gt);
         return 0;
 }

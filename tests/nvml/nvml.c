@@ -3,6 +3,8 @@
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number.
  */
 #include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,10 +12,16 @@
 #include <unistd.h>
 
 #define TOTAL_BYTES     ((unsigned long long)4 << 30)
+#define RESERVED_BYTES  ((unsigned long long)64 << 20)
+#define UNINITIALIZED   1
+#define INVALID         2
 #define NOT_FOUND       6
 #define INSUFFICIENT    7
+#define NO_DRIVER       9
+#define OTHER_VERSION   25
 #define EXPORT          __attribute__((visibility("default")))
 #define UUID_CHARACTERS 40 /* with "GPU-" */
+#define CARDS_MOST      8
 
 struct memory {
         unsigned long long total, free, used;
@@ -31,6 +39,8 @@ struct process {
 };
 
 EXPORT int nvmlInit_v2(void);
+EXPORT int nvmlShutdown(void);
+EXPORT int nvmlDeviceGetIndex(void *device, unsigned *ret);
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret);
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 EXPORT int nvmlDeviceGetUUID(void *device, char *ret, unsigned length);
@@ -45,19 +55,19 @@ static const char *mode(void)
         return value ? value : "";
 }
 
-/* Handles are ordinals and one. */
-static int ordinal(void *device)
+static atomic_int started; /* how often, less how often ended */
+
+/* Handles are numbers of cards and one. */
+static int card(void *device)
 {
         return (int)(uintptr_t)device - 1;
 }
 
-static unsigned long long used(void *device)
+static bool exists(int number)
 {
-        void *found = dlsym(RTLD_DEFAULT, "grSimUsedBytes");
-        size_t (*bytes)(int);
+        const char *devices = getenv("GRSIM_DEVICES");
 
-        memcpy(&bytes, &found, sizeof bytes);
-        return bytes ? bytes(ordinal(device)) : 0;
+        return number >= 0 && number < CARDS_MOST && number < (devices ? atoi(devices) : 1);
 }
 
 static void *driver_call(const char *name)
@@ -65,21 +75,67 @@ static void *driver_call(const char *name)
         return dlsym(RTLD_DEFAULT, name);
 }
 
+static bool get_uuid(int number, unsigned char ret[16])
+{
+        void *found = driver_call("grSimUuid");
+        void (*uuid)(int, unsigned char *);
+
+        memcpy(&uuid, &found, sizeof uuid);
+        if (uuid)
+                uuid(number, ret);
+        return uuid != NULL;
+}
+
+/* Of the device of that UUID, which CUDA_VISIBLE_DEVICES may have given another number. */
+static unsigned long long used(void *device)
+{
+        void *found = driver_call("grSimUsedBytes"), *found_uuid = driver_call("cuDeviceGetUuid_v2");
+        int (*uuid)(unsigned char *, int);
+        unsigned char wanted[16], its[16];
+        size_t (*bytes)(int);
+
+        memcpy(&bytes, &found, sizeof bytes);
+        memcpy(&uuid, &found_uuid, sizeof uuid);
+        if (!bytes || !uuid || !get_uuid(card(device), wanted))
+                return 0;
+        for (int i = 0; uuid(its, i) == 0; i++)
+                if (memcmp(its, wanted, sizeof its) == 0)
+                        return bytes(i);
+        return 0;
+}
+
 int nvmlInit_v2(void)
 {
-        return driver_call("grSimVersion") ? 0 : 9; /* NVML_ERROR_DRIVER_NOT_LOADED */
+        if (!driver_call("grSimVersion"))
+                return NO_DRIVER;
+        atomic_fetch_add(&started, 1);
+        return 0;
+}
+
+int nvmlShutdown(void)
+{
+        return atomic_load(&started) > 0 && atomic_fetch_sub(&started, 1) > 0 ? 0 : UNINITIALIZED;
+}
+
+int nvmlDeviceGetIndex(void *device, unsigned *ret)
+{
+        if (!atomic_load(&started))
+                return UNINITIALIZED;
+        if (!exists(card(device)) || !ret)
+                return INVALID;
+        *ret = (unsigned)card(device);
+        return 0;
 }
 
 int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
 {
         static const char digits[] = "0123456789abcdef";
-        int (*get)(unsigned char *, int);
-        void *found = driver_call("cuDeviceGetUuid_v2");
         unsigned char bytes[16];
         size_t at = 4;
 
-        memcpy(&get, &found, sizeof get);
-        if (length <= UUID_CHARACTERS || !get || get(bytes, ordinal(device)) != 0)
+        if (!atomic_load(&started))
+                return UNINITIALIZED;
+        if (length <= UUID_CHARACTERS || !exists(card(device)) || !get_uuid(card(device), bytes))
                 return NOT_FOUND;
         memcpy(ret, "GPU-", 4);
         for (size_t i = 0; i < sizeof bytes; i++) {
@@ -115,13 +171,27 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
 {
-        *ret = (struct memory){TOTAL_BYTES, TOTAL_BYTES - used(device), used(device)};
+        unsigned long long taken;
+
+        if (!atomic_load(&started))
+                return UNINITIALIZED;
+        if (!exists(card(device)) || !ret)
+                return INVALID;
+        taken = RESERVED_BYTES + used(device);
+        *ret = (struct memory){TOTAL_BYTES + RESERVED_BYTES, TOTAL_BYTES + RESERVED_BYTES - taken, taken};
         return 0;
 }
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
 {
-        *ret = (struct memory_v2){ret->version, TOTAL_BYTES, 0, TOTAL_BYTES - used(device), used(device)};
+        if (!atomic_load(&started))
+                return UNINITIALIZED;
+        if (!exists(card(device)) || !ret)
+                return INVALID;
+        if (ret->version != (sizeof *ret | 2 << 24))
+                return OTHER_VERSION;
+        *ret = (struct memory_v2){ret->version, TOTAL_BYTES + RESERVED_BYTES, RESERVED_BYTES,
+                                  TOTAL_BYTES - used(device), used(device)};
         return 0;
 }
 

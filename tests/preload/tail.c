@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../unit/check.h"
 
@@ -63,7 +65,7 @@ void *gr_dlsym_hook(void *asked_handle, const char *name)
         GR_CHECK_EQ((uintptr_t)__builtin_frame_address(0) % 16, 0);
         seen.hooks++;
         GR_CHECK(asked_handle == &handle);
-        GR_CHECK(strncmp(name, "cu", 2) == 0);
+        GR_CHECK(strncmp(name, "cu", 2) == 0 || strncmp(name, "nvml", 4) == 0);
         spoil();
         return hook_says;
 }
@@ -95,11 +97,29 @@ static void expect_real(void *asked_handle, const char *name, int finds, int hoo
         GR_CHECK(from_ask());
 }
 
+/* No name is read beyond its end, where nothing may be. */
+static void at_the_end_of_memory(void)
+{
+        static const char *const names[] = {"", "c", "cu", "n", "nv", "nvm", "nvml", "cuA"};
+        enum { ASKED = 6 }; /* the first that is asked about */
+        size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        GR_CHECK(pages != MAP_FAILED && mprotect(pages + page, page, PROT_NONE) == 0);
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+                size_t bytes = strlen(names[i]) + 1;
+
+                expect_real(&handle, memcpy(pages + page - bytes, names[i], bytes), 0, i >= ASKED);
+        }
+        munmap(pages, 2 * page);
+}
+
 int main(void)
 {
-        static const char *const not_ours[] = {"",           "c",          "cu",     "cud",   "cudaMalloc", "cu_",
-                                               "cu@",        "cu[",        "cua",    "cuz",   "malloc",     "Cu",
-                                               "xuMemAlloc", "cUMemAlloc", "cu\x7f", "cu\xc1"};
+        static const char *const not_ours[] = {
+                "",    "c",   "cu",     "cud",  "cudaMalloc",   "cu_",        "cu@",    "cu[",
+                "cua", "cuz", "malloc", "Cu",   "xuMemAlloc",   "cUMemAlloc", "cu\x7f", "cu\xc1",
+                "n",   "nv",  "nvm",    "nvmm", "nvrtcVersion", "nvm_l",      "nVml",   "mvml"};
 
         /* The first look-up of all finds the real one on the way. */
         expect_real(&handle, "malloc", 1, 0);
@@ -116,6 +136,10 @@ int main(void)
         expect_real(&handle, "cuMemAlloc", 0, 1);
         expect_real(&handle, "cuA", 0, 1);
         expect_real(&handle, "cuZ", 0, 1);
+        expect_real(&handle, "nvml", 0, 1);
+        expect_real(&handle, "nvmlInit_v2", 0, 1);
+        expect_real(RTLD_NEXT, "nvmlInit_v2", 0, 0);
+        at_the_end_of_memory();
 
         hook_says = &answer;
         GR_CHECK(ask(&handle, "cuMemAlloc") == &answer);

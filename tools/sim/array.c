@@ -86,10 +86,14 @@ static size_t texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
         }
 }
 
-static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+/* Rows of many levels are laid out in blocks: 8 of them, 16, 32, 64 or 128, whichever is the first to hold them all. */
+static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool of_many)
 {
-        size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64;
-        size_t rows = shape->Height > 1 ? (shape->Height + 7) / 8 * 8 : 1;
+        size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64, block = 8, rows;
+
+        while (of_many && block < 128 && block < shape->Height)
+                block *= 2;
+        rows = shape->Height > 1 ? (shape->Height + block - 1) / block * block : 1;
 
         return row * rows * (shape->Depth ? shape->Depth : 1);
 }
@@ -138,7 +142,7 @@ static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         array->shape = *shape;
         sim_lock();
-        rc = make(array, level_bytes(shape));
+        rc = make(array, level_bytes(shape, false));
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_array = array;
@@ -238,7 +242,7 @@ SIM_API cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_D
         array->whole.shape = at = *shape;
         do {
                 array->level[array->n_levels++] = (struct CUarray_st){.magic = MAGIC_ARRAY, .shape = at};
-                bytes += level_bytes(&at);
+                bytes += level_bytes(&at, n_levels > 1);
                 at.Width = half(at.Width);
                 at.Height = half(at.Height);
                 at.Depth = half(at.Depth);

@@ -1,4 +1,5 @@
 /* Devices and what they say about themselves. */
+#include "grsim.h"
 #include "sim.h"
 
 #include <stdio.h>
@@ -48,20 +49,24 @@ SIM_API cuDeviceGetName(char *name, int length, CUdevice device)
         return CUDA_SUCCESS;
 }
 
+__attribute__((visibility("default"))) void grSimUuid(int card, unsigned char ret[16])
+{
+        /* A shared card is the same one for all who name its file, any other is the process's own. */
+        uint64_t hash = sim_shared_card(sim_config()->shared);
+
+        memset(ret, 0, 16);
+        memcpy(ret, "simgpu", 6);
+        memcpy(ret + 6, &hash, sizeof hash);
+        ret[15] = (unsigned char)card;
+}
+
 static CUresult get_uuid(CUuuid *uuid, CUdevice device)
 {
-        uint64_t hash;
-
         if (!uuid)
                 return CUDA_ERROR_INVALID_VALUE;
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
-        /* A shared card is the same one for all who name its file, any other is the process's own. */
-        hash = sim_shared_card(sim_config()->shared);
-        memset(uuid->bytes, 0, sizeof(uuid->bytes));
-        memcpy(uuid->bytes, "simgpu", 6);
-        memcpy(uuid->bytes + 6, &hash, sizeof hash);
-        uuid->bytes[15] = (char)sim_config()->physical[device];
+        grSimUuid(sim_config()->physical[device], (unsigned char *)uuid->bytes);
         return CUDA_SUCCESS;
 }
 
