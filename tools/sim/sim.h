@@ -427,7 +427,8 @@ CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
 /* graph.c */
 struct CUgraphNode_st {
         CUgraph graph;
-        size_t index;
+        size_t index;   /* among the graph's nodes, in an order to run in */
+        size_t created; /* after so many others */
         struct sim_op op;
         size_t *after;
         size_t n_after;
