@@ -200,6 +200,24 @@ static void test_drop(void)
         end();
 }
 
+/* What does not fit is refused at once: what the request itself gave back is nothing to wait for. */
+static void test_refused(void)
+{
+        uint64_t a, b, begin_ns;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&device()->hard_bytes, 100 * MIB);
+        a = gpu_take(60 * MIB);
+        b = gpu_take(30 * MIB);
+        gpu_give(b, 30 * MIB);
+        begin_ns = gpu.now_ns;
+        GR_CHECK_EQ(gpu_take(45 * MIB), 0);
+        GR_CHECK(gpu.now_ns - begin_ns < 100 * UINT64_C(1000000));
+        gpu_give(a, 60 * MIB);
+        settle();
+        end();
+}
+
 static void test_auto(void)
 {
         uint64_t ptr;
@@ -534,6 +552,7 @@ static void test_all(void)
         test_drop();
         test_decay();
         test_auto();
+        test_refused();
         for (unsigned streams = 0; streams < 3; streams += 2) {
                 test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, streams);
                 test_random(GR_POOL_SPLIT, GR_REUSE_POLL, 200 * MIB, streams);
