@@ -209,6 +209,25 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
         return bytes;
 }
 
+/* Of this thread on every device: who looks for others' is then giving nothing back elsewhere. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own_returns;
+
+void gr_returns_begin(struct gr_device *device)
+{
+        atomic_fetch_add(&device->returns_begun, 1);
+}
+
+void gr_returns_end(struct gr_device *device)
+{
+        own_returns++;
+        atomic_fetch_add(&device->returns_ended, 1);
+}
+
+uint64_t gr_returns_of_others(struct gr_device *device)
+{
+        return atomic_load(&device->returns_ended) - own_returns;
+}
+
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
 {
         cached->next = atomic_load(&device->cached_apart);

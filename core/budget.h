@@ -66,8 +66,8 @@ struct gr_device {
         const struct gr_group *_Atomic group;
 
         /*
-         * How often memory began to be given back to the driver, and how often that ended: what lies between is in no
-         * cache any more and charged still. begun is raised before anything is taken out of a cache.
+         * How often memory began to be given back to the driver, and how often that ended (gr_returns_begin and end):
+         * what lies between is in no cache any more and charged still.
          */
         _Atomic uint64_t returns_begun, returns_ended;
 
@@ -96,6 +96,21 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
  * room for that; then the block must go back to the driver, and nothing is charged.
  */
 int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes);
+
+/* Around giving cached memory back to the driver, from before anything is taken out of a cache. May be nested. */
+void gr_returns_begin(struct gr_device *device);
+void gr_returns_end(struct gr_device *device);
+
+/* A figure that moves whenever another thread ends giving back, and only then. */
+uint64_t gr_returns_of_others(struct gr_device *device);
+
+/* Whether a thread is giving back at this moment. */
+static inline bool gr_returns_going_on(struct gr_device *device)
+{
+        uint64_t ended = atomic_load(&device->returns_ended);
+
+        return atomic_load(&device->returns_begun) != ended;
+}
 
 /* The block is no longer the process's. Returns the bytes that the device got back. */
 uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);

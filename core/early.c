@@ -11,25 +11,48 @@
 #define FRUITLESS_MOST   6
 #define HOOK_PATIENCE_NS UINT64_C(20000000) /* nobody fails yet: a slow reclaimable goes on without us */
 
-/* The least of what holds memory down; 0: unknown. */
-static uint64_t limit_bytes(struct gr_device *device)
+/* What counts against a limit, and how much it may become. */
+struct hold {
+        uint64_t taken_bytes;
+        uint64_t limit_bytes; /* 0: unknown */
+};
+
+static double fullness(struct hold hold, uint64_t less_bytes)
 {
-        uint64_t limit = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
+        uint64_t bytes = hold.taken_bytes > less_bytes ? hold.taken_bytes - less_bytes : 0;
+
+        return hold.limit_bytes ? (double)bytes / (double)hold.limit_bytes : 0;
+}
+
+/* The nearest limit: the process's own, or the group's with what all members have. */
+static struct hold nearest(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
         uint64_t total = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
+        struct hold own = {atomic_load_explicit(&device->charged_bytes, memory_order_relaxed),
+                           atomic_load_explicit(&device->hard_bytes, memory_order_relaxed)};
+        struct hold all = {0};
 
-        if (soft && soft < limit)
-                limit = soft;
-        return total && total < limit ? total : limit;
+        if (soft && soft < own.limit_bytes)
+                own.limit_bytes = soft;
+        if (total && total < own.limit_bytes)
+                own.limit_bytes = total;
+        if (group && group->limit_bytes != GR_UNLIMITED) {
+                uint64_t room = group->room(group->arg);
+
+                all.limit_bytes = group->limit_bytes;
+                all.taken_bytes = room ? group->limit_bytes - room : group->limit_bytes + group->excess(group->arg);
+        }
+        return fullness(all, 0) > fullness(own, 0) ? all : own;
 }
 
 void gr_early_note(struct gr_context *context)
 {
         struct gr_early *early = &context->core->early;
-        double charged = (double)atomic_load_explicit(&context->device->charged_bytes, memory_order_relaxed);
 
         if (context->core->config.early && !atomic_load_explicit(&early->pressed, memory_order_relaxed) &&
-            charged >= PRESSURE_BEGIN * (double)limit_bytes(context->device))
+            fullness(nearest(context->device), 0) >= PRESSURE_BEGIN)
                 atomic_store_explicit(&early->pressed, true, memory_order_relaxed);
 }
 
@@ -61,24 +84,24 @@ static bool worth_it(struct gr_early *early, double pressure, uint64_t now_ns)
         return early->cost_ns <= share * (double)(now_ns - early->ended_ns);
 }
 
-static uint64_t run(struct gr_context *context, uint64_t live, uint64_t limit)
+static uint64_t run(struct gr_context *context, struct hold hold, uint64_t live)
 {
         struct gr_device *device = context->device;
         struct idle idle = {.now_ns = context->core->driver->now_ns()};
-        uint64_t charged, room, freed = 0, after;
+        uint64_t most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH), freed = 0, after;
 
-        gr_reclaimables_run(context->core, false, device->ordinal, (uint64_t)((double)limit * (1 - PRESSURE_HIGH)),
-                            HOOK_PATIENCE_NS);
+        gr_reclaimables_run(context->core, false, device->ordinal, hold.limit_bytes - most, HOOK_PATIENCE_NS);
         after = gr_budget_live(device);
         if (after < live)
                 freed = live - after;
-        charged = atomic_load(&device->charged_bytes);
-        room = (uint64_t)((double)limit * PRESSURE_HIGH);
-        if (charged > room) {
+        hold = nearest(device);
+        most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH);
+        if (hold.taken_bytes > most) {
+                uint64_t over = hold.taken_bytes - most;
+
                 gr_core_each_context(context->core, device->ordinal, add_idle, &idle);
                 if (idle.bytes > 0)
-                        freed += gr_reclaim(context, GR_LEVEL_TRIM,
-                                            idle.bytes < charged - room ? idle.bytes : charged - room);
+                        freed += gr_reclaim(context, GR_LEVEL_TRIM, idle.bytes < over ? idle.bytes : over);
         }
         return freed;
 }
@@ -87,20 +110,17 @@ void gr_early_run(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         struct gr_early *early = &core->early;
-        uint64_t limit = limit_bytes(context->device), live = gr_budget_live(context->device);
-        uint64_t now_ns, freed, end_ns;
-        double pressure;
+        struct hold hold = nearest(context->device);
+        uint64_t live = gr_budget_live(context->device), now_ns, freed, end_ns;
 
-        if (!limit || limit == GR_UNLIMITED || atomic_load(&core->gate.captures) > 0 || gr_reclaimable_inside() ||
-            atomic_exchange(&early->busy, true))
+        if (atomic_load(&core->gate.captures) > 0 || gr_reclaimable_inside() || atomic_exchange(&early->busy, true))
                 return;
-        pressure = (double)live / (double)limit;
         now_ns = core->driver->now_ns();
-        if ((double)atomic_load(&context->device->charged_bytes) < PRESSURE_BEGIN * (double)limit) {
+        if (fullness(hold, 0) < PRESSURE_BEGIN) {
                 atomic_store(&early->pressed, false);
                 gr_early_note(context); /* another thread may have taken more meanwhile */
-        } else if (worth_it(early, pressure, now_ns)) {
-                freed = run(context, live, limit);
+        } else if (worth_it(early, fullness(hold, gr_budget_cached(context->device)), now_ns)) {
+                freed = run(context, hold, live);
                 end_ns = core->driver->now_ns();
                 early->cost_ns = COST_KEPT * early->cost_ns + (1 - COST_KEPT) * (double)(end_ns - now_ns);
                 early->ended_ns = end_ns;

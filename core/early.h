@@ -8,6 +8,9 @@
  * exponential mean. Ours halves the share again for each run that freed nothing. Reclaimables give up what is idle;
  * of the cache only what went unused for a whole step of decay (with decay off: between two runs half a second apart)
  * goes back, and only near the limit: a program that uses all it has is not slowed down.
+ *
+ * The limit is the process's own, or the group's where that is fuller. Of the group's all that its members have counts,
+ * as live but for what this process caches: what the others do with theirs is not asked here.
  */
 #ifndef GR_EARLY_H
 #define GR_EARLY_H
@@ -28,7 +31,7 @@ struct gr_early {
         unsigned fruitless;
 };
 
-/* After more was taken from the driver for context. */
+/* After more was taken from the driver for context. What other members take is seen at the next such moment. */
 void gr_early_note(struct gr_context *context);
 
 /* The calling thread is about to wait for the work of context. Does nothing where memory is plenty or time is short. */

@@ -242,7 +242,8 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
 
 /*
  * After a failed try: what other threads were giving back to the driver meanwhile was in no cache to be found, and not
- * had back yet. ended: of before that try, and after the look into the caches.
+ * had back yet. ended: of before that try, and after the look into the caches. What a try itself gives back is nothing
+ * to wait for.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
 {
@@ -252,8 +253,10 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         int rc = climb->error;
 
         while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
-                now = atomic_load(&device->returns_ended);
-                if (now == ended && atomic_load(&device->returns_begun) == now)
+                bool going_on = gr_returns_going_on(device);
+
+                now = gr_returns_of_others(device);
+                if (now == ended && !going_on)
                         break;
                 if (now == ended) {
                         driver->sleep_ns(RETURNS_PAUSE_NS);
@@ -292,7 +295,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                 climb->given_bytes[level] += back;
                 if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
-                ended = atomic_load(&climb->context->device->returns_ended);
+                ended = gr_returns_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && back > 0 && --tries > 0);
         if (!alone && out_of_memory(rc))

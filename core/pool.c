@@ -716,7 +716,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
 
         if (want_bytes == 0)
                 return 0;
-        atomic_fetch_add(&context->device->returns_begun, 1);
+        gr_returns_begin(context->device);
         if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
                 unsigned last = gr_class_of(2 * want_bytes);
@@ -740,7 +740,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
-        atomic_fetch_add(&context->device->returns_ended, 1);
+        gr_returns_end(context->device);
         return back;
 }
 
@@ -750,7 +750,7 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
         uint64_t bytes = 0;
         size_t count;
 
-        atomic_fetch_add(&context->device->returns_begun, 1);
+        gr_returns_begin(context->device);
         if (class == GR_CLASS_COUNT) {
                 bytes = gr_split_release(context, most_bytes);
                 goto out;
@@ -764,7 +764,7 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
                 gr_spare_returned(context->core, bytes);
         }
 out:
-        atomic_fetch_add(&context->device->returns_ended, 1);
+        gr_returns_end(context->device);
         return bytes;
 }
 

@@ -714,7 +714,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         size_t count = 1;
         uint64_t back;
 
-        atomic_fetch_add(&context->device->returns_begun, 1);
+        gr_returns_begin(context->device);
         back = gr_heap_trim(context, want_bytes, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split.lock);
@@ -724,7 +724,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
                 if (count > 0)
                         back += segments_release(context, segments, count);
         }
-        atomic_fetch_add(&context->device->returns_ended, 1);
+        gr_returns_end(context->device);
         return back;
 }
 

@@ -1,7 +1,7 @@
 /*
- * Memory of others that this process opens: legacy IPC, and external memory of other interfaces. Opening it takes
- * nothing from the card, and its exporter answers for it: so it is told (GR_FAMILY_IMPORTED), never charged, and no
- * request is refused for it. No block of the pool, so every question about its addresses, and its free, is the
+ * Memory of others that this process opens: legacy IPC, pools, and external memory of other interfaces. Opening it
+ * takes nothing from the card, and its exporter answers for it: so it is told (GR_FAMILY_IMPORTED), never charged, and
+ * no request is refused for it. No block of the pool, so every question about its addresses, and its free, is the
  * driver's. Not hooked: cuExternalMemoryGetMappedBuffer and its kin, which take no memory.
  *
  * What this process exported as a descriptor and imports again is in its account already. Such a descriptor is known by
@@ -165,5 +165,26 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
                 gr_foreign_settle(&gr_core, entry,
                                   result == CUDA_SUCCESS && (before == 0 || buffer_at(base) != before));
         errno = saved_errno;
+        return result;
+}
+
+/* No pointer of the pool crosses before its pool did. */
+GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,
+                                                            CUmemAllocationHandleType type, unsigned long long flags)
+{
+        CUresult result = GR_REAL(cuMemPoolExportToShareableHandle, shareable, pool, type, flags);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                gr_memory_shared();
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
+                                                              CUmemAllocationHandleType type, unsigned long long flags)
+{
+        CUresult result = GR_REAL(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                gr_memory_shared();
         return result;
 }

@@ -1,10 +1,10 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, stream.c, sync.c; async.c,
- * mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c for what
- * the driver takes by itself; nvml_answers.c for NVML's answers), gives core/ the real driver (driver.c), and looks
- * after the process: options, fork, exit, helper thread (process.c), and the other processes on the card (neighbour.c,
- * system.c).
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, sync.c;
+ * async.c, mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c
+ * for what the driver takes by itself; nvml_answers.c for NVML's answers), gives core/ the real driver (driver.c), and
+ * looks after the process: options, fork, exit, helper thread (process.c), and the other processes on the card
+ * (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -48,8 +48,8 @@ enum gr_shim_state {
         GR_SHIM_UNRESOLVED, /* no driver seen yet */
         GR_SHIM_READY,
         GR_SHIM_ENDING, /* ready, while the process exits: the driver shuts down at some moment from here on */
-        GR_SHIM_OFF, /* everything passes through: a needed symbol is missing, the driver has shut down, or this is a
-                        child after fork */
+        GR_SHIM_OFF,    /* everything passes through: a needed symbol is missing, the driver has shut down, or this is a
+                           child after fork */
 };
 
 extern _Atomic int gr_shim_state;
@@ -68,8 +68,7 @@ static inline bool gr_shim_ready(void)
 {
         int state = atomic_load_explicit(&gr_shim_state, memory_order_acquire);
 
-        return __builtin_expect(state == GR_SHIM_READY, 1) ||
-               (state != GR_SHIM_OFF && gr_shim_resolve());
+        return __builtin_expect(state == GR_SHIM_READY, 1) || (state != GR_SHIM_OFF && gr_shim_resolve());
 }
 
 /*
@@ -150,6 +149,8 @@ struct gr_context *gr_context_known(CUcontext handle);
 
 /* The pool that owns a green context's memory; NULL where it is not known. */
 struct gr_context *gr_green_context(CUgreenCtx green);
+
+/* device.c */
 
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);

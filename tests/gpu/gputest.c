@@ -125,6 +125,7 @@ void gt_open(struct gt *ret)
         gt.late_fill = kernel(&gt, "gr_late_fill");
         gt.copy = kernel(&gt, "gr_copy");
         gt.count_diff = kernel(&gt, "gr_count_diff");
+        gt.await = kernel(&gt, "gr_await");
         GT_MUST(gt_spin(&gt, NULL, 1));
         GT_MUST(cuCtxSynchronize());
         if (!gt_footprint(&gt, &gt.context_bytes))
@@ -190,6 +191,14 @@ CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint
         void *args[] = {&p, &value, &words, &count};
 
         return launch(gt->count_diff, GT_GRID, GT_BLOCK, stream, args);
+}
+
+CUresult gt_await(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t us)
+{
+        uint64_t ns = us * 1000;
+        void *args[] = {&p, &value, &ns};
+
+        return launch(gt->await, 1, 1, stream, args);
 }
 
 bool gt_green_open(CUdevice device, struct gt_green *ret)

@@ -24,7 +24,7 @@ struct gt {
         CUdevice device;
         CUcontext ctx; /* the device's primary context, current in the thread that called gt_open */
         CUmodule module;
-        CUfunction fill, spin, late_fill, copy, count_diff;
+        CUfunction fill, spin, late_fill, copy, count_diff, await;
         bool simulated;       /* the driver is the stand-in of tools/sim */
         size_t context_bytes; /* what the process held on the card once the context and kernels were there; 0 = unknown
                                */
@@ -63,6 +63,8 @@ CUresult gt_late_fill(const struct gt *gt, CUstream stream, CUdeviceptr p, uint3
 CUresult gt_copy(const struct gt *gt, CUstream stream, CUdeviceptr dst, CUdeviceptr src, uint64_t words);
 CUresult gt_count_diff(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t words,
                        CUdeviceptr count);
+/* Until the word at p is at least value, whoever writes it; no longer than us. */
+CUresult gt_await(const struct gt *gt, CUstream stream, CUdeviceptr p, uint32_t value, uint64_t us);
 /* Blocks of a launch: few, so that a waiting kernel leaves most of the card to those that should overtake it. */
 #define GT_GRID  16
 #define GT_BLOCK 256

@@ -8,6 +8,7 @@
  */
 #include "gputest.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +41,55 @@ static CUgraphExec build(size_t bytes, int count, bool one_by_one)
         GT_MUST(cuGraphInstantiate(&exec, graph, 0));
         GT_MUST(cuGraphDestroy(graph));
         return exec;
+}
+
+/*
+ * Two allocations of bytes each, without a capture. At once: the nodes are created one allocation after the other, but
+ * the second one runs before the first is there, and is freed last. Else: both are created before the frees, but the
+ * second one runs after the first was freed. So who takes the order of creation takes one for the other. NULL, after
+ * a line that says so: the driver has no such graphs.
+ */
+static CUgraphExec build_against_creation(size_t bytes, bool at_once)
+{
+        __typeof__(&cuGraphAddDependencies_v2) add_dependencies;
+        void *found = dlsym(RTLD_DEFAULT, "cuGraphAddDependencies_v2");
+        CUDA_MEM_ALLOC_NODE_PARAMS params[2];
+        CUgraphNode alloc[2], release[2], from[2], to[2];
+        size_t edges = 0;
+        CUgraphExec exec;
+        CUgraph graph;
+        CUresult result;
+
+        memcpy(&add_dependencies, &found, sizeof add_dependencies);
+        if (!add_dependencies) {
+                printf("-      by hand: this driver adds no dependencies\n");
+                return NULL;
+        }
+        GT_MUST(cuGraphCreate(&graph, 0));
+        for (int i = 0; i < 2; i++) {
+                params[i] = (CUDA_MEM_ALLOC_NODE_PARAMS){
+                        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}},
+                        .bytesize = bytes};
+                GT_MUST(cuGraphAddMemAllocNode(&alloc[i], graph, NULL, 0, &params[i]));
+                if (at_once)
+                        GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+        }
+        for (int i = 0; i < 2 && !at_once; i++)
+                GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+        if (at_once) {
+                from[edges] = alloc[1], to[edges++] = alloc[0];
+                from[edges] = release[0], to[edges++] = release[1];
+        } else {
+                from[edges] = release[0], to[edges++] = alloc[1];
+        }
+        result = add_dependencies(graph, from, to, NULL, edges);
+        if (result == CUDA_SUCCESS)
+                result = cuGraphInstantiate(&exec, graph, 0);
+        if (result != CUDA_SUCCESS)
+                printf("-      by hand: this driver refuses such a graph (%s)\n", gt_result_name(result));
+        GT_MUST(cuGraphDestroy(graph));
+        return result == CUDA_SUCCESS ? exec : NULL;
 }
 
 static void check_footprint(const char *name)
@@ -82,6 +132,31 @@ static void *unused(size_t fraction_of_limit)
 static void give(void *p)
 {
         GT_MUST(cuMemFree((CUdeviceptr)(uintptr_t)p));
+}
+
+/* With nothing else of the limit in use but what is only cached. */
+static void against_creation(void)
+{
+        CUgraphExec exec = build_against_creation(limit / 4 * 3, true);
+        size_t bytes;
+
+        if (!exec)
+                return;
+        launch("by hand, two at once", exec, CUDA_ERROR_OUT_OF_MEMORY);
+        GT_MUST(cuGraphExecDestroy(exec));
+        gt_sleep_us(BYPASS_US);
+
+        /* Whether the two then share memory is the driver's to say, so what it holds is told and not judged. */
+        exec = build_against_creation(limit / 4 * 3, false);
+        if (!exec)
+                return;
+        gt_check(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "by hand, one after the other", "launched");
+        GT_MUST(cuStreamSynchronize(stream));
+        if (gt_footprint(&gt, &bytes))
+                printf("-      by hand, one after the other: %.1f MiB held (%s)\n", gt_mib(bytes),
+                       gt_footprint_source(&gt));
+        GT_MUST(cuGraphExecDestroy(exec));
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
 int main(int argc, char **argv)
@@ -145,6 +220,7 @@ int main(int argc, char **argv)
         gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",
                  "%.1f MiB got by cuMemAlloc", gt_mib(limit / 4 * 3));
         GT_MUST(cuMemFree(p));
+        against_creation();
         check_footprint("in the end");
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);

@@ -3,13 +3,14 @@
  *
  * PTX rather than compiled code, so that the driver-API programs build without nvcc and run on any card since
  * sm_70. A simulated device does not read the text: it knows the kernels by name. All indices are grid-stride,
- * so any launch shape does the whole job. pair.cu holds the same kernels as CUDA C++ for the runtime programs.
+ * so any launch shape does the whole job. pair.cu holds those that the runtime programs need as CUDA C++.
  *
  *   gr_fill(uint32_t *p, uint32_t value, uint64_t n)                        p[i] = value
  *   gr_spin(uint64_t ns)                                                    busy for ns nanoseconds
  *   gr_late_fill(uint32_t *p, uint32_t value, uint64_t n, uint64_t ns)      busy first, then p[i] = value
  *   gr_copy(uint32_t *dst, const uint32_t *src, uint64_t n)                 dst[i] = src[i]
  *   gr_count_diff(const uint32_t *p, uint32_t value, uint64_t n, uint32_t *count)  *count += number of p[i] != value
+ *   gr_await(const uint32_t *p, uint32_t value, uint64_t ns)                until *p >= value, but no longer than ns
  */
 #ifndef GR_TEST_KERNELS_H
 #define GR_TEST_KERNELS_H
@@ -126,6 +127,27 @@ static const char gr_test_ptx[] = ".version 6.3\n"
                                   "  setp.eq.u32 %same, %sum, 0;\n"
                                   "  @%same bra END;\n"
                                   "  red.global.add.u32 [%count], %sum;\n"
+                                  "END:\n"
+                                  "  ret;\n"
+                                  "}\n"
+
+                                  ".visible .entry gr_await(.param .u64 p, .param .u32 value, .param .u64 ns)\n"
+                                  "{\n"
+                                  "  .reg .pred %there, %early;\n"
+                                  "  .reg .b64 %p, %ns, %begin, %now;\n"
+                                  "  .reg .b32 %v, %got;\n"
+                                  "  ld.param.u64 %p, [p];\n"
+                                  "  ld.param.u32 %v, [value];\n"
+                                  "  ld.param.u64 %ns, [ns];\n"
+                                  "  mov.u64 %begin, %globaltimer;\n"
+                                  "WAIT:\n"
+                                  "  ld.volatile.global.u32 %got, [%p];\n"
+                                  "  setp.ge.u32 %there, %got, %v;\n"
+                                  "  @%there bra END;\n"
+                                  "  mov.u64 %now, %globaltimer;\n"
+                                  "  sub.u64 %now, %now, %begin;\n"
+                                  "  setp.lo.u64 %early, %now, %ns;\n"
+                                  "  @%early bra WAIT;\n"
                                   "END:\n"
                                   "  ret;\n"
                                   "}\n";

@@ -323,6 +323,83 @@ static void test_early(void)
         finish();
 }
 
+/* What the other members of the group have. */
+static uint64_t others_bytes;
+
+static uint64_t group_bytes(void)
+{
+        return others_bytes + atomic_load(&context->device->charged_bytes);
+}
+
+static int group_reserve(void *arg, uint64_t bytes)
+{
+        (void)arg;
+        (void)bytes; /* charged already */
+        return group_bytes() <= ROOM_BYTES ? 0 : -EDQUOT;
+}
+
+static void group_adjust(void *arg, int64_t bytes)
+{
+        (void)arg;
+        (void)bytes;
+}
+
+static uint64_t group_room(void *arg)
+{
+        (void)arg;
+        return group_bytes() < ROOM_BYTES ? ROOM_BYTES - group_bytes() : 0;
+}
+
+static uint64_t group_excess(void *arg)
+{
+        (void)arg;
+        return group_bytes() > ROOM_BYTES ? group_bytes() - ROOM_BYTES : 0;
+}
+
+/* A limit of the process's own is far; what all members have is near the group's. */
+static void test_early_in_group(void)
+{
+        static const struct gr_group group = {ROOM_BYTES, group_reserve, group_adjust, group_room, group_excess, NULL};
+        static struct gr_reclaimable reclaimable = {.name = "garbage", .purge = purge};
+        uint64_t cached;
+
+        start((struct gr_config){.early = true});
+        memset(&purged, 0, sizeof(purged));
+        context->device->hard_bytes = 10 * ROOM_BYTES;
+        context->device->group = &group;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        others_bytes = ROOM_BYTES / 4;
+        GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &cached), 0);
+        GR_CHECK(!core.early.pressed);
+        others_bytes = ROOM_BYTES / 2;
+        GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &purged.ptr), 0);
+        GR_CHECK(core.early.pressed);
+        gr_early_run(context);
+        GR_CHECK_EQ(purged.calls, 1);
+        GR_CHECK(core.early.fruitful);
+
+        /* Near the limit what the process caches for nothing goes back, also where another one came near to it. */
+        GR_CHECK_EQ(sg_free(&core, cached), 0);
+        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
+        for (int i = 0; i < 3; i++) {
+                sg_advance(1000 * SG_MS);
+                gr_early_run(context);
+        }
+        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
+        others_bytes = ROOM_BYTES - 16 * SG_MIB;
+        for (int i = 0; i < 3; i++) {
+                sg_advance(1000 * SG_MS);
+                gr_early_run(context);
+        }
+        GR_CHECK(gr_budget_cached(context->device) < 16 * SG_MIB);
+
+        /* Plenty, once the others gave theirs back. */
+        others_bytes = 0;
+        gr_early_run(context);
+        GR_CHECK(!core.early.pressed);
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_sink(hear, NULL);
@@ -331,5 +408,6 @@ int main(void)
         test_spill();
         test_report();
         test_early();
+        test_early_in_group();
         return GR_CHECK_RESULT();
 }

@@ -1,5 +1,5 @@
-/* Graphs: the operations of a capture with their order, and running them again. Nodes stand in the order of submission,
- * which is an order to run in. */
+/* Graphs: the operations of a capture with their order, and running them again. Nodes stand in an order to run in: that
+ * of submission, unless a dependency that was added later goes against it. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -147,7 +147,7 @@ CUgraphNode sim_graph_add(CUgraph graph, const struct sim_op *op, const struct s
                 node->after[i] = after->index[i];
         node->n_after = after->count;
         node->graph = graph;
-        node->index = graph->count;
+        node->index = node->created = graph->count;
         node->op = *op;
         graph->nodes[graph->count++] = node;
         return node;
@@ -275,8 +275,11 @@ SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
         } else if (!nodes) {
                 *count = graph->count;
         } else {
-                for (size_t i = 0; i < *count; i++)
-                        nodes[i] = i < graph->count ? graph->nodes[graph->count - 1 - i] : NULL;
+                for (size_t i = graph->count; i < *count; i++)
+                        nodes[i] = NULL;
+                for (size_t i = 0; i < graph->count; i++)
+                        if (graph->count - 1 - graph->nodes[i]->created < *count)
+                                nodes[graph->count - 1 - graph->nodes[i]->created] = graph->nodes[i];
                 *count = *count < graph->count ? *count : graph->count;
         }
         sim_unlock();
@@ -507,6 +510,79 @@ static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode
                 rc = sim_graph_add_memory(graph, op, &given, ret_node);
         sim_unlock();
         sim_frontier_clear(&given);
+        return rc;
+}
+
+/* Puts the nodes into an order to run in again. CUDA_ERROR_INVALID_VALUE, and nothing is changed, where there is none.
+ */
+static CUresult put_in_order(CUgraph graph)
+{
+        CUgraphNode *nodes = calloc(graph->count + 1, sizeof(CUgraphNode));
+        size_t *moved = calloc(graph->count + 1, sizeof *moved), placed = 0; /* where each went, plus 1 */
+        CUresult rc = nodes && moved ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+
+        while (rc == CUDA_SUCCESS && placed < graph->count) {
+                rc = CUDA_ERROR_INVALID_VALUE;
+                for (size_t i = 0; i < graph->count && rc != CUDA_SUCCESS; i++) {
+                        CUgraphNode node = graph->nodes[i];
+                        bool ready = !moved[i];
+
+                        for (size_t k = 0; ready && k < node->n_after; k++)
+                                ready = moved[node->after[k]];
+                        if (!ready)
+                                continue;
+                        nodes[placed++] = node;
+                        moved[i] = placed;
+                        rc = CUDA_SUCCESS;
+                }
+        }
+        for (size_t i = 0; rc == CUDA_SUCCESS && i < graph->count; i++) {
+                nodes[i]->index = i;
+                for (size_t k = 0; k < nodes[i]->n_after; k++)
+                        nodes[i]->after[k] = moved[nodes[i]->after[k]] - 1;
+        }
+        if (rc == CUDA_SUCCESS)
+                memcpy(graph->nodes, nodes, graph->count * sizeof(CUgraphNode));
+        free(nodes);
+        free(moved);
+        return rc;
+}
+
+/* Not for a graph that a capture adds to: it knows nodes by their index. */
+SIM_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                                  const CUgraphEdgeData *data, size_t count)
+{
+        CUresult rc = CUDA_SUCCESS;
+        size_t added = 0;
+
+        SIM_ENTER(cuGraphAddDependencies_v2);
+        (void)data;
+        if (count && (!from || !to))
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        if (!graph || graph->magic != MAGIC_GRAPH)
+                rc = CUDA_ERROR_INVALID_VALUE;
+        for (; rc == CUDA_SUCCESS && added < count; added++) {
+                CUgraphNode end = to[added];
+                size_t *more;
+
+                if (!from[added] || !end || from[added]->graph != graph || end->graph != graph) {
+                        rc = CUDA_ERROR_INVALID_VALUE;
+                        break;
+                }
+                more = realloc(end->after, (end->n_after + 1) * sizeof *more);
+                if (!more) {
+                        rc = CUDA_ERROR_OUT_OF_MEMORY;
+                        break;
+                }
+                end->after = more;
+                end->after[end->n_after++] = from[added]->index;
+        }
+        if (rc == CUDA_SUCCESS)
+                rc = put_in_order(graph);
+        while (rc != CUDA_SUCCESS && added > 0)
+                to[--added]->n_after--;
+        sim_unlock();
         return rc;
 }
 

@@ -1,7 +1,8 @@
 /*
- * Legacy IPC: memory of one process in another one. An exported allocation moves to a file in memory, which the handle
- * names and other processes map through /proc. Only allocations with pages of their own: what shares a page (1 MiB and
- * less) gets a handle that nobody can open, which a real driver does better.
+ * Memory of one process in another one: legacy IPC, and memory of pools. An exported allocation moves to a file in
+ * memory, which the handle names and other processes map through /proc. Only allocations with pages of their own: what
+ * shares a page (1 MiB and less) gets a handle that nobody can open, which a real driver does better. A pool's
+ * descriptor is a file that says which device; cuMemFreeAsync does not take memory of an imported pool.
  */
 #include "sim.h"
 
@@ -50,17 +51,15 @@ bool sim_move_to_file_locked(struct sim_alloc *alloc)
         return true;
 }
 
-SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+/* False where no such memory is at dptr, or its pool cannot be exported. */
+static bool words_of(CUdeviceptr dptr, enum sim_alloc_kind kind, struct ipc_handle *ret)
 {
         struct ipc_handle words = {.pid = (uint64_t)getpid()};
         struct sim_alloc *alloc;
 
-        SIM_ENTER(cuIpcGetMemHandle);
-        if (!handle)
-                return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
         alloc = sim_find_locked(dptr);
-        if (alloc && alloc->kind == SIM_ALLOC_DEVICE) {
+        if (alloc && alloc->kind == kind && (!alloc->pool || alloc->pool->shareable)) {
                 words.base = alloc->base;
                 words.buffer_id = alloc->buffer_id;
                 words.bytes = alloc->bytes;
@@ -69,11 +68,31 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
                         words.file = (uint64_t)alloc->file;
         }
         sim_memory_unlock();
-        if (!words.base)
+        *ret = words;
+        return words.base != 0;
+}
+
+SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+{
+        struct ipc_handle words;
+
+        SIM_ENTER(cuIpcGetMemHandle);
+        if (!handle || !words_of(dptr, SIM_ALLOC_DEVICE, &words))
                 return CUDA_ERROR_INVALID_VALUE;
         memset(handle, 0, sizeof *handle);
         memcpy(handle, &words, sizeof words);
         return CUDA_SUCCESS;
+}
+
+/* Of a context, and of an imported pool or NULL. Lock held. */
+static struct opening *opened(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
+{
+        struct opening *opening = openings;
+
+        while (opening && (opening->ctx != ctx || opening->range->pool != pool ||
+                           memcmp(&opening->words, words, sizeof *words) != 0))
+                opening = opening->next;
+        return opening;
 }
 
 /* Lock held. */
@@ -129,9 +148,7 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
         sim_lock();
         rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS) {
-                for (opening = openings; opening; opening = opening->next)
-                        if (opening->ctx == ctx && memcmp(&opening->words, &words, sizeof words) == 0)
-                                break;
+                opening = opened(ctx, NULL, &words);
                 if (!opening)
                         rc = open_first(ctx, &words, &opening);
         }
@@ -155,13 +172,12 @@ SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned
         return open_handle(dptr, &handle, flags);
 }
 
-SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
+/* Lock held. */
+static bool close_at(CUdeviceptr dptr, bool of_pool)
 {
         struct opening **at = &openings, *opening;
 
-        SIM_ENTER(cuIpcCloseMemHandle);
-        sim_lock();
-        while (*at && (*at)->range->base != dptr)
+        while (*at && ((*at)->range->base != dptr || !(*at)->range->pool == of_pool))
                 at = &(*at)->next;
         opening = *at;
         if (opening && --opening->count == 0) {
@@ -170,6 +186,102 @@ SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
                 munmap((void *)dptr, opening->words.footprint);
                 free(opening);
         }
+        return opening != NULL;
+}
+
+SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)
+{
+        bool closed;
+
+        SIM_ENTER(cuIpcCloseMemHandle);
+        sim_lock();
+        closed = close_at(dptr, false);
         sim_unlock();
-        return opening ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return closed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+void sim_ipc_free(struct sim_alloc *alloc)
+{
+        close_at(alloc->base, true);
+}
+
+SIM_API cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type,
+                                         unsigned long long flags)
+{
+        int file = -1, device;
+        bool may;
+
+        SIM_ENTER(cuMemPoolExportToShareableHandle);
+        sim_lock();
+        may = shareable && !flags && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && sim_is_pool(pool) &&
+              pool->shareable;
+        device = may ? pool->device : 0;
+        sim_unlock();
+        if (!may)
+                return CUDA_ERROR_INVALID_VALUE;
+        file = memfd_create("simulated pool", MFD_CLOEXEC);
+        if (file < 0 || pwrite(file, &device, sizeof device, 0) != (ssize_t)sizeof device) {
+                if (file >= 0)
+                        close(file);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        *(int *)shareable = file;
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, CUmemAllocationHandleType type,
+                                           unsigned long long flags)
+{
+        struct stat status;
+        int device;
+
+        SIM_ENTER(cuMemPoolImportFromShareableHandle);
+        if (!pool || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            fstat((int)(intptr_t)shareable, &status) != 0 || status.st_size != (off_t)sizeof device ||
+            pread((int)(intptr_t)shareable, &device, sizeof device, 0) != (ssize_t)sizeof device ||
+            sim_device_check(device) != CUDA_SUCCESS)
+                return CUDA_ERROR_INVALID_VALUE;
+        *pool = sim_pool_imported(device);
+        return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+SIM_API cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr dptr)
+{
+        struct ipc_handle words;
+
+        SIM_ENTER(cuMemPoolExportPointer);
+        if (!data || !words_of(dptr, SIM_ALLOC_POOL, &words) || !words.file)
+                return CUDA_ERROR_INVALID_VALUE;
+        memset(data, 0, sizeof *data);
+        memcpy(data, &words, sizeof words);
+        return CUDA_SUCCESS;
+}
+
+SIM_API cuMemPoolImportPointer(CUdeviceptr *dptr, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+        struct opening *opening;
+        struct ipc_handle words;
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuMemPoolImportPointer);
+        if (!dptr || !data)
+                return CUDA_ERROR_INVALID_VALUE;
+        memcpy(&words, data, sizeof words);
+        sim_lock();
+        rc = sim_current(&ctx);
+        if (rc == CUDA_SUCCESS && (!sim_is_pool(pool) || !pool->imported))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc == CUDA_SUCCESS) {
+                opening = opened(ctx, pool, &words);
+                if (!opening)
+                        rc = open_first(ctx, &words, &opening);
+        }
+        if (rc == CUDA_SUCCESS) {
+                opening->range->pool = pool;
+                opening->count++;
+                *dptr = opening->range->base;
+        }
+        sim_unlock();
+        return rc;
 }

@@ -53,12 +53,21 @@ static void run_count_diff(const struct sim_access *access, const uint64_t *arg)
                 sim_touch_add(access, arg[3], (uint32_t)differing);
 }
 
+static void run_await(const struct sim_access *access, const uint64_t *arg)
+{
+        uint64_t until = sim_now_ns() + arg[2], word;
+
+        while (sim_touch_load(access, arg[0], sizeof(uint32_t), &word) && word < arg[1] && sim_now_ns() < until)
+                busy(100000);
+}
+
 static const struct sim_kernel kernels[] = {
         {"gr_fill", {8, 4, 8}, run_fill},
         {"gr_spin", {8}, run_spin},
         {"gr_late_fill", {8, 4, 8, 8}, run_late_fill},
         {"gr_copy", {8, 8, 8}, run_copy},
         {"gr_count_diff", {8, 4, 8, 8}, run_count_diff},
+        {"gr_await", {8, 4, 8}, run_await},
 };
 #define N_KERNELS (sizeof kernels / sizeof *kernels)
 

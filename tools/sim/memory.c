@@ -103,7 +103,8 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
                 goto out;
         alloc = sim_find(dptr);
         if (!alloc || alloc->base != dptr || alloc->freeing ||
-            (alloc->kind > SIM_ALLOC_MANAGED && alloc->kind != SIM_ALLOC_EXTERNAL)) {
+            (alloc->kind > SIM_ALLOC_MANAGED && alloc->kind != SIM_ALLOC_EXTERNAL &&
+             !(alloc->kind == SIM_ALLOC_IMPORTED && alloc->pool))) {
                 rc = CUDA_ERROR_INVALID_VALUE;
                 goto out;
         }
@@ -113,6 +114,8 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
         sim_node_put(all);
         if (alloc->kind == SIM_ALLOC_POOL)
                 sim_pool_free(alloc);
+        else if (alloc->kind == SIM_ALLOC_IMPORTED)
+                sim_ipc_free(alloc);
         else if (alloc->kind == SIM_ALLOC_MANAGED || alloc->kind == SIM_ALLOC_EXTERNAL)
                 free_host_range(alloc);
         else

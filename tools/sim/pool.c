@@ -28,7 +28,7 @@ void sim_pool_setup(const struct sim_config *config)
         }
 }
 
-static bool is_pool(CUmemoryPool pool)
+bool sim_is_pool(CUmemoryPool pool)
 {
         return pool && pool->magic == MAGIC_POOL && !pool->destroyed;
 }
@@ -178,7 +178,7 @@ SIM_PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr * dptr, size_t bytes, CUmemoryPoo
         CUstream s;
         CUresult rc;
 
-        if (!dptr || !bytes || !is_pool(pool))
+        if (!dptr || !bytes || !sim_is_pool(pool) || pool->imported)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_stream_resolve(stream, &s);
@@ -234,7 +234,8 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
         SIM_ENTER(cuMemPoolCreate);
         if (!ret_pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return CUDA_ERROR_INVALID_VALUE;
-        if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes)
+        if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            (props->handleTypes && props->handleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
                 return CUDA_ERROR_NOT_SUPPORTED;
         if (sim_device_check(props->location.id) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
@@ -242,11 +243,25 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
         if (!pool)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         pool->most = props->maxSize;
+        pool->shareable = props->handleTypes != 0;
         sim_lock();
         make_pool(pool, props->location.id);
         sim_unlock();
         *ret_pool = pool;
         return CUDA_SUCCESS;
+}
+
+CUmemoryPool sim_pool_imported(int device)
+{
+        CUmemoryPool pool = calloc(1, sizeof *pool);
+
+        if (pool) {
+                pool->imported = true;
+                sim_lock();
+                make_pool(pool, device);
+                sim_unlock();
+        }
+        return pool;
 }
 
 SIM_API cuMemPoolDestroy(CUmemoryPool pool)
@@ -255,7 +270,7 @@ SIM_API cuMemPoolDestroy(CUmemoryPool pool)
 
         SIM_ENTER(cuMemPoolDestroy);
         sim_lock();
-        if (!is_pool(pool) || pool == &default_pools[pool->device]) {
+        if (!sim_is_pool(pool) || pool == &default_pools[pool->device]) {
                 rc = CUDA_ERROR_INVALID_VALUE;
         } else {
                 /* Memory still out stays valid; it goes back to the device once it is freed. */
@@ -274,7 +289,7 @@ SIM_API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 
         SIM_ENTER(cuMemPoolTrimTo);
         sim_lock();
-        if (is_pool(pool))
+        if (sim_is_pool(pool))
                 trim(pool, keep);
         else
                 rc = CUDA_ERROR_INVALID_VALUE;
@@ -290,7 +305,7 @@ SIM_API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
         if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!is_pool(pool)) {
+        if (!sim_is_pool(pool)) {
                 sim_unlock();
                 return CUDA_ERROR_INVALID_VALUE;
         }
@@ -332,7 +347,7 @@ SIM_API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
         if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!is_pool(pool)) {
+        if (!sim_is_pool(pool)) {
                 sim_unlock();
                 return CUDA_ERROR_INVALID_VALUE;
         }
@@ -370,13 +385,13 @@ SIM_API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
 SIM_API cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
         SIM_ENTER(cuMemPoolSetAccess);
-        return is_pool(pool) && (map || !count) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return sim_is_pool(pool) && (map || !count) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_API cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
 {
         SIM_ENTER(cuMemPoolGetAccess);
-        if (!flags || !is_pool(pool) || !location)
+        if (!flags || !sim_is_pool(pool) || !location)
                 return CUDA_ERROR_INVALID_VALUE;
         *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
         return CUDA_SUCCESS;
@@ -401,7 +416,7 @@ static CUresult set_pool(CUdevice device, CUmemoryPool pool)
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
-        if (is_pool(pool) && pool->device == device)
+        if (sim_is_pool(pool) && pool->device == device)
                 current_pools[device] = pool;
         else
                 rc = CUDA_ERROR_INVALID_VALUE;

@@ -329,7 +329,7 @@ struct sim_alloc {
 struct CUmemPoolHandle_st {
         uint32_t magic;
         int device;
-        bool destroyed;
+        bool destroyed, shareable, imported;
         struct sim_alloc *cache; /* freed memory, newest first */
         cuuint64_t threshold, used, used_high, most;
         int reuse[3]; /* policies: kept, reported, not acted on */
@@ -361,6 +361,7 @@ void sim_range_remove(struct sim_alloc *alloc);
 
 /* Moves memory to a file of its own, for others to map; whole pages. False: no file. Memory lock held. */
 bool sim_move_to_file_locked(struct sim_alloc *alloc);
+void sim_ipc_free(struct sim_alloc *alloc); /* cuMemFree of an imported pool's memory, context idle; lock held */
 
 /* ---- array.c ---- */
 
@@ -400,6 +401,8 @@ bool sim_touch_store(const struct sim_access *access, uintptr_t dst, unsigned by
 /* ---- pool.c ---- */
 
 void sim_pool_setup(const struct sim_config *config);
+bool sim_is_pool(CUmemoryPool pool);        /* lock held */
+CUmemoryPool sim_pool_imported(int device); /* another process's, that nothing is allocated from; NULL: no memory */
 void sim_pool_synchronized(void); /* a synchronisation point: give back what is above the threshold; lock held */
 void sim_pool_reached_free(struct sim_alloc *alloc); /* the stream reached the free of a pool's memory; lock held */
 void sim_pool_free(struct sim_alloc *alloc);         /* cuMemFree of a pool's memory, context idle; lock held */
@@ -424,7 +427,8 @@ CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
 /* graph.c */
 struct CUgraphNode_st {
         CUgraph graph;
-        size_t index;
+        size_t index;   /* among the graph's nodes, in an order to run in */
+        size_t created; /* after so many others */
         struct sim_op op;
         size_t *after;
         size_t n_after;
