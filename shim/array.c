@@ -1,8 +1,10 @@
 /*
  * Arrays and mipmapped arrays. The driver does not say what one takes (cuArrayGetMemoryRequirements answers for
- * deferred ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, in steps of 64 KiB, and above 1 MiB of
- * 2 MiB. The levels of mipmapped ones lie in blocks of up to 16 tiles, one above the other, fewer where a level has
- * fewer rows: one of 4096 x 3072 texels of 4 bytes in 8 levels has 64 MiB of texels and takes 66 (H200, driver 580).
+ * deferred ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, these in blocks of up to 16, one above
+ * the other, fewer where there are fewer rows; all of it in steps of 64 KiB, and above 1 MiB of 2 MiB. One of 8200 x
+ * 129 texels of 16 bytes so takes 34 MiB, and not 18; one of 4096 x 3072 of 4 bytes in 8 levels 66, and not 64 (equal
+ * to the MiB for six shapes, H200, driver 580). With slices the blocks are less high and some slices deep: 300 x 130 x
+ * 65 texels of 4 bytes take 14 MiB, which 4 tiles by 8 slices would; what is known allows no less of either.
  * Sparse and deferred ones take nothing by themselves: what is mapped into them was charged when it was created.
  */
 #include <errno.h>
@@ -11,7 +13,9 @@
 
 #define TILE_BYTES UINT64_C(64)
 #define TILE_ROWS  UINT64_C(8)
-#define MOST_TILES UINT64_C(16) /* of a block */
+#define MOST_TILES UINT64_C(16) /* of a block, ... */
+#define DEEP_TILES UINT64_C(4)  /* ... with slices, of which it has ... */
+#define MOST_DEEP  UINT64_C(8)  /* ... so many */
 #define STEP_BYTES (UINT64_C(64) << 10)
 
 struct request {
@@ -48,13 +52,14 @@ static uint64_t channel_bytes(CUarray_format format)
         }
 }
 
-static uint64_t in_blocks(uint64_t rows)
+/* Whole blocks for so many: of the size, a power of two up to most, that is the first to hold them all. */
+static uint64_t in_blocks(uint64_t count, uint64_t most)
 {
-        uint64_t tiles = 1;
+        uint64_t block = 1;
 
-        while (tiles < MOST_TILES && tiles * TILE_ROWS < rows)
-                tiles *= 2;
-        return round_up(rows, tiles * TILE_ROWS);
+        while (block < most && block < count)
+                block *= 2;
+        return round_up(count, block);
 }
 
 /* Zero for a shape that the driver will refuse. */
@@ -69,9 +74,13 @@ static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int lev
         for (unsigned int level = 0; level < at_least_one(levels) && level < 32; level++) {
                 uint64_t row =
                         round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels, TILE_BYTES);
-                uint64_t rows = height <= 1 ? 1 : levels > 1 ? in_blocks(height) : round_up(height, TILE_ROWS), size;
+                uint64_t tiles = round_up(at_least_one(height), TILE_ROWS) / TILE_ROWS, slices = depth, rows, size;
+                bool deep = !layered && depth > 1;
 
-                if (__builtin_mul_overflow(row * rows, depth, &size) || size > GR_BLOCK_MAX_BYTES)
+                rows = height <= 1 ? 1 : in_blocks(tiles, deep ? DEEP_TILES : MOST_TILES) * TILE_ROWS;
+                if (deep)
+                        slices = in_blocks(depth, MOST_DEEP);
+                if (__builtin_mul_overflow(row * rows, slices, &size) || size > GR_BLOCK_MAX_BYTES)
                         return 0;
                 bytes += size;
                 width /= 2;

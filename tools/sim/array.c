@@ -86,16 +86,24 @@ static size_t texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
         }
 }
 
-/* Rows of many levels are laid out in blocks: 8 of them, 16, 32, 64 or 128, whichever is the first to hold them all. */
-static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool of_many)
+static size_t blocks_of(size_t count, size_t most)
 {
-        size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64, block = 8, rows;
+        size_t block = 1;
 
-        while (of_many && block < 128 && block < shape->Height)
+        while (block < most && block < count)
                 block *= 2;
-        rows = shape->Height > 1 ? (shape->Height + block - 1) / block * block : 1;
+        return (count + block - 1) / block * block;
+}
 
-        return row * rows * (shape->Depth ? shape->Depth : 1);
+/* Tiles lie in blocks: up to 16 above one another, or 4 in each of up to 8 slices, fewer where that holds them all. */
+static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+        size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64, slices = shape->Depth ? shape->Depth : 1;
+        size_t tiles = (shape->Height + 7) / 8;
+        bool deep = slices > 1 && !(shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP));
+
+        return row * (shape->Height > 1 ? 8 * blocks_of(tiles, deep ? 4 : 16) : 1) *
+               (deep ? blocks_of(slices, 8) : slices);
 }
 
 static CUresult check_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape)
@@ -142,7 +150,7 @@ static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         array->shape = *shape;
         sim_lock();
-        rc = make(array, level_bytes(shape, false));
+        rc = make(array, level_bytes(shape));
         sim_unlock();
         if (rc == CUDA_SUCCESS)
                 *ret_array = array;
@@ -242,7 +250,7 @@ SIM_API cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_D
         array->whole.shape = at = *shape;
         do {
                 array->level[array->n_levels++] = (struct CUarray_st){.magic = MAGIC_ARRAY, .shape = at};
-                bytes += level_bytes(&at, n_levels > 1);
+                bytes += level_bytes(&at);
                 at.Width = half(at.Width);
                 at.Height = half(at.Height);
                 at.Depth = half(at.Depth);
