@@ -6,6 +6,9 @@ settings, and @ in it stands for the folder of the list. It runs in a fresh copy
 in an empty one. OPTIONS are words: quick (part of the short run), alone (nothing beside it on its card), unordered
 (several threads or processes print), gpus=N (skipped with fewer cards), all (sees every card; others see one).
 
+Each row is kept in the folder of the logs as soon as it is known; --resume goes on with the rest of an earlier run of
+the same library, as where time on a card is short.
+
 With --tests, a list runs test files of another project, in a fresh copy of that project's folder; COMMAND is
 project_tests.py, and what is compared is how each test ended.
 """
@@ -13,6 +16,7 @@ project_tests.py, and what is compared is how each test ended.
 import argparse
 import fnmatch
 import glob
+import hashlib
 import json
 import os
 import re
@@ -154,6 +158,7 @@ class Runner:
         self.shim = arguments.shim
         self.libraries = arguments.libraries
         self.simulated = arguments.simulated
+        self.card = arguments.card
         self.scripts_folder = arguments.scripts_folder
         self.logs = arguments.logs
         self.extra = dict(item.split("=", 1) for item in arguments.set)
@@ -315,7 +320,7 @@ class Runner:
         row.note = "; ".join(filter(None, [row.note, "varies natively too, not compared: " + ", ".join(reasons)]))
         return row
 
-    def work(self, program):
+    def work(self, program, finished):
         card = None
         if self.cards and not program.sees_all():
             card = self.cards.take("alone" in program.options)
@@ -327,14 +332,63 @@ class Runner:
             if card is not None:
                 self.cards.give(card)
         self.say(f"{program.name}: {row.verdict} ({row.native}, {row.shim})")
+        finished.add(row, self.card, time.monotonic() - self.begin)
         return row
+
+
+class Finished:
+    """The rows of a table, kept in the folder of the logs as they come: a run that is cut short can be gone on with."""
+
+    FIELDS = ("native", "shim", "served", "verdict", "note", "found")
+
+    def __init__(self, arguments, programs):
+        self.path = os.path.join(arguments.logs, "rows.jsonl")
+        self.lock = threading.Lock()
+        self.took = 0.0
+        self.rows = {}
+        self.head = {"library": self.digest(arguments.shim), "settings": arguments.set}
+        self.cards = []
+        if arguments.resume:
+            self.read({program.name: program for program in programs})
+        else:
+            open(self.path, "w").close()
+        if arguments.card not in self.cards:
+            self.cards.append(arguments.card)
+
+    @staticmethod
+    def digest(path):
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+
+    def read(self, programs):
+        try:
+            with open(self.path) as file:
+                lines = [json.loads(line) for line in file]
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if {name: line[name] for name in self.head} != self.head:
+                raise SystemExit(f"side_by_side: {self.path} is of another library or other settings")
+            self.took = max(self.took, line["took"])
+            if line["card"] not in self.cards:
+                self.cards.append(line["card"])
+            program = programs.get(line["name"])
+            if program:
+                self.rows[program.name] = Row(program, **{name: line[name] for name in self.FIELDS})
+
+    def add(self, row, card, took):
+        line = {name: getattr(row, name) for name in self.FIELDS}
+        line |= self.head | {"name": row.program.name, "card": card, "took": self.took + took}
+        with self.lock, open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+            self.rows[row.program.name] = row
 
 
 def cell(text):
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def table(rows, arguments, took):
+def table(rows, arguments, finished, took):
     ran = [row for row in rows if row.verdict in ("same", "differs")]
     same = [row for row in ran if row.verdict == "same"]
     well = [row for row in same if row.succeeds()]
@@ -348,8 +402,8 @@ def table(rows, arguments, took):
         "Of a project's own tests, file by file, each test must end alike: passed, failed (with the same exception), skipped.",
         "",
     ]
-    if arguments.card:
-        lines += [f"Card: {arguments.card}.", ""]
+    if any(finished.cards):
+        lines += [f"Card: {', then '.join(filter(None, finished.cards))}.", ""]
     if arguments.set:
         lines += ["Settings of the shim: " + ", ".join(f"`{item}`" for item in arguments.set) + ".", ""]
     verdicts = [row.verdict for row in rows]
@@ -393,6 +447,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--only", default="*")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--scripts-folder", default="")
@@ -415,10 +470,11 @@ def main():
         raise SystemExit("side_by_side: a name stands twice in the lists")
 
     runner = Runner(arguments)
-    rows = {}
+    finished = Finished(arguments, programs)
+    rows = dict(finished.rows)
     try:
         for program in programs:
-            if program.gpus() > arguments.gpus:
+            if program.gpus() > arguments.gpus and program.name not in rows:
                 rows[program.name] = Row(program, "-", "-", "", "skipped", f"needs {program.gpus()} cards")
         left = [program for program in programs if program.name not in rows]
         alone = [program for program in left if "alone" in program.options]
@@ -431,7 +487,10 @@ def main():
             (every, 1),
         ]:
             with ThreadPoolExecutor(threads) as pool:
-                for row in pool.map(runner.work, sorted(programs_now, key=lambda program: -program.seconds)):
+                for row in pool.map(
+                    lambda program: runner.work(program, finished),
+                    sorted(programs_now, key=lambda program: -program.seconds),
+                ):
                     rows[row.program.name] = row
     finally:
         shutil.rmtree(runner.scratch, ignore_errors=True)
@@ -447,7 +506,7 @@ def main():
         else:
             row.note = text
     ordered = [rows[name] for name in names]
-    text = table(ordered, arguments, time.monotonic() - runner.begin)
+    text = table(ordered, arguments, finished, finished.took + time.monotonic() - runner.begin)
     with open(arguments.out, "w") as file:
         file.write(text)
     for row in unexplained:

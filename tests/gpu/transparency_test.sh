@@ -185,6 +185,12 @@ done
 run --quick
 must "exit status 0 when all is the same" [ $? -eq 0 ]
 must "the short run has the quick ones only" [ "$(names)" = "program equal behaviour" ]
+turns=$(wc -l <"$folder/equal.turns")
+run --only "[el]*" --resume
+must "what was done is not done again" [ "$(wc -l <"$folder/equal.turns")" -eq "$turns" ]
+must "the rest is, and both are in the table" [ "$(names)" = "program equal line error loses" ]
+run --only "equal" --set GPURECLAIM_POOL=none --resume
+must "not where the settings are others" grep -q "other settings" "$folder/progress"
 run --only "noted"
 must "exit status 0 when all is explained" [ $? -eq 0 ]
 run --only "behaviour" --set GPURECLAIM_POOL=none
