@@ -10,7 +10,7 @@ unshare -rm true 2>/dev/null || { echo "skipped: unshare -rm is not allowed here
 within() {
         local place=$folder/place
         mkdir -p "$place"
-        place=$place program=$1 shim=$GR_TEST_SHIM LD_LIBRARY_PATH=$GR_TEST_SIM unshare -rm bash -c "$2
+        place=$place program=$1 shim=$GR_TEST_SHIM LD_LIBRARY_PATH=${GR_TEST_SIM:-${LD_LIBRARY_PATH:-}} unshare -rm bash -c "$2
                 LD_PRELOAD=\$shim GPURECLAIM_REGION_DIR=\$place/region \$program alone"
 }
 failed=0
