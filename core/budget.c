@@ -217,15 +217,19 @@ void gr_returns_begin(struct gr_device *device)
         atomic_fetch_add(&device->returns_begun, 1);
 }
 
-void gr_returns_end(struct gr_device *device)
+void gr_returns_end(struct gr_device *device, uint64_t bytes)
 {
-        own_returns++;
+        /* First, so that who finds nothing going on finds it done. */
+        if (bytes > 0) {
+                own_returns++;
+                atomic_fetch_add(&device->returns_done, 1);
+        }
         atomic_fetch_add(&device->returns_ended, 1);
 }
 
 uint64_t gr_returns_of_others(struct gr_device *device)
 {
-        return atomic_load(&device->returns_ended) - own_returns;
+        return atomic_load(&device->returns_done) - own_returns;
 }
 
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)

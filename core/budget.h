@@ -67,9 +67,9 @@ struct gr_device {
 
         /*
          * How often memory began to be given back to the driver, and how often that ended (gr_returns_begin and end):
-         * what lies between is in no cache any more and charged still.
+         * what lies between is in no cache any more and charged still. How often something had been.
          */
-        _Atomic uint64_t returns_begun, returns_ended;
+        _Atomic uint64_t returns_begun, returns_ended, returns_done;
 
         struct gr_lock ladder_lock; /* one thread at a time gives memory back and takes it, or they take each other's */
 
@@ -97,11 +97,12 @@ void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
  */
 int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes);
 
-/* Around giving cached memory back to the driver, from before anything is taken out of a cache. May be nested. */
+/* Around giving cached memory back to the driver, so many bytes, from before anything is taken out of a cache. May be
+ * nested. */
 void gr_returns_begin(struct gr_device *device);
-void gr_returns_end(struct gr_device *device);
+void gr_returns_end(struct gr_device *device, uint64_t bytes);
 
-/* A figure that moves whenever another thread ends giving back, and only then. */
+/* A figure that moves whenever another thread ends and has given something back, and only then. */
 uint64_t gr_returns_of_others(struct gr_device *device);
 
 /* Whether a thread is giving back at this moment. */

@@ -740,7 +740,7 @@ uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
-        gr_returns_end(context->device);
+        gr_returns_end(context->device, back);
         return back;
 }
 
@@ -764,7 +764,7 @@ uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t mo
                 gr_spare_returned(context->core, bytes);
         }
 out:
-        gr_returns_end(context->device);
+        gr_returns_end(context->device, bytes);
         return bytes;
 }
 

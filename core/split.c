@@ -724,7 +724,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
                 if (count > 0)
                         back += segments_release(context, segments, count);
         }
-        gr_returns_end(context->device);
+        gr_returns_end(context->device, back);
         return back;
 }
 

@@ -565,10 +565,45 @@ static void test_returning(void)
         finish();
 }
 
+static void *trim_all(void *arg)
+{
+        (void)arg;
+        gr_pool_trim(context, UINT64_MAX / 2);
+        return NULL;
+}
+
+/* Only what another thread has really given back is a reason to try again. */
+static void test_others_returns(void)
+{
+        uint64_t seen;
+
+        start();
+        for (int cached = 0; cached < 2; cached++) {
+                pthread_t thread;
+
+                if (cached)
+                        cache(1, 20 * MIB, 0);
+                gr_fence_poll(context);
+                seen = gr_returns_of_others(device);
+                if (pthread_create(&thread, NULL, trim_all, NULL))
+                        abort();
+                pthread_join(thread, NULL);
+                GR_CHECK_EQ(gr_returns_of_others(device) != seen, cached);
+                GR_CHECK(!gr_returns_going_on(device));
+        }
+        cache(1, 20 * MIB, 0);
+        gr_fence_poll(context);
+        seen = gr_returns_of_others(device);
+        GR_CHECK(gr_pool_trim(context, UINT64_MAX / 2) > 0);
+        GR_CHECK_EQ(gr_returns_of_others(device), seen);
+        finish();
+}
+
 int main(void)
 {
         test_ready();
         test_returning();
+        test_others_returns();
         test_fence();
         test_purge_and_drop();
         test_trim();
