@@ -13,6 +13,7 @@
 #include "check.h"
 #include "log.h"
 #include "pool.h"
+#include "range.h"
 #include "split_gpu.h"
 
 static struct gr_device *device(void)
@@ -410,6 +411,96 @@ static void test_heap_fails(void)
         }
 }
 
+/* A block begins with a page where that opens no more of them, and elsewhere where it opens fewer. */
+static void test_fit(void)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(24 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 24 * MIB);
+        c = gpu_take(3 * MIB);
+        GR_CHECK_EQ(c, a);
+        d = gpu_take(4 * MIB);
+        GR_CHECK_EQ(d, a + 4 * MIB);
+        GR_CHECK_EQ(device()->pinned_bytes, MIB);
+        gpu_give(d, 4 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
+        GR_CHECK_EQ(d, a + 3 * MIB);
+        GR_CHECK_EQ(device()->pinned_bytes, 0);
+        gpu_give(d, 9 * MIB);
+        gpu_give(c, 3 * MIB);
+        gpu_give(b, 2 * MIB);
+        settle();
+        end();
+}
+
+/* Small blocks lie apart, and what they leave serves large ones before more is taken from the driver; the other way,
+ * too. */
+static void test_small_and_large(void)
+{
+        uint64_t small[60], large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        large = gpu_take(40 * MIB);
+        for (int i = 0; i < 60; i++) {
+                small[i] = gpu_take(MIB);
+                GR_CHECK(small[i] < context->split.heaps[0]->ptr ||
+                         small[i] >= context->split.heaps[0]->ptr + context->split.heaps[0]->bytes);
+        }
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB);
+        gpu_give(large, 40 * MIB);
+        large = gpu_take(90 * MIB);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(device()->peak_charged_bytes <= 120 * MIB);
+        gpu_give(large, 90 * MIB);
+        gpu.moves = 0;
+        for (int i = 0; i < 60; i++)
+                small[i] = gpu_take(MIB - 512);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(device()->peak_charged_bytes <= 120 * MIB);
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB - 512);
+        settle();
+        end();
+}
+
+/* Every address says which block it lies in, whatever has been cut and merged there. */
+static void test_find(void)
+{
+        enum { COUNT = 300 };
+        uint64_t ptrs[COUNT], seed = 3;
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++)
+                ptrs[i] = 0;
+        for (int step = 0; step < 4000; step++) {
+                size_t i = next_random(&seed) % COUNT;
+                struct gr_split_place place;
+
+                if (ptrs[i]) {
+                        GR_CHECK_EQ(gr_split_find(&core, ptrs[i] + next_random(&seed) % sizes[i], &place), 0);
+                        GR_CHECK(place.live && place.base_ptr == ptrs[i]);
+                        gpu_give(ptrs[i], sizes[i]);
+                        GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
+                        ptrs[i] = 0;
+                } else {
+                        sizes[i] = step % 8 ? 1 + next_random(&seed) % (300 << 10) : 1 + next_random(&seed) % (5 << 20);
+                        ptrs[i] = gpu_take(sizes[i]);
+                        GR_CHECK(ptrs[i] != 0);
+                }
+        }
+        for (int i = 0; i < COUNT; i++)
+                if (ptrs[i])
+                        gpu_give(ptrs[i], sizes[i]);
+        settle();
+        end();
+}
+
 /* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
  */
 static void test_heap_moves(bool possible)
@@ -575,6 +666,9 @@ int main(int argc, char **argv)
         if (mapped) {
                 test_heap();
                 test_heap_fails();
+                test_fit();
+                test_small_and_large();
+                test_find();
                 test_heap_moves(true);
                 test_heap_moves(false);
                 test_behind(false);
