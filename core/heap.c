@@ -796,92 +796,116 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
         return gone;
 }
 
-static bool joins(const struct gr_range *range)
-{
-        return range->state == GR_RANGE_FREE || range->state == GR_RANGE_STUCK;
-}
-
-/* Whether nothing in the extent is used but the range, which lies in it at least in part. */
-static bool is_last(const struct gr_segment *heap, const struct gr_page *extent, const struct gr_range *range)
+/* Whether of the extent nothing is used, and, unless waiting may, nothing waits. */
+static bool is_left(const struct gr_segment *heap, const struct gr_page *extent, bool waiting)
 {
         uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
-        const struct gr_range *before = range->before, *after = range->after;
+        const struct gr_range *range = gr_range_at(heap, begin);
 
-        while (before && gr_range_end(before) > begin && (joins(before) || before->state == GR_RANGE_WAITING))
-                before = before->before;
-        while (after && after->block.ptr < end && (joins(after) || after->state == GR_RANGE_WAITING))
-                after = after->after;
-        return (!before || gr_range_end(before) <= begin) && (!after || after->block.ptr >= end);
+        for (; range && range->block.ptr < end; range = range->after)
+                if (range->state != GR_RANGE_FREE && range->state != GR_RANGE_STUCK &&
+                    !(waiting && range->state == GR_RANGE_WAITING))
+                        return false;
+        return true;
+}
+
+/* The front of a free or stuck range up to ptr, and the rest, each again what it was. NULL: out of memory. */
+static struct gr_range *part(struct gr_split *split, struct gr_range *range, uint64_t ptr)
+{
+        bool is_free = range->state == GR_RANGE_FREE;
+        struct gr_range *rest;
+
+        if (is_free)
+                gr_range_leave(split, range);
+        rest = gr_range_cut(range, ptr - range->block.ptr);
+        if (is_free) {
+                gr_range_enter(split, range);
+                if (rest)
+                        gr_range_enter(split, rest);
+        }
+        return rest;
+}
+
+/* An extent of which nothing is used or waits as one busy range. NULL: out of memory, nothing has happened. */
+static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *heap, const struct gr_page *extent)
+{
+        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+        struct gr_range *range = gr_range_at(heap, begin), *last = gr_range_at(heap, end - 1);
+
+        if (gr_range_end(last) > end && !part(split, last, end))
+                return NULL;
+        if (range->block.ptr < begin)
+                range = part(split, range, begin);
+        if (!range)
+                return NULL;
+        if (range->state == GR_RANGE_FREE)
+                gr_range_leave(split, range);
+        range->state = GR_RANGE_BUSY;
+        while (gr_range_end(range) < end) {
+                if (range->after->state == GR_RANGE_FREE)
+                        gr_range_leave(split, range->after);
+                gr_range_swallow(range, range->after);
+        }
+        return range;
+}
+
+/* Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. */
+static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
+{
+        return is_mapped(page_at(heap, ptr)) && extent_at(heap, ptr)->stuck &&
+               is_left(heap, extent_at(heap, ptr), waiting);
 }
 
 bool gr_heap_ends_stuck(const struct gr_range *range)
 {
-        const struct gr_segment *heap = range->segment;
-        const struct gr_page *first = extent_at(heap, range->block.ptr),
-                             *last = extent_at(heap, gr_range_end(range) - 1);
-
-        return (first->stuck && is_last(heap, first, range)) || (last->stuck && is_last(heap, last, range));
+        return is_stuck(range->segment, range->block.ptr, true) ||
+               is_stuck(range->segment, gr_range_end(range) - 1, true);
 }
 
-/*
- * The rest of the extent at an end of a busy range joins it, where nothing of it is used any more: then it can go back.
- * Returns the range.
- */
-static struct gr_range *widen(struct gr_context *context, struct gr_range *range, uint64_t at)
+/* The extent at ptr, part of which must not be reused, goes back where nothing of it is used any more. */
+static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
 {
         struct gr_split *split = &context->split;
-        const struct gr_segment *heap = range->segment;
-        const struct gr_page *extent = extent_at(heap, at);
-        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+        struct gr_range *range = NULL;
 
-        if (!gr_fence_idle(&context->fence, extent->freed_epoch) || !is_last(heap, extent, range))
-                return range;
-        while (range->block.ptr > begin && joins(range->before)) {
-                struct gr_range *before = range->before;
+        gr_lock(&split->lock);
+        gr_split_drain(context);
+        if (is_stuck(heap, ptr, false) && gr_fence_idle(&context->fence, extent_at(heap, ptr)->freed_epoch))
+                range = take_extent(split, heap, extent_at(heap, ptr));
+        gr_unlock(&split->lock);
+        if (!range)
+                return;
+        unmap(context, range);
+        gr_lock(&split->lock);
+        settle(split, range, GR_RANGE_STUCK);
+        gr_unlock(&split->lock);
+}
 
-                if (before->state == GR_RANGE_FREE) {
-                        gr_range_leave(split, before);
-                        if (before->block.ptr < begin && !cut(split, before, begin - before->block.ptr, false)) {
-                                gr_range_enter(split, before);
-                                return range;
-                        }
-                        before = range->before;
-                }
-                before->state = GR_RANGE_BUSY;
-                gr_range_swallow(before, range);
-                range = before;
+/* Lock not held. */
+void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last)
+{
+        struct gr_split *split = &context->split;
+
+        if (gr_fence_sync(context) == 0) {
+                unstick(context, heap, ptr);
+                unstick(context, heap, last);
         }
-        while (gr_range_end(range) < end && joins(range->after)) {
-                struct gr_range *after = range->after;
-
-                if (after->state == GR_RANGE_FREE) {
-                        gr_range_leave(split, after);
-                        if (gr_range_end(after) > end && !cut(split, after, end - after->block.ptr, true)) {
-                                gr_range_enter(split, after);
-                                return range;
-                        }
-                }
-                gr_range_swallow(range, after);
-        }
-        return range;
+        gr_lock(&split->lock);
+        split->busy--;
+        gr_unlock(&split->lock);
 }
 
 /* Lock not held. */
 void gr_heap_discard(struct gr_context *context, struct gr_range *range)
 {
         struct gr_split *split = &context->split;
-        bool idle = gr_fence_sync(context) == 0;
+        struct gr_segment *heap = range->segment;
+        uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
-        if (idle) {
-                gr_lock(&split->lock);
-                gr_split_drain(context);
-                range = widen(context, range, range->block.ptr);
-                range = widen(context, range, gr_range_end(range) - 1);
-                gr_unlock(&split->lock);
+        if (gr_fence_sync(context) == 0)
                 unmap(context, range);
-        }
         gr_lock(&split->lock);
-        split->busy--;
         settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);
+        gr_heap_unstick(context, heap, ptr, last);
 }

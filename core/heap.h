@@ -39,14 +39,22 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
 
 /*
  * The program frees range, which must not be reused (its state is BUSY, and it counts as used): waits for the context
- * as the driver would and returns the extents that it covers, and those of which nothing else is used; what remains of
- * it is STUCK, and still counts as used. Calls the driver; no lock held.
+ * as the driver would and returns the extents that it covers, and those at its ends of which nothing else is used; what
+ * remains of it is STUCK, and still counts as used. Calls the driver; no lock held.
  */
 void gr_heap_discard(struct gr_context *context, struct gr_range *range);
 
-/* Whether a used range is the last that keeps memory beside it, which must not be reused, from going back. The split's
- * lock is held. */
+/*
+ * Whether a range was the last in use in an extent part of which must not be reused, so that it can go back. The
+ * split's lock is held.
+ */
 bool gr_heap_ends_stuck(const struct gr_range *range);
+
+/*
+ * Such a range, from ptr to last, has been freed: waits for the context as the driver would, and returns the extents at
+ * its two ends. The caller has counted itself into busy, and is counted out. Calls the driver; no lock held.
+ */
+void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last);
 
 /* range, of the heap, is used from now on (+1), or no longer (-1; its freed_epoch is set). The split's lock is held. */
 void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign);

@@ -629,7 +629,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         }
         segment = range->segment;
         split->frees++;
-        if (segment->pages && (epoch == GR_SPLIT_NEVER || gr_heap_ends_stuck(range))) {
+        if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_BUSY;
                 split->busy++;
                 gr_unlock(&split->lock);
@@ -652,7 +652,13 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
+                bool ends_stuck = segment->pages && gr_heap_ends_stuck(range);
+                uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
+
+                split->busy += ends_stuck;
                 gr_unlock(&split->lock);
+                if (ends_stuck)
+                        gr_heap_unstick(context, segment, ptr, last);
                 return 0;
         }
         segment_remove(context, segment_above(split, segment->ptr) - 1);
