@@ -6,6 +6,7 @@
 #include <utlist.h>
 
 #include "log.h"
+#include "pages.h"
 #include "pool.h"
 
 #define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
@@ -14,27 +15,6 @@
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64
 #define MOVE_BATCH        64
-
-/* One page of the heap's addresses. What describes an extent stands in the entry of its first page. */
-struct gr_page {
-        uint64_t handle;      /* constant while mapped */
-        uint64_t freed_epoch; /* the latest of what was freed in it */
-        size_t used_bytes;
-        uint32_t pages; /* of the extent; 0: not the first of one */
-        uint32_t back;  /* so many pages before this one is the first of its extent */
-        uint32_t ghost; /* of so many pages from here on the memory has moved, but it is still mapped here, too */
-        bool stuck;     /* of the extent: part of it must not be reused, so it goes back with the last that is used */
-};
-
-static uint64_t page_down(uint64_t ptr)
-{
-        return ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
-}
-
-static uint64_t page_up(uint64_t ptr)
-{
-        return page_down(ptr + GR_PAGE_BYTES - 1);
-}
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -46,135 +26,7 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
         return a > b ? a : b;
 }
 
-static struct gr_page *page_at(const struct gr_segment *heap, uint64_t ptr)
-{
-        return &heap->pages[(ptr - heap->ptr) >> GR_PAGE_SHIFT];
-}
-
-static bool is_mapped(const struct gr_page *page)
-{
-        return page->pages > 0 || page->back > 0;
-}
-
-static struct gr_page *extent_at(const struct gr_segment *heap, uint64_t ptr)
-{
-        struct gr_page *page = page_at(heap, ptr);
-
-        return page - page->back;
-}
-
-static uint64_t extent_ptr(const struct gr_segment *heap, const struct gr_page *extent)
-{
-        return heap->ptr + ((uint64_t)(extent - heap->pages) << GR_PAGE_SHIFT);
-}
-
-static uint64_t extent_bytes(const struct gr_page *extent)
-{
-        return (uint64_t)extent->pages << GR_PAGE_SHIFT;
-}
-
-/* The cached part of an extent that cannot go back, as the rest is used. */
-static uint64_t extent_pinned(const struct gr_page *extent)
-{
-        return extent->used_bytes > 0 ? extent_bytes(extent) - extent->used_bytes : 0;
-}
-
-void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign)
-{
-        struct gr_segment *heap = range->segment;
-        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, spare = 0;
-
-        while (at < end) {
-                struct gr_page *extent = extent_at(heap, at);
-                uint64_t next = min_u64(end, extent_ptr(heap, extent) + extent_bytes(extent));
-
-                pinned -= extent_pinned(extent);
-                if (sign > 0) {
-                        spare -= extent->used_bytes == 0 ? extent_bytes(extent) : 0;
-                        extent->used_bytes += next - at;
-                } else {
-                        extent->used_bytes -= next - at;
-                        extent->freed_epoch = max_u64(extent->freed_epoch, range->block.freed_epoch);
-                        spare += extent->used_bytes == 0 ? extent_bytes(extent) : 0;
-                }
-                pinned += extent_pinned(extent);
-                at = next;
-        }
-        atomic_fetch_add(&context->device->pinned_bytes, pinned); /* modulo 2^64 */
-        gr_split_spare(&context->split, (int64_t)spare);
-}
-
-/* The handle to hand to mem_unmap where only the addresses go. */
-#define NO_HANDLE 0
-
-/* The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller. Lock not held. */
-static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
-{
-        struct gr_core *core = context->core;
-        struct gr_device *device = context->device;
-        struct gr_page *extent = page_at(heap, ptr);
-        uint64_t reserved, handle = NO_HANDLE;
-        int rc = gr_budget_reserve(device, bytes, &reserved);
-
-        if (rc) {
-                gr_count(core, GR_STAT_limit_hits, 1);
-                return rc;
-        }
-        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
-        gr_budget_cache(device, bytes);
-        rc = core->driver->mem_map(context->handle, device->ordinal, ptr, bytes, &handle);
-        if (rc) {
-                gr_budget_uncache(device, bytes);
-                gr_budget_cancel(device, reserved);
-                return rc;
-        }
-        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
-        gr_count(core, GR_STAT_driver_allocs, 1);
-        *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
-        for (uint32_t i = 1; i < extent->pages; i++)
-                extent[i].back = i;
-        return 0;
-}
-
-/* Back to the driver, where it takes it; the extent is the caller's, and so are its accounts. Lock not held. */
-static bool extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)
-{
-        if (core->driver->mem_unmap(handle, extent_ptr(heap, extent), extent_bytes(extent), extent->handle))
-                return false;
-        for (uint32_t i = extent->pages; i-- > 0;)
-                extent[i] = (struct gr_page){0};
-        return true;
-}
-
 /* Below, the split's lock is held unless a comment says otherwise. */
-
-static void hole_leave(struct gr_range *hole)
-{
-        DL_DELETE(hole->segment->holes, &hole->block);
-}
-
-static void hole_enter(struct gr_range *range)
-{
-        struct gr_block *block = &range->block;
-
-        range->state = GR_RANGE_HOLE;
-        block->freed_epoch = 0;
-        DL_APPEND(range->segment->holes, block);
-}
-
-static void hole_make(struct gr_range *range)
-{
-        if (range->after && range->after->state == GR_RANGE_HOLE) {
-                hole_leave(range->after);
-                gr_range_swallow(range, range->after);
-        }
-        if (range->before && range->before->state == GR_RANGE_HOLE) {
-                range = range->before;
-                hole_leave(range);
-                gr_range_swallow(range, range->after);
-        }
-        hole_enter(range);
-}
 
 static bool is_open(const struct gr_range *range)
 {
@@ -184,7 +36,7 @@ static bool is_open(const struct gr_range *range)
 static void leave(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                hole_leave(range);
+                gr_hole_leave(range);
         else
                 gr_range_leave(split, range);
 }
@@ -192,7 +44,7 @@ static void leave(struct gr_split *split, struct gr_range *range)
 static void enter(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                hole_enter(range);
+                gr_hole_enter(range);
         else
                 gr_range_enter(split, range);
 }
@@ -204,50 +56,6 @@ static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t
         range->state = GR_RANGE_GHOST;
         block->freed_epoch = epoch;
         DL_APPEND(split->ghosts, block);
-}
-
-/* Mapped memory that the program has freed, and that must not be reused. */
-static void stick(struct gr_range *range)
-{
-        struct gr_segment *heap = range->segment;
-
-        for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
-                struct gr_page *extent = extent_at(heap, at);
-
-                extent->stuck = true;
-                at = extent_ptr(heap, extent) + extent_bytes(extent);
-        }
-        range->state = GR_RANGE_STUCK;
-}
-
-/*
- * A busy range turns into what the pages below it say: holes, and where there is memory FREE or STUCK as rest says.
- * Where memory for the pieces is lacking, the rest of it stays busy: lost, never handed out.
- */
-static void settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
-{
-        struct gr_segment *heap = range->segment;
-
-        while (range) {
-                bool mapped = is_mapped(page_at(heap, range->block.ptr));
-                uint64_t end = gr_range_end(range), at = page_down(range->block.ptr) + GR_PAGE_BYTES;
-                struct gr_range *next = NULL;
-
-                while (at < end && is_mapped(page_at(heap, at)) == mapped)
-                        at += GR_PAGE_BYTES;
-                if (at < end) {
-                        next = gr_range_cut(range, at - range->block.ptr);
-                        if (!next)
-                                return;
-                }
-                if (!mapped)
-                        hole_make(range);
-                else if (rest == GR_RANGE_FREE)
-                        gr_range_free(split, range);
-                else
-                        stick(range);
-                range = next;
-        }
 }
 
 /* A place for a request: from at on, which lies in range. */
@@ -267,7 +75,8 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
                 uint64_t stop = gr_range_end(range);
 
                 if (range->state == GR_RANGE_HOLE)
-                        place.hole_bytes += min_u64(stop, page_up(end)) - page_down(max_u64(at, range->block.ptr));
+                        place.hole_bytes +=
+                                min_u64(stop, gr_page_up(end)) - gr_page_down(max_u64(at, range->block.ptr));
                 if (stop >= end) {
                         if (place.hole_bytes < best->hole_bytes)
                                 *best = place;
@@ -302,7 +111,7 @@ static bool choose(const struct gr_segment *heap, size_t bytes, struct place *be
                 while (is_open(last) && last->block.ptr > at)
                         last = last->before;
                 if (is_open(last))
-                        weigh(last, last->state == GR_RANGE_HOLE ? page_down(at) : at, bytes, best);
+                        weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
         }
         return best->range;
 }
@@ -340,11 +149,11 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
                 state = after->state;
                 gr_range_swallow(range, after);
         }
-        stop = state == GR_RANGE_HOLE ? page_up(end) : end;
+        stop = state == GR_RANGE_HOLE ? gr_page_up(end) : end;
         if (stop < gr_range_end(range)) {
                 after = gr_range_cut(range, stop - range->block.ptr);
                 if (!after) {
-                        settle(split, range, GR_RANGE_FREE);
+                        gr_pages_settle(split, range, GR_RANGE_FREE);
                         return NULL;
                 }
                 after->state = state;
@@ -357,8 +166,8 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
 static int back(struct gr_context *context, struct gr_range *range, uint64_t *ret_bytes)
 {
         struct gr_segment *heap = range->segment;
-        uint64_t at = page_down(range->block.ptr), end = gr_range_end(range);
-        uint64_t step = page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
+        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
+        uint64_t step = gr_page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
 
         step = heap->small ? GR_PAGE_BYTES : max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
         *ret_bytes = 0;
@@ -366,13 +175,13 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
                 uint64_t stop = at;
                 int rc;
 
-                while (stop < end && stop - at < step && !is_mapped(page_at(heap, stop)))
+                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
                 if (stop == at) {
                         at += GR_PAGE_BYTES;
                         continue;
                 }
-                rc = extent_map(context, heap, at, stop - at);
+                rc = gr_extent_map(context, heap, at, stop - at);
                 if (rc)
                         return rc;
                 *ret_bytes += stop - at;
@@ -394,7 +203,7 @@ static int heap_open(struct gr_context *context, bool small)
         if (!driver->mem_reserve || atomic_load(&split->heap_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
-                bytes = page_down(ADDRESSES_SHARE * total);
+                bytes = gr_page_down(ADDRESSES_SHARE * total);
         if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
                 goto refuse;
         heap = calloc(1, sizeof(*heap));
@@ -418,7 +227,7 @@ static int heap_open(struct gr_context *context, bool small)
         gr_lock(&split->lock);
         if (!split->heaps[small] && gr_split_add(split, heap)) {
                 split->heaps[small] = heap;
-                hole_enter(range);
+                gr_hole_enter(range);
                 added = true;
         }
         gr_unlock(&split->lock);
@@ -449,15 +258,15 @@ void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
         bool empty = true;
 
         for (uint64_t at = heap->ptr; at < heap->ptr + heap->bytes; at += GR_PAGE_BYTES) {
-                struct gr_page *extent = page_at(heap, at);
-                uint64_t bytes = extent_bytes(extent);
+                struct gr_page *extent = gr_page_at(heap, at);
+                uint64_t bytes = gr_extent_bytes(extent);
 
                 if (extent->ghost > 0)
-                        core->driver->mem_unmap(NULL, at, (uint64_t)extent->ghost << GR_PAGE_SHIFT, NO_HANDLE);
+                        core->driver->mem_unmap(NULL, at, (uint64_t)extent->ghost << GR_PAGE_SHIFT, GR_NO_HANDLE);
                 if (bytes == 0)
                         continue;
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (extent_unmap(core, NULL, heap, extent))
+                if (gr_extent_unmap(core, NULL, heap, extent))
                         gr_budget_release(context->device, at, bytes);
                 else
                         empty = false;
@@ -475,12 +284,12 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
                          uint64_t most_bytes, uint64_t *ret_at)
 {
         const struct gr_segment *heap = range->segment;
-        uint64_t at = page_up(range->block.ptr), end = gr_range_end(range), bytes = 0;
+        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), bytes = 0;
         unsigned count = 0;
 
         while (at < end && bytes < want_bytes && count < TRIM_BATCH && bytes < TRIM_BATCH_BYTES) {
-                const struct gr_page *extent = extent_at(heap, at);
-                uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
+                const struct gr_page *extent = gr_extent_at(heap, at);
+                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
 
                 if (begin < at || begin + size > end || size > most_bytes - bytes ||
                     !gr_fence_idle(&context->fence, extent->freed_epoch)) {
@@ -549,13 +358,13 @@ static struct gr_range *movable(struct gr_range *root, uint64_t most_bytes, uint
                 if (found)
                         return found;
                 end = gr_range_end(root);
-                at = root->segment->pages ? page_up(root->block.ptr) : end;
+                at = root->segment->pages ? gr_page_up(root->block.ptr) : end;
                 while (at < end) {
-                        const struct gr_page *extent = extent_at(root->segment, at);
-                        uint64_t begin = extent_ptr(root->segment, extent);
+                        const struct gr_page *extent = gr_extent_at(root->segment, at);
+                        uint64_t begin = gr_extent_ptr(root->segment, extent);
 
                         *ret_at = begin;
-                        *ret_bytes = extent_bytes(extent);
+                        *ret_bytes = gr_extent_bytes(extent);
                         if (begin >= at && begin + *ret_bytes <= end && *ret_bytes <= most_bytes)
                                 return root;
                         at = begin + *ret_bytes;
@@ -577,14 +386,14 @@ struct move {
 static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
 {
         const struct gr_segment *heap = range->segment;
-        uint64_t at = page_down(range->block.ptr), end = gr_range_end(range), stop = at;
+        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
         unsigned count = 0;
 
         while (at < end && count < MOVE_BATCH) {
                 struct gr_range *from;
                 uint64_t from_at, bytes;
 
-                while (stop < end && !is_mapped(page_at(heap, stop)))
+                while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
                 from = NULL;
                 for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE && !from && stop > at; tree++)
@@ -595,7 +404,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
                         at += bytes;
                         continue;
                 }
-                while (stop < end && is_mapped(page_at(heap, stop)))
+                while (stop < end && gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
                 at = stop;
         }
@@ -606,11 +415,12 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
  * not held. */
 static bool move(struct gr_context *context, struct gr_segment *heap, struct move *move)
 {
-        struct gr_page *old = page_at(move->from->segment, move->from->block.ptr), *extent = page_at(heap, move->to);
+        struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
+                       *extent = gr_page_at(heap, move->to);
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
-        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, extent_bytes(old),
+        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
                                            &handle))
                 return false;
         *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
@@ -649,9 +459,9 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
                 if (moves[i].done) {
                         hole_bytes -= from->block.capacity_bytes;
                         gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
-                        ghost_enter(split, from, page_at(range->segment, moves[i].to)->freed_epoch);
+                        ghost_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);
                 } else {
-                        settle(split, from, GR_RANGE_FREE);
+                        gr_pages_settle(split, from, GR_RANGE_FREE);
                 }
         }
         gr_unlock(&split->lock);
@@ -673,13 +483,13 @@ static void reap(struct gr_context *context)
                 range->state = GR_RANGE_BUSY;
                 split->busy++;
                 gr_unlock(&split->lock);
-                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, NO_HANDLE);
+                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
                 gr_lock(&split->lock);
                 split->busy--;
                 if (rc) /* these addresses are lost */
                         continue;
-                page_at(range->segment, block->ptr)->ghost = 0;
-                settle(split, range, GR_RANGE_FREE);
+                gr_page_at(range->segment, block->ptr)->ghost = 0;
+                gr_pages_settle(split, range, GR_RANGE_FREE);
         }
 }
 
@@ -733,7 +543,7 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
                 *ret_block = gr_split_carve(context, range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
-                settle(split, range, GR_RANGE_FREE);
+                gr_pages_settle(split, range, GR_RANGE_FREE);
         }
         gr_unlock(&split->lock);
         return rc;
@@ -743,15 +553,16 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
 static uint64_t unmap(struct gr_context *context, struct gr_range *range)
 {
         struct gr_segment *heap = range->segment;
-        uint64_t at = page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
+        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
         unsigned count = 0;
 
         while (at < end) {
-                struct gr_page *extent = extent_at(heap, at);
-                uint64_t begin = extent_ptr(heap, extent), size = extent_bytes(extent);
-                uint64_t cached = size - extent->used_bytes, pinned = extent_pinned(extent);
+                struct gr_page *extent = gr_extent_at(heap, at);
+                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
+                uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
 
-                if (begin >= at && begin + size <= end && extent_unmap(context->core, context->handle, heap, extent)) {
+                if (begin >= at && begin + size <= end &&
+                    gr_extent_unmap(context->core, context->handle, heap, extent)) {
                         atomic_fetch_sub(&context->device->pinned_bytes, pinned);
                         gr_budget_uncache(context->device, cached);
                         gr_budget_release(context->device, begin, size);
@@ -790,7 +601,7 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
                 gr_lock(&split->lock);
                 split->busy--;
                 gr_split_spare(split, -(int64_t)last);
-                settle(split, range, GR_RANGE_FREE);
+                gr_pages_settle(split, range, GR_RANGE_FREE);
         }
         gr_unlock(&split->lock);
         return gone;
@@ -799,7 +610,7 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
 /* Whether of the extent nothing is used, and, unless waiting may, nothing waits. */
 static bool is_left(const struct gr_segment *heap, const struct gr_page *extent, bool waiting)
 {
-        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+        uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
         const struct gr_range *range = gr_range_at(heap, begin);
 
         for (; range && range->block.ptr < end; range = range->after)
@@ -829,7 +640,7 @@ static struct gr_range *part(struct gr_split *split, struct gr_range *range, uin
 /* An extent of which nothing is used or waits as one busy range. NULL: out of memory, nothing has happened. */
 static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *heap, const struct gr_page *extent)
 {
-        uint64_t begin = extent_ptr(heap, extent), end = begin + extent_bytes(extent);
+        uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
         struct gr_range *range = gr_range_at(heap, begin), *last = gr_range_at(heap, end - 1);
 
         if (gr_range_end(last) > end && !part(split, last, end))
@@ -852,8 +663,8 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
 /* Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. */
 static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
 {
-        return is_mapped(page_at(heap, ptr)) && extent_at(heap, ptr)->stuck &&
-               is_left(heap, extent_at(heap, ptr), waiting);
+        return gr_page_is_mapped(gr_page_at(heap, ptr)) && gr_extent_at(heap, ptr)->stuck &&
+               is_left(heap, gr_extent_at(heap, ptr), waiting);
 }
 
 bool gr_heap_ends_stuck(const struct gr_range *range)
@@ -870,14 +681,14 @@ static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_
 
         gr_lock(&split->lock);
         gr_split_drain(context);
-        if (is_stuck(heap, ptr, false) && gr_fence_idle(&context->fence, extent_at(heap, ptr)->freed_epoch))
-                range = take_extent(split, heap, extent_at(heap, ptr));
+        if (is_stuck(heap, ptr, false) && gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
+                range = take_extent(split, heap, gr_extent_at(heap, ptr));
         gr_unlock(&split->lock);
         if (!range)
                 return;
         unmap(context, range);
         gr_lock(&split->lock);
-        settle(split, range, GR_RANGE_STUCK);
+        gr_pages_settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);
 }
 
@@ -905,7 +716,7 @@ void gr_heap_discard(struct gr_context *context, struct gr_range *range)
         if (gr_fence_sync(context) == 0)
                 unmap(context, range);
         gr_lock(&split->lock);
-        settle(split, range, GR_RANGE_STUCK);
+        gr_pages_settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);
         gr_heap_unstick(context, heap, ptr, last);
 }

@@ -56,9 +56,6 @@ bool gr_heap_ends_stuck(const struct gr_range *range);
  */
 void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last);
 
-/* range, of the heap, is used from now on (+1), or no longer (-1; its freed_epoch is set). The split's lock is held. */
-void gr_heap_use(struct gr_context *context, struct gr_range *range, int sign);
-
 /* Returns all memory and addresses of a heap that no split knows any more, and whose context may have gone. */
 void gr_heap_close(struct gr_context *context, struct gr_segment *heap);
 

@@ -9,6 +9,7 @@
 
 #include "heap.h"
 #include "log.h"
+#include "pages.h"
 #include "pool.h"
 #include "range.h"
 
@@ -64,7 +65,7 @@ static void use(struct gr_context *context, struct gr_range *range, int sign)
                 gr_budget_cache(context->device, bytes);
         }
         if (segment->pages) {
-                gr_heap_use(context, range, sign);
+                gr_pages_use(context, range, sign);
                 return;
         }
         if (spare || segment->used_count == 0)
@@ -117,7 +118,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
                         if (used)
-                                gr_heap_use(context, range, -1);
+                                gr_pages_use(context, range, -1);
                 }
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);

@@ -1,0 +1,146 @@
+#include "pages.h"
+
+#include <utlist.h>
+
+#include "pool.h"
+#include "split.h"
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, spare = 0;
+
+        while (at < end) {
+                struct gr_page *extent = gr_extent_at(heap, at);
+                uint64_t next = min_u64(end, gr_extent_ptr(heap, extent) + gr_extent_bytes(extent));
+
+                pinned -= gr_extent_pinned(extent);
+                if (sign > 0) {
+                        spare -= extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
+                        extent->used_bytes += next - at;
+                } else {
+                        extent->used_bytes -= next - at;
+                        extent->freed_epoch = max_u64(extent->freed_epoch, range->block.freed_epoch);
+                        spare += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
+                }
+                pinned += gr_extent_pinned(extent);
+                at = next;
+        }
+        atomic_fetch_add(&context->device->pinned_bytes, pinned); /* modulo 2^64 */
+        gr_split_spare(&context->split, (int64_t)spare);
+}
+
+int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_page *extent = gr_page_at(heap, ptr);
+        uint64_t reserved, handle = GR_NO_HANDLE;
+        int rc = gr_budget_reserve(device, bytes, &reserved);
+
+        if (rc) {
+                gr_count(core, GR_STAT_limit_hits, 1);
+                return rc;
+        }
+        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
+        gr_budget_cache(device, bytes);
+        rc = core->driver->mem_map(context->handle, device->ordinal, ptr, bytes, &handle);
+        if (rc) {
+                gr_budget_uncache(device, bytes);
+                gr_budget_cancel(device, reserved);
+                return rc;
+        }
+        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
+        gr_count(core, GR_STAT_driver_allocs, 1);
+        *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
+        for (uint32_t i = 1; i < extent->pages; i++)
+                extent[i].back = i;
+        return 0;
+}
+
+bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)
+{
+        if (core->driver->mem_unmap(handle, gr_extent_ptr(heap, extent), gr_extent_bytes(extent), extent->handle))
+                return false;
+        for (uint32_t i = extent->pages; i-- > 0;)
+                extent[i] = (struct gr_page){0};
+        return true;
+}
+
+void gr_hole_leave(struct gr_range *hole)
+{
+        DL_DELETE(hole->segment->holes, &hole->block);
+}
+
+void gr_hole_enter(struct gr_range *range)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_HOLE;
+        block->freed_epoch = 0;
+        DL_APPEND(range->segment->holes, block);
+}
+
+static void hole_make(struct gr_range *range)
+{
+        if (range->after && range->after->state == GR_RANGE_HOLE) {
+                gr_hole_leave(range->after);
+                gr_range_swallow(range, range->after);
+        }
+        if (range->before && range->before->state == GR_RANGE_HOLE) {
+                range = range->before;
+                gr_hole_leave(range);
+                gr_range_swallow(range, range->after);
+        }
+        gr_hole_enter(range);
+}
+
+/* Mapped memory that the program has freed, and that must not be reused. */
+static void stick(struct gr_range *range)
+{
+        struct gr_segment *heap = range->segment;
+
+        for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
+                struct gr_page *extent = gr_extent_at(heap, at);
+
+                extent->stuck = true;
+                at = gr_extent_ptr(heap, extent) + gr_extent_bytes(extent);
+        }
+        range->state = GR_RANGE_STUCK;
+}
+
+void gr_pages_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
+{
+        struct gr_segment *heap = range->segment;
+
+        while (range) {
+                bool mapped = gr_page_is_mapped(gr_page_at(heap, range->block.ptr));
+                uint64_t end = gr_range_end(range), at = gr_page_down(range->block.ptr) + GR_PAGE_BYTES;
+                struct gr_range *next = NULL;
+
+                while (at < end && gr_page_is_mapped(gr_page_at(heap, at)) == mapped)
+                        at += GR_PAGE_BYTES;
+                if (at < end) {
+                        next = gr_range_cut(range, at - range->block.ptr);
+                        if (!next)
+                                return;
+                }
+                if (!mapped)
+                        hole_make(range);
+                else if (rest == GR_RANGE_FREE)
+                        gr_range_free(split, range);
+                else
+                        stick(range);
+                range = next;
+        }
+}
