@@ -559,15 +559,17 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range)
         while (at < end) {
                 struct gr_page *extent = gr_extent_at(heap, at);
                 uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
-                uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
 
-                if (begin >= at && begin + size <= end &&
-                    gr_extent_unmap(context->core, context->handle, heap, extent)) {
-                        atomic_fetch_sub(&context->device->pinned_bytes, pinned);
-                        gr_budget_uncache(context->device, cached);
-                        gr_budget_release(context->device, begin, size);
-                        gone += size;
-                        count++;
+                if (begin >= at && begin + size <= end) { /* else others use it, too */
+                        uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
+
+                        if (gr_extent_unmap(context->core, context->handle, heap, extent)) {
+                                atomic_fetch_sub(&context->device->pinned_bytes, pinned);
+                                gr_budget_uncache(context->device, cached);
+                                gr_budget_release(context->device, begin, size);
+                                gone += size;
+                                count++;
+                        }
                 }
                 at = begin + size;
         }
@@ -660,11 +662,16 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
         return range;
 }
 
-/* Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. */
+/*
+ * Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. Where a
+ * thread is at work nobody else may look at the pages.
+ */
 static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
 {
-        return gr_page_is_mapped(gr_page_at(heap, ptr)) && gr_extent_at(heap, ptr)->stuck &&
-               is_left(heap, gr_extent_at(heap, ptr), waiting);
+        enum gr_range_state state = gr_range_at(heap, ptr)->state;
+
+        return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_GHOST &&
+               gr_extent_at(heap, ptr)->stuck && is_left(heap, gr_extent_at(heap, ptr), waiting);
 }
 
 bool gr_heap_ends_stuck(const struct gr_range *range)

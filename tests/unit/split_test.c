@@ -351,7 +351,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse)
         atomic_store(&context->streams, 4);
         atomic_store(&device()->hard_bytes, 512 * MIB);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
-                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500};
+                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .exports = i % 2};
                 GR_CHECK_EQ(pthread_create(&threads[i], NULL, walk, &walks[i]), 0);
         }
         for (unsigned i = 0; i < GPU_THREADS; i++)
