@@ -668,7 +668,8 @@ static void crowd(void)
         for (int i = 0; i < 50; i++) {
                 size_t bytes;
 
-                if (gt_footprint(&gt, &bytes) && bytes > limit + gt.context_bytes + slack_bytes)
+                /* A pool in pieces may be one request over for as long as the ladder takes, as in scattered. */
+                if (gt_footprint(&gt, &bytes) && bytes > limit + limit / 16 + gt.context_bytes + slack_bytes)
                         gt_check(false, "several threads", "%.1f MiB held", gt_mib(bytes));
                 gt_sleep_us(2000);
         }
