@@ -168,8 +168,14 @@ print(f"launch latency, medians of {args.repeat} runs each, decay on / decay off
 for what in ("launch_us", "round_us"):
     for part in ("p50", "p99", "p999", "max"):
         with_it, without = one(f"{what}_{part}", on), one(f"{what}_{part}", off)
-        spread = ", ".join(f"{figures[f'{what}_{part}']:.2f}" for figures, _ in off)
-        print(f"{what}_{part}: {with_it:.2f} / {without:.2f} = {with_it / without:.3f} (off: {spread})")
+        # By pairs of runs, one after the other: how sure the ratio is.
+        pairs = [a[f"{what}_{part}"] / b[f"{what}_{part}"] for (a, _), (b, _) in zip(on, off)]
+        error = statistics.stdev(pairs) / len(pairs) ** 0.5 if len(pairs) > 1 else float("nan")
+        on_runs, off_runs = (" ".join(f"{figures[f'{what}_{part}']:.1f}" for figures, _ in runs) for runs in (on, off))
+        print(
+            f"{what}_{part}: {with_it:.2f} / {without:.2f} = {with_it / without:.3f}; pairs {statistics.mean(pairs):.3f} "
+            f"+- {error:.3f} (on: {on_runs}; off: {off_runs})"
+        )
 # All but the context and the little that the program still has must be back; with decay off it must not.
 left = max(figures["end_mib"] - figures["context_mib"] for figures, _ in on)
 kept = min(figures["end_mib"] - figures["context_mib"] for figures, _ in off)
