@@ -248,33 +248,61 @@ static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
         return 0;
 }
 
+/*
+ * How many pending epochs have passed, in *ret_count. None passes before those ahead of it, so the steps between the
+ * epochs asked about double while they have passed, and halve once one has not. As epoch_query. Fence lock held.
+ */
+static int count_passed(struct gr_context *context, unsigned *ret_count)
+{
+        struct gr_fence *fence = &context->fence;
+        unsigned passed = 0, running = fence->pending_count, step = 1;
+        bool found = false;
+
+        while (passed < running) {
+                unsigned asked = passed + step <= running ? passed + step - 1 : running - 1;
+                int rc;
+
+                if (found) /* one that has not passed */
+                        asked = passed + (running - passed) / 2;
+                rc = epoch_query(context->core->driver, pending_at(fence, asked));
+                gr_count(context->core, GR_STAT_polls, 1);
+                if (rc == -EAGAIN) {
+                        running = asked;
+                        found = true;
+                } else if (rc) {
+                        return rc;
+                } else {
+                        passed = asked + 1;
+                        step *= 2;
+                }
+        }
+        *ret_count = passed;
+        return 0;
+}
+
 int gr_fence_poll(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        bool passed = false;
-        int rc = 0;
+        unsigned passed = 0;
+        int rc;
 
         gr_lock(&fence->lock);
-        while (fence->pending_count > 0) {
-                struct gr_epoch *oldest = pending_at(fence, 0);
+        rc = count_passed(context, &passed);
+        if (passed > 0) {
+                struct gr_epoch *newest = pending_at(fence, passed - 1);
 
-                gr_count(context->core, GR_STAT_polls, 1);
-                rc = epoch_query(context->core->driver, oldest);
-                if (rc)
-                        break;
-                set_usable(fence, oldest);
-                advance(&fence->idle_epoch, oldest->number);
-                epoch_recycle(oldest);
-                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
-                fence->pending_count--;
-                passed = true;
-        }
-        if (passed)
+                set_usable(fence, newest);
+                advance(&fence->idle_epoch, newest->number);
                 fence->passed_ns = context->core->driver->now_ns();
-        if (rc && rc != -EAGAIN)
+        }
+        for (unsigned i = 0; i < passed; i++)
+                epoch_recycle(pending_at(fence, i));
+        fence->first_pending = (fence->first_pending + passed) % GR_EPOCHS_PENDING;
+        fence->pending_count -= passed;
+        if (rc)
                 failed(fence, rc);
         gr_unlock(&fence->lock);
-        return rc == -EAGAIN ? 0 : rc;
+        return rc;
 }
 
 /* Waits on the host for every context in reach; gate held, fence lock held, as nothing may be freed into the middle. */
