@@ -7,11 +7,10 @@
 
 #include "pool.h"
 
-#define CLOSE_STEP_SHIFT 25  /* 32 MiB freed by one thread, and the epoch is closed at once */
-#define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
-#define NOTE_LIVE_HITS   64  /* hits between looks at the peak of live memory */
-#define AHEAD_LEAST      32  /* blocks that a bin has where a barrier is laid before it runs out */
-#define AHEAD_STEP       8   /* requests between asking for it again */
+#define CLOSE_CARD_PART 256 /* where barriers are cheap: this part of the card, as those close it soon enough */
+#define NOTE_LIVE_HITS  64  /* hits between looks at the peak of live memory */
+#define AHEAD_LEAST     32  /* blocks that a bin has where a barrier is laid before it runs out */
+#define AHEAD_STEP      8   /* requests between asking for it again */
 
 _Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
@@ -119,7 +118,8 @@ static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
         struct gr_context *context = arena->context;
         uint64_t card = atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed);
 
-        return arena->open_bytes >= card / CLOSE_CARD_PART || !gr_pool_barrier_is_cheap(context);
+        return arena->open_bytes >= card / CLOSE_CARD_PART ||
+               (!gr_pool_barrier_is_cheap(context) && arena->open_bytes >= gr_fence_close_bytes(context));
 }
 
 /*
@@ -145,7 +145,9 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, enum gr_due
         }
         arena->open_bytes += bytes;
         /* Asked once in each step. */
-        if (__builtin_expect((arena->open_bytes ^ (arena->open_bytes - bytes)) >> CLOSE_STEP_SHIFT != 0, 0) &&
+        if (__builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES !=
+                                     (arena->open_bytes - bytes) / GR_FENCE_CLOSE_BYTES,
+                             0) &&
             is_much(arena)) {
                 *ret_due = GR_DUE_CLOSE;
                 arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */

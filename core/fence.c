@@ -7,10 +7,12 @@
 #include "pool.h"
 #include "stats.h"
 
-#define POLL_FIRST_NS  UINT64_C(20000)
-#define POLL_MOST_NS   UINT64_C(1000000)
-#define CROWDED_EPOCHS 256 /* after which they may wait once more, to see whether there are still several */
-#define TURN_LOOKS     2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
+/* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
+#define CLOSE_LIVE_PART 8
+#define POLL_FIRST_NS   UINT64_C(20000)
+#define POLL_MOST_NS    UINT64_C(1000000)
+#define CROWDED_EPOCHS  256 /* after which they may wait once more, to see whether there are still several */
+#define TURN_LOOKS      2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
 {
@@ -226,6 +228,13 @@ static bool turn_try(struct gr_fence *fence)
 static void turn_end(struct gr_fence *fence)
 {
         atomic_store_explicit(&fence->turn, false, memory_order_release);
+}
+
+uint64_t gr_fence_close_bytes(struct gr_context *context)
+{
+        uint64_t bytes = gr_budget_live(context->device) / CLOSE_LIVE_PART;
+
+        return bytes > GR_FENCE_CLOSE_BYTES ? bytes : GR_FENCE_CLOSE_BYTES;
 }
 
 void gr_fence_close_soon(struct gr_context *context)

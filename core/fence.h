@@ -26,8 +26,9 @@
 
 struct gr_context;
 
-#define GR_EPOCHS_PENDING 64 /* closed epochs whose events have not passed; when full, the newest two merge */
-#define GR_REACH_MAX      16 /* contexts that can reach a context's blocks, itself included */
+#define GR_EPOCHS_PENDING    64 /* closed epochs whose events have not passed; when full, the newest two merge */
+#define GR_FENCE_CLOSE_BYTES (UINT64_C(32) << 20) /* an epoch is never closed for less than this */
+#define GR_REACH_MAX         16                   /* contexts that can reach a context's blocks, itself included */
 
 /* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
 struct gr_gate {
@@ -191,6 +192,12 @@ int gr_fence_close(struct gr_context *context);
 /* The same where no other thread closes or lays a barrier at this moment: there is no hurry, and it may be asked again.
  */
 void gr_fence_close_soon(struct gr_context *context);
+
+/*
+ * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
+ * later: a small part of live memory, as each costs a record and a query. At least GR_FENCE_CLOSE_BYTES.
+ */
+uint64_t gr_fence_close_bytes(struct gr_context *context);
 
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
 int gr_fence_poll(struct gr_context *context);

@@ -25,7 +25,6 @@
 #define TELL_SHARE        32 /* DEBUG: the footprint, each time it has grown by so much of it */
 #define RELEASE_BATCH     64
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
-#define CLOSE_STEP_BYTES  (UINT64_C(32) << 20) /* so much freed, and the epoch is closed at once */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
@@ -640,9 +639,11 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         block->freed_epoch = epoch;
         use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
-        *ret_much = split->open_bytes >= CLOSE_STEP_BYTES;
-        if (*ret_much)
+        *ret_much = split->open_bytes >= split->close_bytes;
+        if (*ret_much) {
                 split->open_bytes = 0;
+                split->close_bytes = gr_fence_close_bytes(context);
+        }
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;
                 segment->stuck = true;

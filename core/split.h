@@ -57,6 +57,7 @@ struct gr_split {
         uint64_t spare_low_bytes;    /* least of it since decay last looked: what nobody needed */
         struct gr_block *queue;      /* waiting ranges, oldest first */
         uint64_t open_bytes;         /* freed since an epoch was closed for it */
+        uint64_t close_bytes;        /* of it, at which one is closed again */
         int64_t credit_ns;           /* time that may be spent on better fits */
         uint64_t credit_at_ns;       /* when it was last added to; 0: never */
         uint64_t waited_ns;          /* for work that was about to end */
