@@ -662,22 +662,26 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
         return range;
 }
 
-/*
- * Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. Where a
- * thread is at work nobody else may look at the pages.
- */
+/* Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. */
 static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
 {
-        enum gr_range_state state = gr_range_at(heap, ptr)->state;
+        const struct gr_page *extent = gr_extent_at(heap, ptr);
 
-        return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_GHOST &&
-               gr_extent_at(heap, ptr)->stuck && is_left(heap, gr_extent_at(heap, ptr), waiting);
+        return extent->stuck && is_left(heap, extent, waiting);
 }
 
 bool gr_heap_ends_stuck(const struct gr_range *range)
 {
         return is_stuck(range->segment, range->block.ptr, true) ||
                is_stuck(range->segment, gr_range_end(range) - 1, true);
+}
+
+/* Whether there is memory at ptr and no thread at work with it, which nobody else may look at then. */
+static bool is_settled(const struct gr_segment *heap, uint64_t ptr)
+{
+        enum gr_range_state state = gr_range_at(heap, ptr)->state;
+
+        return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_GHOST;
 }
 
 /* The extent at ptr, part of which must not be reused, goes back where nothing of it is used any more. */
@@ -688,7 +692,8 @@ static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_
 
         gr_lock(&split->lock);
         gr_split_drain(context);
-        if (is_stuck(heap, ptr, false) && gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
+        if (is_settled(heap, ptr) && is_stuck(heap, ptr, false) &&
+            gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
                 range = take_extent(split, heap, gr_extent_at(heap, ptr));
         gr_unlock(&split->lock);
         if (!range)

@@ -2,11 +2,13 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "class.h"
-#include "split.h"
+#include "pool.h"
 
-#define FIT_LOOK 8 /* ranges that are weighed for a request */
+#define FIT_LOOK  8   /* ranges that are weighed for a request */
+#define KEPT_MOST 256 /* structures */
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
 {
@@ -187,6 +189,41 @@ void gr_range_leave(struct gr_split *split, struct gr_range *range)
         split->free_count--;
 }
 
+/* A range's structure, all zero, from those kept or from the C library; NULL: out of memory. */
+static struct gr_range *structure_take(struct gr_split *split)
+{
+        struct gr_range *range = split->kept;
+
+        if (!range)
+                return calloc(1, sizeof(*range));
+        split->kept = range->after;
+        split->kept_count--;
+        memset(range, 0, sizeof(*range));
+        return range;
+}
+
+static void structure_give(struct gr_split *split, struct gr_range *range)
+{
+        if (split->kept_count >= KEPT_MOST) {
+                free(range);
+                return;
+        }
+        range->after = split->kept;
+        split->kept = range;
+        split->kept_count++;
+}
+
+void gr_range_forget_kept(struct gr_split *split)
+{
+        struct gr_range *range;
+
+        while ((range = split->kept)) {
+                split->kept = range->after;
+                free(range);
+        }
+        split->kept_count = 0;
+}
+
 void gr_range_swallow(struct gr_range *range, struct gr_range *after)
 {
         if (after->segment->begins) {
@@ -203,7 +240,7 @@ void gr_range_swallow(struct gr_range *range, struct gr_range *after)
         range->after = after->after;
         if (range->after)
                 range->after->before = range;
-        free(after);
+        structure_give(&range->block.context->split, after);
 }
 
 void gr_range_free(struct gr_split *split, struct gr_range *range)
@@ -222,7 +259,7 @@ void gr_range_free(struct gr_split *split, struct gr_range *range)
 
 struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
 {
-        struct gr_range *rest = calloc(1, sizeof(*rest));
+        struct gr_range *rest = structure_take(&range->block.context->split);
 
         if (!rest)
                 return NULL;

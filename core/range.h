@@ -91,4 +91,7 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
 /* Takes after, the neighbour of range, into it; both are in no tree or list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
+/* Frees the structures that were kept for ranges to come. */
+void gr_range_forget_kept(struct gr_split *split);
+
 #endif

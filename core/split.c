@@ -102,6 +102,7 @@ void gr_split_destroy(struct gr_context *context)
         for (size_t i = 0; i < split->segment_count; i++)
                 segment_destroy(split->segments[i]);
         free(split->segments);
+        gr_range_forget_kept(split);
         gr_lock_destroy(&split->lock);
 }
 

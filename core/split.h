@@ -64,6 +64,8 @@ struct gr_split {
         uint64_t told_bytes;         /* the footprint that was last logged */
         uint64_t hits, frees;        /* requests served without the driver; ranges freed */
         uint64_t free_count;         /* free and waiting ranges */
+        struct gr_range *kept;       /* structures of ranges that are no more, by after: those to come need no malloc */
+        unsigned kept_count;
 };
 
 /* What gr_split_find says of an address. */
