@@ -9,8 +9,6 @@
 
 #define CLOSE_CARD_PART 256 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define NOTE_LIVE_HITS  64  /* hits between looks at the peak of live memory */
-#define AHEAD_LEAST     32  /* blocks that a bin has where a barrier is laid before it runs out */
-#define AHEAD_STEP      8   /* requests between asking for it again */
 
 _Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
@@ -100,14 +98,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 /* A request was served from bin. Arena lock held. */
 static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
 {
-        uint64_t usable = atomic_load_explicit(&arena->context->fence.usable_epoch, memory_order_relaxed);
-
         bin->hits++;
-        bin->served++;
-        if (bin->usable_epoch != usable) {
-                bin->usable_epoch = usable;
-                bin->served = 0;
-        }
         if (__builtin_expect(++arena->hits >= arena->note_at, 0))
                 note_live(arena);
 }
@@ -122,20 +113,8 @@ static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
                (!gr_pool_barrier_is_cheap(context) && arena->open_bytes >= gr_fence_close_bytes(context));
 }
 
-/*
- * Whether to lay a barrier now that half of the bin is used up. Threads that run out together would all stand about for
- * the one who lays it; laid by the first of them while the others still have usable blocks, it costs only that one.
- */
-static __attribute__((noinline)) bool runs_low(struct gr_arena *arena, struct gr_bin *bin)
-{
-        struct gr_context *context = arena->context;
-
-        return gr_bin_count(bin) >= AHEAD_LEAST && gr_fence_crowded(&context->fence) &&
-               !gr_fence_usable(&context->fence, bin->blocks->prev->freed_epoch) && gr_pool_barrier_is_cheap(context);
-}
-
 /* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
-static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, enum gr_due *ret_due)
+static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
 {
         uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
 
@@ -144,14 +123,12 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, enum gr_due
                 arena->open_bytes = 0;
         }
         arena->open_bytes += bytes;
-        /* Asked once in each step. */
-        if (__builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES !=
-                                     (arena->open_bytes - bytes) / GR_FENCE_CLOSE_BYTES,
-                             0) &&
-            is_much(arena)) {
-                *ret_due = GR_DUE_CLOSE;
+        *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES !=
+                                             (arena->open_bytes - bytes) / GR_FENCE_CLOSE_BYTES,
+                                     0) &&
+                    is_much(arena); /* asked once in each step */
+        if (*ret_much)
                 arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
-        }
         return epoch;
 }
 
@@ -193,12 +170,11 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         return ptr;
 }
 
-struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, enum gr_due *ret_due)
+struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
 {
         struct gr_arena *arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
         struct gr_context *context;
         struct gr_block *block, **place;
-        struct gr_bin *bin;
 
         if (!arena || core->config.reuse == GR_REUSE_SYNC)
                 return NULL;
@@ -213,26 +189,20 @@ struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, enum gr_due
                 return NULL;
         }
         *place = NULL;
-        block->freed_epoch = freed(arena, block->capacity_bytes, ret_due);
+        block->freed_epoch = freed(arena, block->capacity_bytes, ret_much);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
         put(arena, block);
-        bin = &arena->bins[block->class];
-        if (__builtin_expect(bin->served >= AHEAD_LEAST / 2 && bin->served % AHEAD_STEP == 0 &&
-                                     bin->served >= gr_bin_count(bin) / 2,
-                             0) &&
-            runs_low(arena, bin))
-                *ret_due = GR_DUE_BARRIER;
         gr_arena_unlock(arena);
         return context;
 }
 
-void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, enum gr_due *ret_due)
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)
 {
         struct gr_arena *arena = gr_arena_own(context);
 
         gr_arena_lock(arena);
         /* After a sync nothing uses it any more: epoch 0 has always passed. */
-        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_due);
+        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_much);
         put(arena, block);
         gr_arena_unlock(arena);
 }

@@ -26,14 +26,6 @@
 struct gr_context;
 struct gr_core;
 
-/* What a free leaves to be done about the open epoch. */
-enum gr_due {
-        GR_DUE_NOTHING,
-        GR_DUE_CLOSE,   /* so much was freed that it should be closed */
-        GR_DUE_BARRIER, /* a bin will soon run out, in one thread of several: one barrier now spares all of them a wait
-                         */
-};
-
 /* Freed blocks of one class, oldest first. All guarded by the arena's lock. */
 struct gr_bin {
         struct gr_block *blocks;
@@ -43,8 +35,6 @@ struct gr_bin {
         uint64_t frees;         /* blocks put in */
         uint64_t fences;        /* paid for because this bin had nothing usable */
         uint32_t deaf;          /* so many more fences are paid for without asking for spare blocks (spare.h) */
-        uint32_t served;        /* requests since the last one found usable_epoch moved on */
-        uint64_t usable_epoch;  /* the fence's, as the last request served found it */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
@@ -93,12 +83,13 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
  * The way of most frees: takes back a block that the calling thread's arena handed out lately, in the context that the
- * thread's shard last allocated in. The context; NULL where it is no such block, and nothing has happened.
+ * thread's shard last allocated in. The context; NULL where it is no such block, and nothing has happened. *ret_much:
+ * so much was freed that the epoch should be closed.
  */
-struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, enum gr_due *ret_due);
+struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much);
 
 /* As gr_arena_free goes on, for a block that was claimed from the ledger: into the calling thread's bins. */
-void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, enum gr_due *ret_due);
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much);
 
 /* The best usable block of the arena from class to last, taken out of its bin; NULL. */
 struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most);

@@ -11,7 +11,6 @@
 #define CLOSE_LIVE_PART 8
 #define POLL_FIRST_NS   UINT64_C(20000)
 #define POLL_MOST_NS    UINT64_C(1000000)
-#define CROWDED_EPOCHS  256 /* after which they may wait once more, to see whether there are still several */
 #define TURN_LOOKS      2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
@@ -381,14 +380,6 @@ int gr_fence_barrier(struct gr_context *context)
         return barrier_for(context, UINT64_MAX);
 }
 
-void gr_fence_barrier_soon(struct gr_context *context)
-{
-        if (!turn_try(&context->fence))
-                return;
-        gr_fence_barrier(context);
-        turn_end(&context->fence);
-}
-
 /*
  * Waits for the turn to fence, but not for long: whose turn takes long may be waiting for the driver, and then others
  * go on beside him. *ret_mine: turn_end must follow. True: what another thread did meanwhile has made epoch usable.
@@ -399,9 +390,6 @@ static bool turn_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
 
         /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
         while (!(*ret_mine = turn_try(fence)) && looks < TURN_LOOKS) {
-                if (looks == 0)
-                        atomic_store_explicit(&fence->crowded_until, atomic_load(&fence->open_epoch) + CROWDED_EPOCHS,
-                                              memory_order_relaxed);
                 do
                         gr_pause(++looks);
                 while (atomic_load_explicit(&fence->turn, memory_order_relaxed) && looks < TURN_LOOKS);

@@ -66,7 +66,6 @@ struct gr_fence {
 
         /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
         _Atomic bool turn __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic uint64_t crowded_until; /* the open epoch from which on nobody has waited for another's turn lately */
 
         struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */
@@ -214,16 +213,6 @@ int gr_fence_barrier(struct gr_context *context);
 /* The same for blocks of this and earlier epochs: another thread's barrier, waited for briefly, may do for the caller.
  */
 int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch);
-
-/* Whether threads have waited lately for the turn of others. */
-static inline bool gr_fence_crowded(struct gr_fence *fence)
-{
-        return atomic_load_explicit(&fence->open_epoch, memory_order_relaxed) <
-               atomic_load_explicit(&fence->crowded_until, memory_order_relaxed);
-}
-
-/* As gr_fence_barrier where no other thread closes or lays one at this moment, like gr_fence_close_soon. */
-void gr_fence_barrier_soon(struct gr_context *context);
 
 /*
  * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more

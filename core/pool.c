@@ -575,14 +575,12 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         return rc;
 }
 
-/* After a block went into a bin. */
-static int freed(struct gr_context *context, enum gr_due due)
+/* After a block went into a bin. much: the epoch is to be closed. */
+static int freed(struct gr_context *context, bool much)
 {
         /* An epoch left open would come to cover work that starts only later. */
-        if (__builtin_expect(due == GR_DUE_CLOSE, 0))
+        if (__builtin_expect(much, 0))
                 gr_fence_close_soon(context);
-        else if (__builtin_expect(due == GR_DUE_BARRIER, 0))
-                gr_fence_barrier_soon(context);
         wake_if_needed(context->core, context->device);
         return 0;
 }
@@ -607,12 +605,12 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         struct gr_context *context;
         struct gr_fence *fence;
         struct gr_block *block;
-        enum gr_due due = GR_DUE_NOTHING;
+        bool much = false;
         int rc;
 
-        context = gr_arena_free(core, ptr, &due);
+        context = gr_arena_free(core, ptr, &much);
         if (__builtin_expect(context != NULL, 1))
-                return freed(context, due);
+                return freed(context, much);
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment of ours, which the driver must not be asked to free */
@@ -632,8 +630,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
-        gr_arena_put(context, block, rc == 0, &due);
-        return freed(context, due);
+        gr_arena_put(context, block, rc == 0, &much);
+        return freed(context, much);
 }
 
 /*

@@ -50,17 +50,6 @@ static void pairs(size_t bytes, int count)
                 GR_CHECK_EQ(sg_free(&core, alloc(bytes)), 0);
 }
 
-static void fill_bin(void)
-{
-        uint64_t ptrs[64];
-
-        for (int i = 0; i < 64; i++)
-                ptrs[i] = alloc(MIB);
-        for (int i = 0; i < 64; i++)
-                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
-}
-
 static void *leave_many(void *arg)
 {
         uint64_t ptrs[32];
@@ -190,55 +179,6 @@ static void test_barrier_for(void)
         finish();
 }
 
-/* Where threads wait for each other's fences, one lays a barrier while it and the others still have usable blocks. */
-static void test_ahead(bool crowded)
-{
-        unsigned barriers, class = gr_class_of(MIB), seen = 0;
-        struct gr_bin *bin;
-
-        start(1024 * MIB);
-        fill_bin();
-        bin = &gr_arena_own(context)->bins[class];
-        for (int i = 0; i < 4096; i++) {
-                bool usable;
-
-                atomic_store(&context->fence.crowded_until, crowded ? UINT64_MAX : 0);
-                barriers = sg_calls(SG_CONTEXT_WAIT);
-                usable = gr_fence_usable(&context->fence, bin->blocks->freed_epoch);
-                pairs(MIB, 1);
-                if (sg_calls(SG_CONTEXT_WAIT) == barriers)
-                        continue;
-                seen++;
-                GR_CHECK_EQ(usable, crowded);
-        }
-        GR_CHECK(seen >= 4096 / 66 && seen <= 4096 / 24);
-        finish();
-}
-
-/* None is laid ahead while a capture is on, or where one would cost other streams their overlap. */
-static void test_not_ahead(unsigned streams)
-{
-        unsigned barriers;
-
-        start(1024 * MIB);
-        fill_bin();
-        atomic_store(&context->fence.crowded_until, UINT64_MAX);
-        atomic_store(&context->streams, streams);
-        barriers = sg_calls(SG_CONTEXT_WAIT);
-        if (streams == 0) {
-                gr_gate_begin_enter(&core.gate);
-                sg_capture(1);
-                gr_gate_begin_leave(&core.gate, true);
-        }
-        pairs(MIB, 60);
-        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), barriers);
-        if (streams == 0) {
-                sg_capture(-1);
-                gr_gate_end(&core.gate);
-        }
-        finish();
-}
-
 static _Atomic unsigned wrong; /* of the threads, which cannot say so themselves */
 static _Atomic bool stop;
 
@@ -322,10 +262,6 @@ int main(void)
         test_not_moved();
         test_bounds();
         test_barrier_for();
-        test_ahead(false);
-        test_ahead(true);
-        test_not_ahead(0);
-        test_not_ahead(2);
         test_threads(0, false);
         test_threads(0, true);
         test_threads(SG_STREAMS, false);
