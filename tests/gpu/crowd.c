@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define MOST_PROCESSES 512
-#define GIVE_UP_US     240e6 /* the whole */
+#define GIVE_UP_US     390e6 /* the whole */
 #define SAMPLE_US      5000
 #define WINDOW         (16 * GT_MIB)
 
