@@ -1,6 +1,7 @@
 #include "decay.h"
 
 #include "pool.h"
+#include "trim.h"
 
 #define PACE_NS UINT64_C(1000000) /* between two batches, so that the driver stays free for others */
 
@@ -34,7 +35,7 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
 /* `times` steps at once: what the bins held least in between counts for all of them. */
 static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
 {
-        uint64_t *unused = context->decay.unused_bytes[class], low = gr_pool_unneeded(context, class);
+        uint64_t *unused = context->decay.unused_bytes[class], low = gr_trim_unneeded(context, class);
 
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
@@ -85,8 +86,8 @@ static void give_back(struct gr_context *context, unsigned steps)
                         uint64_t *unused = decay->unused_bytes[class], gone;
 
                         while (unused[j] > 0 && left >= 512) {
-                                gone = gr_pool_release(context, class,
-                                                       (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
+                                gone = gr_trim_class(context, class,
+                                                     (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
                                 if (gone == 0)
                                         break; /* the next block is larger than what is due, or waits for its fence */
                                 gr_count(core, GR_STAT_decayed_bytes, gone);
@@ -112,7 +113,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         if (context->core->config.decay_ns || (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS))
                 return;
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
-                idle_bytes += gr_pool_unneeded(context, class);
+                idle_bytes += gr_trim_unneeded(context, class);
         /* What the first look finds covers no known time. */
         atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
         decay->stepped_ns = now_ns;

@@ -1,6 +1,6 @@
 #include "early.h"
 
-#include "pool.h"
+#include "core.h"
 
 #define PRESSURE_BEGIN   0.50
 #define PRESSURE_HIGH    0.90

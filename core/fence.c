@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
+#include "core.h"
 #include "stats.h"
 
 /* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */

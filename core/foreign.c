@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "pool.h"
+#include "core.h"
 
 /* What one try of an allocation needs. */
 struct request {

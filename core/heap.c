@@ -5,9 +5,9 @@
 
 #include <utlist.h>
 
+#include "core.h"
 #include "log.h"
 #include "pages.h"
-#include "pool.h"
 
 #define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
 #define EXTENT_SHARE      256                   /* of what is charged; more would tie up too much, fewer cost time */

@@ -8,6 +8,7 @@
 #include "pool.h"
 #include "size.h"
 #include "spill.h"
+#include "trim.h"
 
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
@@ -55,7 +56,7 @@ static bool trim_one(struct gr_context *context, void *arg)
 
         gr_fence_close(context);
         gr_fence_poll(context);
-        reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
@@ -75,11 +76,11 @@ static bool sync_one(struct gr_context *context, void *arg)
         if (rc && rc != -EBUSY)
                 gr_fence_sync(context);
         do {
-                reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
                 rc = reclaim->back_bytes < reclaim->want_bytes ? gr_fence_wait_oldest(context, deadline_ns) : -ENOENT;
         } while (rc == 0);
         if (rc != -ENOENT && rc != -ETIMEDOUT && gr_fence_sync(context) == 0)
-                reclaim->back_bytes += gr_pool_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 

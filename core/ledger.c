@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
+#include "core.h"
 
 #define SHARD_BITS   6 /* of the hash, the topmost; those below say where in the shard */
 #define ROOM_LEAST   16

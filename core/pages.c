@@ -2,7 +2,7 @@
 
 #include <utlist.h>
 
-#include "pool.h"
+#include "core.h"
 #include "split.h"
 
 static uint64_t min_u64(uint64_t a, uint64_t b)

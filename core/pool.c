@@ -4,159 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <utlist.h>
-
-#define QUARANTINE_BYTES    (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
-#define STUCK_NS            UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
-#define BLOCK_BYTES         112 /* with what the C library puts before it two cache lines, so that no two share one */
-#define RELEASE_BATCH       64
-#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
-#define VISIT_LOOK_NS       UINT64_C(20000)
-#define VISIT_MOST_NS       UINT64_C(1000000000) /* a context that ends waits no longer for its visitors */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20) /* where there is no hurry: 0.1 ms */
-
-void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
-{
-        memset(core, 0, sizeof(*core));
-        core->driver = driver;
-        core->config = *config;
-        gr_ledger_init(&core->ledger);
-        gr_foreign_init(&core->foreign);
-        gr_gate_init(&core->gate);
-        gr_registry_init(&core->registry);
-        gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
-        for (int i = 0; i < GR_DEVICES_MAX; i++)
-                gr_budget_init(&core->devices[i], i);
-        gr_budget_init(&core->host, -1);
-        gr_pinned_init(core);
-}
-
-static void context_init(struct gr_context *context, struct gr_core *core, int device)
-{
-        context->core = core;
-        context->device = &core->devices[device];
-        gr_fence_init(context);
-        gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
-        gr_arena_init(&context->first_arena, context, 0);
-        atomic_init(&context->arenas[0], &context->first_arena);
-        atomic_init(&context->arena_count, 1);
-        gr_split_init(context);
-}
-
-static void context_fini(struct gr_context *context)
-{
-        for (unsigned i = 1; i < GR_SHARDS; i++)
-                free(gr_arena_at(context, i));
-        gr_lock_destroy(&context->spilled.lock);
-        gr_split_destroy(context);
-        gr_fence_destroy(context);
-}
-
-void gr_core_destroy(struct gr_core *core)
-{
-        struct gr_context *context, *next;
-
-        for (context = core->contexts; context; context = next) {
-                next = context->next;
-                context_fini(context);
-                free(context);
-        }
-        for (int i = 0; i < GR_DEVICES_MAX; i++)
-                gr_budget_destroy(&core->devices[i]);
-        gr_budget_destroy(&core->host);
-        gr_pinned_destroy(core);
-        gr_ledger_destroy(&core->ledger);
-        gr_foreign_destroy(&core->foreign);
-        gr_gate_destroy(&core->gate);
-        gr_registry_destroy(&core->registry);
-        gr_lock_destroy(&core->contexts_lock);
-}
-
-static struct gr_context *find_locked(struct gr_core *core, void *handle)
-{
-        for (struct gr_context *context = core->contexts; context; context = context->next)
-                if (context->alive && context->handle == handle)
-                        return context;
-        return NULL;
-}
-
-struct gr_context *gr_context_find(struct gr_core *core, void *handle)
-{
-        struct gr_context *context;
-
-        gr_lock(&core->contexts_lock);
-        context = find_locked(core, handle);
-        gr_unlock(&core->contexts_lock);
-        return context;
-}
-
-static bool reach_each_other(struct gr_context *other, void *arg)
-{
-        struct gr_context *context = arg;
-
-        if (other != context) {
-                gr_fence_add_reach(context, other);
-                gr_fence_add_reach(other, context);
-        }
-        return true;
-}
-
-struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device)
-{
-        struct gr_context *context, *dead = NULL;
-        bool added = false;
-
-        gr_lock(&core->contexts_lock);
-        context = find_locked(core, handle);
-        if (context)
-                goto out;
-        for (context = core->contexts; context && !dead; context = context->next)
-                if (!context->alive && context->device->ordinal == device)
-                        dead = context;
-        context = dead; /* empty since it was dropped */
-        if (!context) {
-                context = aligned_alloc(64, sizeof(*context));
-                if (!context)
-                        goto out;
-                memset(context, 0, sizeof(*context));
-                context_init(context, core, device);
-                context->next = core->contexts;
-                core->contexts = context;
-        }
-        context->handle = handle;
-        context->alive = true;
-        added = true;
-out:
-        gr_unlock(&core->contexts_lock);
-        if (added) {
-                gr_core_each_context(core, device, reach_each_other, context);
-                gr_pinned_join(context);
-        }
-        return context;
-}
-
-void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
-                          void *arg)
-{
-        struct gr_context *context;
-
-        gr_lock(&core->contexts_lock);
-        context = core->contexts;
-        while (context) {
-                bool wanted = context->alive && !context->ending && (device < 0 || context->device->ordinal == device),
-                     more = true;
-
-                if (wanted) {
-                        context->visitors++;
-                        gr_unlock(&core->contexts_lock);
-                        more = visit(context, arg);
-                        gr_lock(&core->contexts_lock);
-                        context->visitors--;
-                }
-                context = more ? context->next : NULL; /* the list only grows, at its head */
-        }
-        gr_unlock(&core->contexts_lock);
-}
+#define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
+#define STUCK_NS         UINT64_C(50000000)    /* none passed for so long: a kernel runs on, and no barrier behind it */
+#define BLOCK_BYTES      112 /* with what the C library puts before it two cache lines, so that no two share one */
 
 void gr_block_uncharge(struct gr_block *block)
 {
@@ -170,80 +20,10 @@ void gr_block_uncharge(struct gr_block *block)
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
 }
 
-static void dropped(struct gr_block *block)
+void gr_block_drop(struct gr_block *block)
 {
         gr_block_uncharge(block);
         free(block);
-}
-
-static bool forget_in(struct gr_context *context, void *arg)
-{
-        gr_fence_forget(context, arg);
-        return true;
-}
-
-static bool forget_after_sync(struct gr_context *context, void *arg)
-{
-        struct gr_context *ending = arg;
-
-        if (context != ending) {
-                context->core->driver->context_sync(ending->handle);
-                gr_fence_forget(context, ending);
-        }
-        return true;
-}
-
-/* Keeps visitors out and waits for those inside; for a bounded time, as one may wait for the thread that calls this. */
-static void see_off(struct gr_context *context)
-{
-        struct gr_core *core = context->core;
-        const struct gr_driver *driver = core->driver;
-        uint64_t until_ns = driver->now_ns() + VISIT_MOST_NS;
-
-        gr_lock(&core->contexts_lock);
-        context->ending = true;
-        while (context->visitors > 0 && driver->now_ns() < until_ns) {
-                gr_unlock(&core->contexts_lock);
-                driver->sleep_ns(VISIT_LOOK_NS);
-                gr_lock(&core->contexts_lock);
-        }
-        gr_unlock(&core->contexts_lock);
-}
-
-void gr_context_stays(struct gr_context *context)
-{
-        gr_lock(&context->core->contexts_lock);
-        context->ending = false;
-        gr_unlock(&context->core->contexts_lock);
-        gr_core_each_context(context->core, context->device->ordinal, reach_each_other, context);
-        gr_pinned_join(context);
-}
-
-void gr_context_ending(struct gr_context *context)
-{
-        see_off(context);
-        gr_core_each_context(context->core, -1, forget_after_sync, context);
-        gr_pinned_ending(context);
-}
-
-void gr_context_drop(struct gr_context *context)
-{
-        struct gr_core *core = context->core;
-
-        see_off(context);
-        gr_core_each_context(core, -1, forget_in, context);
-        gr_arenas_shut(context);
-        gr_fence_reset(context);
-        gr_split_drop(context);
-        gr_ledger_drop_context(&core->ledger, context, dropped);
-        gr_arenas_drop(context);
-        gr_arenas_open(context);
-        gr_spill_drop(context);
-        gr_pinned_drop(context);
-        atomic_store(&context->streams, 0);
-        gr_lock(&core->contexts_lock);
-        context->alive = context->ending = false; /* from now on it may serve for another context */
-        gr_unlock(&core->contexts_lock);
 }
 
 struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
@@ -322,7 +102,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         block->state = GR_BLOCK_CACHED;
         rc = gr_ledger_add(&core->ledger, block, &stale);
         if (stale)
-                dropped(stale);
+                gr_block_drop(stale);
         if (rc) {
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
@@ -447,8 +227,7 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
                               memory_order_relaxed);
         if (!gr_ledger_hand_out(block, bytes)) {
-                gr_block_uncharge(block);
-                free(block);
+                gr_block_drop(block);
                 return false;
         }
         *ret_ptr = ptr;
@@ -596,7 +375,7 @@ static int free_host(struct gr_core *core, struct gr_block *block)
         }
         /* Pinned memory is freed by another call; what the driver thinks of this one, it says. */
         if (!gr_ledger_hand_out(block, block->requested_bytes))
-                dropped(block);
+                gr_block_drop(block);
         return -ENOENT;
 }
 
@@ -634,198 +413,10 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return freed(context, much);
 }
 
-/*
- * Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch; none
- * that would take it beyond most_bytes.
- */
-static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                      uint64_t most_bytes, struct gr_block **blocks, size_t room)
-{
-        uint64_t bytes = 0;
-        size_t count = 0;
-
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-                struct gr_block *block, *tmp;
-
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0)
-                        continue;
-                gr_arena_lock(arena);
-                DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
-                        uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
-
-                        if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
-                                break;
-                        if (footprint < at_least || footprint > most_bytes - bytes ||
-                            !gr_fence_idle(&context->fence, block->freed_epoch))
-                                continue;
-                        gr_bin_remove(arena, &arena->bins[class], block);
-                        blocks[count++] = block;
-                        bytes += footprint;
-                }
-                gr_arena_unlock(arena);
-        }
-        return count;
-}
-
-/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
-static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
-{
-        struct gr_core *core = context->core;
-        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
-        size_t done = 0, gone = 0; /* those whose context took their memory along */
-
-        for (size_t i = 0, left = 0; i < count; i++) {
-                struct gr_block *block = blocks[i];
-
-                if (gr_ledger_remove(&core->ledger, block)) {
-                        blocks[left] = block;
-                        ptrs[left++] = block->ptr;
-                } else {
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        free(block);
-                        gone++;
-                }
-        }
-        count -= gone;
-        if (count == 0)
-                return 0;
-        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
-                done = count;
-        gr_count(core, GR_STAT_released_blocks, done);
-        for (size_t i = 0; i < count; i++) {
-                bool back = i < done;
-
-                if (!back && core->driver->mem_free(ptrs[i]) == 0) {
-                        gr_count(core, GR_STAT_driver_frees, 1);
-                        back = true;
-                }
-                /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (back)
-                        bytes += gr_budget_release(context->device, ptrs[i], blocks[i]->capacity_bytes);
-                free(blocks[i]);
-        }
-        gr_count(core, GR_STAT_released_bytes, bytes);
-        return bytes;
-}
-
-uint64_t gr_pool_trim(struct gr_context *context, uint64_t want_bytes)
-{
-        struct gr_block *blocks[RELEASE_BATCH];
-        uint64_t back = 0;
-
-        if (want_bytes == 0)
-                return 0;
-        gr_returns_begin(context->device);
-        if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
-                /* One block that suffices, unless it is far too large. */
-                unsigned last = gr_class_of(2 * want_bytes);
-
-                for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
-                                back = release(context, blocks, 1);
-                                break;
-                        }
-        }
-        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
-                size_t count;
-
-                do {
-                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, RELEASE_BATCH);
-                        if (count > 0)
-                                back += release(context, blocks, count);
-                } while (count > 0 && back < want_bytes);
-        }
-        if (back < want_bytes)
-                back += gr_split_trim(context, want_bytes - back);
-        if (back > 0)
-                gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
-        gr_returns_end(context->device, back);
-        return back;
-}
-
-uint64_t gr_pool_release(struct gr_context *context, unsigned class, uint64_t most_bytes)
-{
-        struct gr_block *blocks[RELEASE_BATCH];
-        uint64_t bytes = 0;
-        size_t count;
-
-        gr_returns_begin(context->device);
-        if (class == GR_CLASS_COUNT) {
-                bytes = gr_split_release(context, most_bytes);
-                goto out;
-        }
-        count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
-                        blocks, RELEASE_BATCH);
-        for (size_t i = 0; i < count; i++)
-                bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
-        if (count > 0) {
-                release(context, blocks, count);
-                gr_spare_returned(context->core, bytes);
-        }
-out:
-        gr_returns_end(context->device, bytes);
-        return bytes;
-}
-
-/* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
-uint64_t gr_pool_unneeded(struct gr_context *context, unsigned class)
-{
-        uint64_t bytes = 0;
-
-        if (class == GR_CLASS_COUNT)
-                return gr_split_unneeded(context);
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-                struct gr_block *block;
-                struct gr_bin *bin;
-                uint32_t left;
-
-                if (!arena || (gr_bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
-                        continue;
-                bin = &arena->bins[class];
-                gr_arena_lock(arena);
-                left = bin->low_count;
-                bin->low_count = gr_bin_count(bin);
-                if (class < GR_CLASS_EXACT && bin->blocks)
-                        bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
-                else
-                        for (block = bin->blocks; block && left > 0; block = block->next, left--)
-                                bytes += gr_footprint_bytes(block->capacity_bytes);
-                gr_arena_unlock(arena);
-        }
-        return bytes;
-}
-
 bool gr_pool_empty(struct gr_context *context)
 {
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 if (!class_empty(context, class))
                         return false;
         return gr_split_empty(context);
-}
-
-static bool maintain_one(struct gr_context *context, void *arg)
-{
-        bool *waiting = arg;
-        uint64_t excess = gr_budget_excess(context->device);
-
-        *waiting |= gr_spill_collect(context);
-        if (excess == 0 || atomic_load(&context->fence.broken))
-                return true;
-        if (gr_fence_close(context) == -ENOTSUP)
-                gr_fence_sync(context); /* an older driver: this thread waits, no one else */
-        gr_fence_poll(context);
-        gr_pool_trim(context, excess);
-        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
-                *waiting = true;
-        return true;
-}
-
-bool gr_core_maintain(struct gr_core *core)
-{
-        bool waiting = false;
-
-        gr_core_each_context(core, -1, maintain_one, &waiting);
-        return waiting;
 }

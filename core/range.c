@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "class.h"
-#include "pool.h"
+#include "core.h"
 
 #define FIT_LOOK  8   /* ranges that are weighed for a request */
 #define KEPT_MOST 256 /* structures */

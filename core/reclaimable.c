@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core.h"
 #include "log.h"
-#include "pool.h"
 
 #define PAUSE_FIRST_NS UINT64_C(20000)
 #define PAUSE_MOST_NS  UINT64_C(1000000)

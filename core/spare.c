@@ -2,7 +2,7 @@
 
 #include <utlist.h>
 
-#include "pool.h"
+#include "core.h"
 
 #define CLASS_BYTES      (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
 #define CLASS_PART       4                    /* ... this part of those of all classes, whichever is more */

@@ -12,6 +12,7 @@
 #include "pages.h"
 #include "pool.h"
 #include "range.h"
+#include "trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
@@ -467,7 +468,7 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 static void trim(struct gr_context *context, uint64_t want_bytes)
 {
         if (context->core->config.pool == GR_POOL_AUTO)
-                gr_pool_trim(context, want_bytes);
+                gr_trim(context, want_bytes);
         else
                 gr_split_trim(context, want_bytes);
 }

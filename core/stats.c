@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "pool.h"
+#include "core.h"
 #include "size.h"
 
 struct out {

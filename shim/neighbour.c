@@ -15,6 +15,7 @@
 #include "log.h"
 #include "shim.h"
 #include "system.h"
+#include "trim.h"
 
 #define PUBLISH_NS    UINT64_C(50000000)  /* between looks while something changes */
 #define QUIET_NS      UINT64_C(400000000) /* and when nothing does */

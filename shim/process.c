@@ -12,6 +12,7 @@
 #include "log.h"
 #include "shim.h"
 #include "system.h"
+#include "trim.h"
 
 #define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */

@@ -6,6 +6,7 @@
 #include "log.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define ROOM_BYTES (64 * SG_MIB)
 

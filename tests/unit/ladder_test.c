@@ -9,6 +9,7 @@
 #include "log.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB      SG_MIB
 #define CARD     (64 * MIB)
@@ -534,7 +535,7 @@ static void slow_sleep(uint64_t ns)
 static void *trim(void *arg)
 {
         (void)arg;
-        GR_CHECK_EQ(gr_pool_trim(context, MIB), 20 * MIB);
+        GR_CHECK_EQ(gr_trim(context, MIB), 20 * MIB);
         return NULL;
 }
 
@@ -568,7 +569,7 @@ static void test_returning(void)
 static void *trim_all(void *arg)
 {
         (void)arg;
-        gr_pool_trim(context, UINT64_MAX / 2);
+        gr_trim(context, UINT64_MAX / 2);
         return NULL;
 }
 
@@ -594,7 +595,7 @@ static void test_others_returns(void)
         cache(1, 20 * MIB, 0);
         gr_fence_poll(context);
         seen = gr_returns_of_others(device);
-        GR_CHECK(gr_pool_trim(context, UINT64_MAX / 2) > 0);
+        GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
         GR_CHECK_EQ(gr_returns_of_others(device), seen);
         finish();
 }

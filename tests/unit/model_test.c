@@ -14,6 +14,7 @@
 #include "log.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB      SG_MIB
 #define HELD_MAX 96
@@ -163,7 +164,7 @@ static void step(const struct plan *plan)
         else if (kind < 960)
                 gr_core_maintain(&core);
         else if (kind < 965)
-                gr_pool_trim(contexts[draw(context_count)], draw(40) * MIB);
+                gr_trim(contexts[draw(context_count)], draw(40) * MIB);
         else if (kind < 970)
                 gr_reclaim(contexts[0], GR_LEVEL_TRIM + draw(3), draw(40) * MIB);
         else if (kind < 975)
@@ -216,7 +217,7 @@ static uint64_t run(const struct plan *plan, bool strict)
                 step_free();
         for (unsigned i = 0; i < context_count && strict; i++) {
                 GR_CHECK_EQ(gr_fence_sync(contexts[i]), 0);
-                gr_pool_trim(contexts[i], UINT64_MAX);
+                gr_trim(contexts[i], UINT64_MAX);
         }
         if (strict) {
                 check_accounts(plan);

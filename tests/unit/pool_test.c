@@ -4,6 +4,7 @@
 #include "log.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB SG_MIB
 
@@ -100,7 +101,7 @@ static void test_wrong_frees(void)
         GR_CHECK_EQ(sg_free(&core, a), -EALREADY);
         settle();
         GR_CHECK_EQ(sg_free(&core, a), -EALREADY);
-        gr_pool_trim(context, UINT64_MAX);
+        gr_trim(context, UINT64_MAX);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(sg_free(&core, a), -ENOENT);
         finish();
@@ -434,7 +435,7 @@ static void test_driver_errors(void)
         free_ok(a);
         settle();
         sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(801));
-        GR_CHECK_EQ(gr_pool_trim(context, 1), 4 * MIB);
+        GR_CHECK_EQ(gr_trim(context, 1), 4 * MIB);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
 
@@ -444,7 +445,7 @@ static void test_driver_errors(void)
         settle();
         sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(801));
         sg_fail(SG_MEM_FREE, 1, 1, gr_driver_error(801));
-        GR_CHECK_EQ(gr_pool_trim(context, 1), 0);
+        GR_CHECK_EQ(gr_trim(context, 1), 0);
         check_accounts();
         finish();
 }
@@ -465,11 +466,11 @@ static void test_trim(void)
         sg_work(context->handle, 0, busy, 10 * SG_MS);
         free_ok(busy);
         sg_log_clear();
-        GR_CHECK_EQ(gr_pool_trim(context, 0), 0);
-        GR_CHECK_EQ(gr_pool_trim(context, 9 * MIB), 16 * MIB); /* one that suffices, and not far too large */
+        GR_CHECK_EQ(gr_trim(context, 0), 0);
+        GR_CHECK_EQ(gr_trim(context, 9 * MIB), 16 * MIB); /* one that suffices, and not far too large */
         GR_CHECK_EQ(sg_size(b64), 64 * MIB);
-        GR_CHECK_EQ(gr_pool_trim(context, 70 * MIB), 72 * MIB);
-        GR_CHECK_EQ(gr_pool_trim(context, 1), 0); /* the busy one is not idle */
+        GR_CHECK_EQ(gr_trim(context, 70 * MIB), 72 * MIB);
+        GR_CHECK_EQ(gr_trim(context, 1), 0); /* the busy one is not idle */
         GR_CHECK_EQ(sg_size(busy), 32 * MIB);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
         GR_CHECK(strspn(sg_log(), "R") == strlen(sg_log()));

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB     SG_MIB
 #define THREADS 8
@@ -28,7 +29,7 @@ static void start(uint64_t card_bytes)
 static void finish(void)
 {
         GR_CHECK_EQ(gr_fence_sync(context), 0);
-        gr_pool_trim(context, UINT64_MAX);
+        gr_trim(context, UINT64_MAX);
         GR_CHECK_EQ(atomic_load(&device->charged_bytes), 0);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
@@ -129,7 +130,7 @@ static void test_bounds(void)
         GR_CHECK(atomic_load(&core.spare_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->charged_bytes) <= 4096 * MIB / 256 + 2 * MIB);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
-        GR_CHECK(gr_pool_release(context, gr_class_of(MIB), 4 * MIB) > 0);
+        GR_CHECK(gr_trim_class(context, gr_class_of(MIB), 4 * MIB) > 0);
         GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256 - 4 * MIB);
         pairs(MIB, 3000);
         GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256);
@@ -220,7 +221,7 @@ static void *disturb(void *arg)
                         gr_gate_end(&core.gate);
                 } else if (i % 3 == 1) {
                         gr_fence_poll(context);
-                        gr_pool_trim(context, 4 * MIB);
+                        gr_trim(context, 4 * MIB);
                 } else {
                         gr_fence_sync(context);
                 }

@@ -15,6 +15,7 @@
 #include "pool.h"
 #include "range.h"
 #include "split_gpu.h"
+#include "trim.h"
 
 static struct gr_device *device(void)
 {
@@ -33,7 +34,7 @@ static void settle(void)
 
         gpu_sync();
         gr_fence_sync(context);
-        gr_pool_trim(context, UINT64_MAX / 2);
+        gr_trim(context, UINT64_MAX / 2);
         left = device()->charged_bytes;
         if (core.config.pool == GR_POOL_SPLIT) {
                 GR_CHECK_EQ(left, 0);
@@ -122,11 +123,11 @@ static void test_fence(void)
         gpu_give(c, 4 * MIB);
         gr_fence_close(context);
         gr_fence_poll(context);
-        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 0); /* usable or not: nothing is idle */
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* usable or not: nothing is idle */
         gpu_sync();
         gr_fence_poll(context);
-        GR_CHECK_EQ(gr_pool_trim(context, 3 * MIB), 4 * MIB);
-        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 8 * MIB);
+        GR_CHECK_EQ(gr_trim(context, 3 * MIB), 4 * MIB);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 8 * MIB);
         GR_CHECK_EQ(device()->charged_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(device()), 0);
         end();
@@ -287,7 +288,7 @@ static void *walk(void *arg)
                         ptrs[k] = ptrs[--count];
                         sizes[k] = sizes[count];
                 } else if (dice < 97) {
-                        gr_pool_trim(context, random_bytes(&walk->seed));
+                        gr_trim(context, random_bytes(&walk->seed));
                 } else if (dice < 98) {
                         gr_fence_close(context);
                         gr_fence_poll(context);
@@ -580,11 +581,11 @@ static void test_heap_trim(void)
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(device()->pinned_bytes, MIB);
         gr_fence_close(context);
-        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
         gpu_sync();
         gr_fence_poll(context);
-        GR_CHECK_EQ(gr_pool_trim(context, 1), 2 * MIB);
-        GR_CHECK_EQ(gr_pool_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(gr_trim(context, 1), 2 * MIB);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
         GR_CHECK_EQ(gr_budget_cached(device()), MIB);
         gpu_give(b, 3 * MIB);
@@ -630,7 +631,7 @@ static void test_large_extents(void)
         gpu_sync();
         gr_fence_close(context);
         gr_fence_poll(context);
-        gr_pool_trim(context, UINT64_MAX / 2);
+        gr_trim(context, UINT64_MAX / 2);
         GR_CHECK_EQ(device()->charged_bytes, 8 * MIB);
         GR_CHECK_EQ(device()->pinned_bytes, 4 * MIB);
         gpu_give(b, 4 * MIB);

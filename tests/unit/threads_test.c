@@ -13,6 +13,7 @@
 #include "log.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB      SG_MIB
 #define THREADS  8
@@ -216,7 +217,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         /* And all of it can be had back. */
         for (int i = 0; i < 2; i++) {
                 GR_CHECK_EQ(gr_fence_sync(contexts[i]), 0);
-                gr_pool_trim(contexts[i], UINT64_MAX);
+                gr_trim(contexts[i], UINT64_MAX);
         }
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(atomic_load(&core.devices[0].charged_bytes), 0);

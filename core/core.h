@@ -1,0 +1,153 @@
+/*
+ * The core: everything of one process, and its contexts. Contexts are added when first seen and dropped when the
+ * program destroys them; their structures stay valid for the life of the core, so that a thread that still holds one
+ * cannot fall.
+ */
+#ifndef GR_CORE_H
+#define GR_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "arena.h"
+#include "budget.h"
+#include "class.h"
+#include "decay.h"
+#include "driver.h"
+#include "early.h"
+#include "fence.h"
+#include "foreign.h"
+#include "ladder.h"
+#include "ledger.h"
+#include "lock.h"
+#include "options.h"
+#include "pinned.h"
+#include "reclaimable.h"
+#include "shard.h"
+#include "spare.h"
+#include "spill.h"
+#include "split.h"
+#include "stats.h"
+
+#define GR_DEVICES_MAX 64
+
+struct gr_context {
+        struct gr_core *core;
+        struct gr_device *device;
+        void *handle;             /* of the driver; guarded by core->contexts_lock, constant while alive */
+        bool alive;               /* guarded by core->contexts_lock */
+        bool ending;              /* it may be gone in the driver: no new visit; guarded likewise */
+        unsigned visitors;        /* gr_core_each_context in it; guarded likewise */
+        _Atomic unsigned streams; /* that the program created */
+        struct gr_context *next;
+        struct gr_fence fence;
+        struct gr_split split;
+        _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
+        struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
+        _Atomic unsigned arena_count;               /* that there are */
+        struct gr_arena first_arena;
+        struct gr_spilled spilled;
+        struct gr_decay decay;
+};
+
+/* How the pool behaves; constant after gr_core_init. */
+struct gr_config {
+        enum gr_reuse reuse;
+        enum gr_pool_kind pool;
+        uint64_t decay_ns; /* 0: off */
+        uint64_t wait_ns;  /* 0: off */
+        bool early;
+        bool host_trim;
+};
+
+struct gr_core {
+        const struct gr_driver *driver;
+        struct gr_config config;
+        struct gr_ledger ledger;
+        struct gr_foreign_ledger foreign;
+        struct gr_gate gate;
+        struct gr_device devices[GR_DEVICES_MAX];
+        struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
+        struct gr_pinned pinned;
+        struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
+        struct gr_stats stats;
+        struct gr_registry registry;
+        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
+        _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
+        struct gr_early early;
+        _Atomic bool split_barred; /* gr_split_bar */
+        /*
+         * A stream may wait for what the program does later, by a function on the host, a word in memory or a
+         * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
+         * have other streams wait as well, on which those may depend: none is laid from then on where GR_REUSE_BARRIER
+         * does not ask for it, nor a context waited for without end.
+         */
+        _Atomic bool waits_for_others;
+
+        /* Where threads of the shard last had a hit: a free looks there first. */
+        struct {
+                struct gr_arena *_Atomic arena;
+        } __attribute__((aligned(GR_LINE_BYTES))) used_arenas[GR_SHARDS];
+
+        struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
+        struct gr_context *contexts;
+
+        /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
+        void (*wake)(struct gr_core *core);
+
+        /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is
+         * held. */
+        uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
+        /* An allocation begins (bytes) or ends (-bytes) to wait for others, whom it keeps asking; may be NULL. */
+        void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
+};
+
+static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
+{
+        atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
+}
+
+void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config);
+
+/* Frees what the core allocated, not the driver's memory. No other thread may use it. */
+void gr_core_destroy(struct gr_core *core);
+
+/* The context of this handle, or NULL. */
+struct gr_context *gr_context_find(struct gr_core *core, void *handle);
+
+/*
+ * As gr_context_find, adding it where it is new; device is its device's ordinal. Contexts of one device can reach each
+ * other's blocks by copies, so the fences of each cover all. NULL: out of memory.
+ */
+struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device);
+
+/*
+ * The context is about to be destroyed: waits for the threads that give back or look at its memory (a driver call of
+ * theirs beside its end is a crash in the driver; seen on an H200, driver 580, November 2026) and for its work, and
+ * takes it out of all fences, so that none asks the driver about what is gone. Other contexts' frees in between are
+ * covered by the wait as long as the program submits nothing more. gr_context_drop or gr_context_stays follows.
+ */
+void gr_context_ending(struct gr_context *context);
+
+/* It was not destroyed: the other contexts of its device fence it again, its peers on other devices do not. */
+void gr_context_stays(struct gr_context *context);
+
+/* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
+void gr_context_drop(struct gr_context *context);
+
+/*
+ * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
+ * false. No lock is held during the call.
+ */
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg);
+
+/* The bins that shard uses, or NULL where it has none yet. */
+static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned shard)
+{
+        return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
+}
+
+#endif

@@ -1,0 +1,200 @@
+#include "trim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "core.h"
+
+#define RELEASE_BATCH       64
+#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
+#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
+
+/*
+ * Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch; none
+ * that would take it beyond most_bytes.
+ */
+static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
+                      uint64_t most_bytes, struct gr_block **blocks, size_t room)
+{
+        uint64_t bytes = 0;
+        size_t count = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+                struct gr_block *block, *tmp;
+
+                if (!arena || gr_bin_count(&arena->bins[class]) == 0)
+                        continue;
+                gr_arena_lock(arena);
+                DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
+                        uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
+
+                        if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
+                                break;
+                        if (footprint < at_least || footprint > most_bytes - bytes ||
+                            !gr_fence_idle(&context->fence, block->freed_epoch))
+                                continue;
+                        gr_bin_remove(arena, &arena->bins[class], block);
+                        blocks[count++] = block;
+                        bytes += footprint;
+                }
+                gr_arena_unlock(arena);
+        }
+        return count;
+}
+
+/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
+static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
+{
+        struct gr_core *core = context->core;
+        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
+        size_t done = 0, gone = 0; /* those whose context took their memory along */
+
+        for (size_t i = 0, left = 0; i < count; i++) {
+                struct gr_block *block = blocks[i];
+
+                if (gr_ledger_remove(&core->ledger, block)) {
+                        blocks[left] = block;
+                        ptrs[left++] = block->ptr;
+                } else {
+                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        free(block);
+                        gone++;
+                }
+        }
+        count -= gone;
+        if (count == 0)
+                return 0;
+        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
+                done = count;
+        gr_count(core, GR_STAT_released_blocks, done);
+        for (size_t i = 0; i < count; i++) {
+                bool back = i < done;
+
+                if (!back && core->driver->mem_free(ptrs[i]) == 0) {
+                        gr_count(core, GR_STAT_driver_frees, 1);
+                        back = true;
+                }
+                /* What the driver refuses to take back stays charged: it still holds the memory. */
+                if (back)
+                        bytes += gr_budget_release(context->device, ptrs[i], blocks[i]->capacity_bytes);
+                free(blocks[i]);
+        }
+        gr_count(core, GR_STAT_released_bytes, bytes);
+        return bytes;
+}
+
+uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
+{
+        struct gr_block *blocks[RELEASE_BATCH];
+        uint64_t back = 0;
+
+        if (want_bytes == 0)
+                return 0;
+        gr_returns_begin(context->device);
+        if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
+                /* One block that suffices, unless it is far too large. */
+                unsigned last = gr_class_of(2 * want_bytes);
+
+                for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
+                        if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
+                                back = release(context, blocks, 1);
+                                break;
+                        }
+        }
+        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
+                size_t count;
+
+                do {
+                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, RELEASE_BATCH);
+                        if (count > 0)
+                                back += release(context, blocks, count);
+                } while (count > 0 && back < want_bytes);
+        }
+        if (back < want_bytes)
+                back += gr_split_trim(context, want_bytes - back);
+        if (back > 0)
+                gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
+        gr_returns_end(context->device, back);
+        return back;
+}
+
+uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
+{
+        struct gr_block *blocks[RELEASE_BATCH];
+        uint64_t bytes = 0;
+        size_t count;
+
+        gr_returns_begin(context->device);
+        if (class == GR_CLASS_COUNT) {
+                bytes = gr_split_release(context, most_bytes);
+                goto out;
+        }
+        count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
+                        blocks, RELEASE_BATCH);
+        for (size_t i = 0; i < count; i++)
+                bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
+        if (count > 0) {
+                release(context, blocks, count);
+                gr_spare_returned(context->core, bytes);
+        }
+out:
+        gr_returns_end(context->device, bytes);
+        return bytes;
+}
+
+/* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
+uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
+{
+        uint64_t bytes = 0;
+
+        if (class == GR_CLASS_COUNT)
+                return gr_split_unneeded(context);
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+                struct gr_block *block;
+                struct gr_bin *bin;
+                uint32_t left;
+
+                if (!arena || (gr_bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
+                        continue;
+                bin = &arena->bins[class];
+                gr_arena_lock(arena);
+                left = bin->low_count;
+                bin->low_count = gr_bin_count(bin);
+                if (class < GR_CLASS_EXACT && bin->blocks)
+                        bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
+                else
+                        for (block = bin->blocks; block && left > 0; block = block->next, left--)
+                                bytes += gr_footprint_bytes(block->capacity_bytes);
+                gr_arena_unlock(arena);
+        }
+        return bytes;
+}
+
+static bool maintain_one(struct gr_context *context, void *arg)
+{
+        bool *waiting = arg;
+        uint64_t excess = gr_budget_excess(context->device);
+
+        *waiting |= gr_spill_collect(context);
+        if (excess == 0 || atomic_load(&context->fence.broken))
+                return true;
+        if (gr_fence_close(context) == -ENOTSUP)
+                gr_fence_sync(context); /* an older driver: this thread waits, no one else */
+        gr_fence_poll(context);
+        gr_trim(context, excess);
+        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
+                *waiting = true;
+        return true;
+}
+
+bool gr_core_maintain(struct gr_core *core)
+{
+        bool waiting = false;
+
+        gr_core_each_context(core, -1, maintain_one, &waiting);
+        return waiting;
+}
