@@ -172,19 +172,19 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
         step = heap->small ? GR_PAGE_BYTES : max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
         *ret_bytes = 0;
         while (at < end) {
-                uint64_t stop = at;
+                uint64_t stop = at, come;
                 int rc;
 
-                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
                 if (stop == at) {
                         at += GR_PAGE_BYTES;
                         continue;
                 }
-                rc = gr_extent_map(context, heap, at, stop - at);
+                rc = gr_extents_map(context, heap, at, stop - at, step, &come);
+                *ret_bytes += come;
                 if (rc)
                         return rc;
-                *ret_bytes += stop - at;
                 at = stop;
         }
         return 0;
@@ -376,7 +376,6 @@ static struct gr_range *movable(struct gr_range *root, uint64_t most_bytes, uint
 struct move {
         struct gr_range *from; /* busy, one extent */
         uint64_t to;
-        bool done;
 };
 
 /*
@@ -411,25 +410,52 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         return count;
 }
 
-/* Maps the extent a second time, in this heap. Its old addresses stay mapped until its last work there has passed. Lock
- * not held. */
-static bool move(struct gr_context *context, struct gr_segment *heap, struct move *move)
+static uint64_t move_bytes(const struct move *move)
 {
-        struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
-                       *extent = gr_page_at(heap, move->to);
-        uint64_t handle = old->handle;
-        uint32_t pages = old->pages;
+        return gr_extent_bytes(gr_page_at(move->from->segment, move->from->block.ptr));
+}
 
-        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
-                                           &handle))
-                return false;
-        *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
-        for (uint32_t i = 1; i < pages; i++)
-                extent[i].back = i;
-        for (uint32_t i = 0; i < pages; i++)
-                old[i] = (struct gr_page){0};
-        old->ghost = pages;
-        return true;
+/*
+ * Maps the extents a second time, in this heap, as far as the driver does. Their old addresses stay mapped until the
+ * last work there has passed. Returns how many moved. Lock not held.
+ */
+static unsigned move_all(struct gr_context *context, struct gr_segment *heap, struct move *moves, unsigned count)
+{
+        const struct gr_driver *driver = context->core->driver;
+        unsigned mapped = 0, done = 0;
+
+        for (; mapped < count; mapped++) {
+                struct move *move = &moves[mapped];
+                uint64_t handle = gr_page_at(move->from->segment, move->from->block.ptr)->handle;
+
+                if (driver->mem_map(context->handle, context->device->ordinal, move->to, move_bytes(move), &handle))
+                        break;
+        }
+        while (done < mapped) { /* those side by side at once */
+                uint64_t begin = moves[done].to, end = begin + move_bytes(&moves[done]);
+                unsigned next = done + 1;
+
+                while (next < mapped && moves[next].to == end)
+                        end += move_bytes(&moves[next++]);
+                if (driver->mem_access(context->handle, context->device->ordinal, begin, end - begin))
+                        break;
+                done = next;
+        }
+        for (unsigned i = done; i < mapped; i++)
+                driver->mem_unmap(context->handle, moves[i].to, move_bytes(&moves[i]), GR_NO_HANDLE);
+        for (unsigned i = 0; i < done; i++) {
+                struct gr_page *old = gr_page_at(moves[i].from->segment, moves[i].from->block.ptr),
+                               *extent = gr_page_at(heap, moves[i].to);
+                uint32_t pages = old->pages;
+
+                *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
+                for (uint32_t j = 1; j < pages; j++)
+                        extent[j].back = j;
+                for (uint32_t j = 0; j < pages; j++)
+                        old[j] = (struct gr_page){0};
+                old->ghost = pages;
+        }
+        return done;
 }
 
 /* Fills holes of a busy range with free memory from elsewhere. Returns how much is left to map. Lock not held. */
@@ -437,8 +463,7 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
 {
         struct gr_split *split = &context->split;
         struct move moves[MOVE_BATCH];
-        bool refused = false;
-        unsigned count;
+        unsigned count, done;
 
         if (atomic_load(&split->moves_refused))
                 return hole_bytes;
@@ -446,17 +471,14 @@ static uint64_t moves_make(struct gr_context *context, struct gr_range *range, u
         gr_split_drain(context);
         count = moves_choose(split, range, moves);
         gr_unlock(&split->lock);
-        for (unsigned i = 0; i < count; i++) {
-                moves[i].done = !refused && move(context, range->segment, &moves[i]);
-                refused = !moves[i].done;
-        }
-        if (refused && !atomic_exchange(&split->moves_refused, true))
+        done = move_all(context, range->segment, moves, count);
+        if (done < count && !atomic_exchange(&split->moves_refused, true))
                 gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
         gr_lock(&split->lock);
         for (unsigned i = 0; i < count; i++) {
                 struct gr_range *from = moves[i].from;
 
-                if (moves[i].done) {
+                if (i < done) {
                         hole_bytes -= from->block.capacity_bytes;
                         gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
                         ghost_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);

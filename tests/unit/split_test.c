@@ -507,12 +507,14 @@ static void test_find(void)
 
 /* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
  */
-static void test_heap_moves(bool possible)
+static void test_heap_moves(bool possible, bool usable)
 {
         uint64_t a, b, c, d;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu.no_moves = !possible;
+        gpu.no_moved_access = !usable;
+        possible &= usable;
         context->split.credit_at_ns = 1; /* no time for waits */
         context->split.credit_ns = -1;
         a = gpu_take(100 * MIB);
@@ -521,7 +523,8 @@ static void test_heap_moves(bool possible)
         c = gpu_take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
         GR_CHECK(c > b);
         if (possible) {
-                GR_CHECK(gpu.moves > 0);
+                GR_CHECK(gpu.moves >= 16);
+                GR_CHECK(gpu.accesses <= 4); /* one for each run of pages, not for each page */
                 GR_CHECK(device()->peak_charged_bytes <= 140 * MIB);
         }
         GR_CHECK_EQ(gpu.done, 0);
@@ -673,8 +676,9 @@ int main(int argc, char **argv)
                 test_fit();
                 test_small_and_large();
                 test_find();
-                test_heap_moves(true);
-                test_heap_moves(false);
+                test_heap_moves(true, true);
+                test_heap_moves(false, true);
+                test_heap_moves(true, false);
                 test_behind(false);
                 test_behind(true);
                 test_heap_trim();
