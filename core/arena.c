@@ -5,7 +5,7 @@
 
 #include <utlist.h>
 
-#include "pool.h"
+#include "core.h"
 
 #define CLOSE_CARD_PART 256 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define NOTE_LIVE_HITS  64  /* hits between looks at the peak of live memory */
@@ -110,7 +110,7 @@ static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
         uint64_t card = atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed);
 
         return arena->open_bytes >= card / CLOSE_CARD_PART ||
-               (!gr_pool_barrier_is_cheap(context) && arena->open_bytes >= gr_fence_close_bytes(context));
+               (!gr_fence_barrier_is_cheap(context) && arena->open_bytes >= gr_fence_close_bytes(context));
 }
 
 /* The epoch of a block that is freed now, which is counted into it. Arena lock held. */

@@ -11,6 +11,7 @@
 #define CLOSE_LIVE_PART 8
 #define POLL_FIRST_NS   UINT64_C(20000)
 #define POLL_MOST_NS    UINT64_C(1000000)
+#define STUCK_NS        UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
 #define TURN_LOOKS      2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
@@ -332,6 +333,21 @@ static int sync_locked(struct gr_context *context)
         set_usable(fence, &all);
         advance(&fence->idle_epoch, all.number);
         return 0;
+}
+
+bool gr_fence_barrier_is_cheap(struct gr_context *context)
+{
+        enum gr_reuse reuse = context->core->config.reuse;
+
+        return reuse == GR_REUSE_BARRIER || (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                                             atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
+}
+
+bool gr_fence_barrier_is_safe(struct gr_context *context)
+{
+        return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+               !atomic_load_explicit(&context->core->waits_for_others, memory_order_relaxed) &&
+               gr_fence_stuck_ns(context) < STUCK_NS;
 }
 
 /* Unless epoch is usable by then. */

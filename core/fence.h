@@ -205,6 +205,18 @@ int gr_fence_poll(struct gr_context *context);
 void gr_fence_look_for(struct gr_context *context, uint64_t epoch);
 
 /*
+ * Whether a barrier costs nothing but its call: one stream runs one thing after the other anyway, and nobody else can
+ * reach the context's blocks. A program may also ask for barriers whatever they cost.
+ */
+bool gr_fence_barrier_is_cheap(struct gr_context *context);
+
+/*
+ * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
+ * where streams wait for others.
+ */
+bool gr_fence_barrier_is_safe(struct gr_context *context);
+
+/*
  * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
  * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.
  */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
-#define STUCK_NS         UINT64_C(50000000)    /* none passed for so long: a kernel runs on, and no barrier behind it */
 #define BLOCK_BYTES      112 /* with what the C library puts before it two cache lines, so that no two share one */
 
 void gr_block_uncharge(struct gr_block *block)
@@ -131,21 +130,6 @@ static bool class_empty(struct gr_context *context, unsigned class)
         return true;
 }
 
-bool gr_pool_barrier_is_cheap(struct gr_context *context)
-{
-        enum gr_reuse reuse = context->core->config.reuse;
-
-        return reuse == GR_REUSE_BARRIER || (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-                                             atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
-}
-
-bool gr_pool_barrier_is_safe(struct gr_context *context)
-{
-        return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-               !atomic_load_explicit(&context->core->waits_for_others, memory_order_relaxed) &&
-               gr_fence_stuck_ns(context) < STUCK_NS;
-}
-
 /*
  * A block behind a barrier that costs nothing but its call, or that another thread lays at this moment; NULL. The
  * thread's own bin comes before what is ready in those of others: one barrier readies them all, while a look at each
@@ -199,7 +183,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                    (reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))) {
                 return NULL;
         }
-        if (gr_pool_barrier_is_cheap(context)) {
+        if (gr_fence_barrier_is_cheap(context)) {
                 barrier = true;
         } else {
                 uint64_t bound = gr_budget_live(context->device) / 4;
@@ -210,7 +194,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                         return block;
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
-                barrier = gr_fence_quarantine_bytes(&context->fence) > bound && gr_pool_barrier_is_safe(context) &&
+                barrier = gr_fence_quarantine_bytes(&context->fence) > bound && gr_fence_barrier_is_safe(context) &&
                           (!gr_split_active(&context->split) || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context))
@@ -242,7 +226,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         if (!allocate && context->core->config.pool != GR_POOL_NONE) {
-                if (own_waiting(context, bytes) && gr_pool_barrier_is_cheap(context) &&
+                if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
                     !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
                         if (context->core->config.reuse != GR_REUSE_AUTO || !gr_spare_take(context, bytes))
                                 block = take_behind_barrier(context, bytes);

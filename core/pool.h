@@ -37,18 +37,6 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_
  */
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
 
-/*
- * Whether a barrier costs nothing but its call: one stream runs one thing after the other anyway, and nobody else can
- * reach the context's blocks. A program may also ask for barriers whatever they cost.
- */
-bool gr_pool_barrier_is_cheap(struct gr_context *context);
-
-/*
- * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
- * where streams wait for others.
- */
-bool gr_pool_barrier_is_safe(struct gr_context *context);
-
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
 

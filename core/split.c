@@ -7,10 +7,10 @@
 
 #include <utlist.h>
 
+#include "core.h"
 #include "heap.h"
 #include "log.h"
 #include "pages.h"
-#include "pool.h"
 #include "range.h"
 #include "trim.h"
 
@@ -501,7 +501,7 @@ static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t abo
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
                        split->spare_bytes / mib, atomic_load(&context->device->pinned_bytes) / mib,
                        split->credit_ns / 1000, split->waited_ns / 1000,
-                       gr_pool_barrier_is_cheap(context) ? "free" : "dear");
+                       gr_fence_barrier_is_cheap(context) ? "free" : "dear");
         }
         gr_unlock(&split->lock);
 }
@@ -562,7 +562,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
         uint64_t least = max_u64(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
 
         if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
-            above_bound(context, bytes, round_up(bytes, GR_PAGE_BYTES), 0) == 0 || !gr_pool_barrier_is_safe(context) ||
+            above_bound(context, bytes, round_up(bytes, GR_PAGE_BYTES), 0) == 0 || !gr_fence_barrier_is_safe(context) ||
             gr_fence_barrier(context))
                 return NULL;
         return gr_split_take(context, bytes, false);
