@@ -831,9 +831,10 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
         uint64_t live = gr_budget_live(context->device), waste = max_u64(live / WASTE_SHARE, WASTE_LEAST_BYTES);
-        uint64_t cached = gr_budget_cached(context->device);
+        /* Blocks taken to save fences would be taken from split as well. */
+        uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->core->spare_bytes);
 
-        if (context->core->config.pool != GR_POOL_AUTO || cached < waste || gr_split_active(split) ||
+        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + spare || gr_split_active(split) ||
             atomic_load(&context->core->split_barred))
                 return;
         if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {

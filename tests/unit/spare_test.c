@@ -16,13 +16,18 @@ static struct gr_core core;
 static struct gr_context *context;
 static struct gr_device *device;
 
-static void start(uint64_t card_bytes)
+static void start_with(enum gr_pool_kind pool, uint64_t card_bytes)
 {
         sg_reset(card_bytes);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->total_bytes, card_bytes);
+}
+
+static void start(uint64_t card_bytes)
+{
+        start_with(GR_POOL_BINS, card_bytes);
 }
 
 /* All memory can be had back, and nothing was handed out while it was in use. */
@@ -180,6 +185,18 @@ static void test_barrier_for(void)
         finish();
 }
 
+/* They are no waste of the kind that pool kind auto moves to split for. */
+static void test_auto(void)
+{
+        start_with(GR_POOL_AUTO, 65536 * MIB);
+        for (size_t mib = 1; mib <= 8; mib *= 2)
+                pairs(mib * MIB, 20000);
+        GR_CHECK(atomic_load(&core.spare_bytes) >= 160 * MIB);
+        GR_CHECK(gr_budget_cached(device) >= 160 * MIB);
+        GR_CHECK(!gr_split_active(&context->split));
+        finish();
+}
+
 static _Atomic unsigned wrong; /* of the threads, which cannot say so themselves */
 static _Atomic bool stop;
 
@@ -263,6 +280,7 @@ int main(void)
         test_not_moved();
         test_bounds();
         test_barrier_for();
+        test_auto();
         test_threads(0, false);
         test_threads(0, true);
         test_threads(SG_STREAMS, false);
