@@ -8,11 +8,12 @@
 #include "stats.h"
 
 /* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
-#define CLOSE_LIVE_PART 8
-#define POLL_FIRST_NS   UINT64_C(20000)
-#define POLL_MOST_NS    UINT64_C(1000000)
-#define STUCK_NS        UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
-#define TURN_LOOKS      2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
+#define CLOSE_LIVE_PART  8
+#define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
+#define POLL_FIRST_NS    UINT64_C(20000)
+#define POLL_MOST_NS     UINT64_C(1000000)
+#define STUCK_NS         UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
+#define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
 {
@@ -234,7 +235,9 @@ uint64_t gr_fence_close_bytes(struct gr_context *context)
 {
         uint64_t bytes = gr_budget_live(context->device) / CLOSE_LIVE_PART;
 
-        return bytes > GR_FENCE_CLOSE_BYTES ? bytes : GR_FENCE_CLOSE_BYTES;
+        if (bytes < GR_FENCE_CLOSE_BYTES)
+                return GR_FENCE_CLOSE_BYTES;
+        return bytes < CLOSE_MOST_BYTES ? bytes : CLOSE_MOST_BYTES;
 }
 
 void gr_fence_close_soon(struct gr_context *context)

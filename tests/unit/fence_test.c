@@ -84,6 +84,50 @@ static void test_poll(void)
         finish();
 }
 
+/* However many epochs are pending and have passed: what has passed is known, with few questions to the driver. */
+static void test_poll_many(void)
+{
+        for (unsigned pending = 1; pending <= GR_EPOCHS_PENDING; pending++)
+                for (unsigned passed = 0; passed <= pending; passed += 1 + passed / 4) {
+                        uint64_t epochs[GR_EPOCHS_PENDING];
+                        unsigned questions, most = 2;
+
+                        start();
+                        for (unsigned i = 0; i < pending; i++) {
+                                epochs[i] = freed_after(i == 0 ? 5 : 10);
+                                GR_CHECK_EQ(gr_fence_close(context), 0);
+                        }
+                        sg_advance(passed * 10 * SG_MS);
+                        questions = sg_calls(SG_EVENT_QUERY);
+                        GR_CHECK_EQ(gr_fence_poll(context), 0);
+                        for (unsigned i = 0; i < pending; i++) {
+                                GR_CHECK_EQ(gr_fence_idle(fence, epochs[i]), i < passed);
+                                GR_CHECK_EQ(gr_fence_usable(fence, epochs[i]), i < passed);
+                        }
+                        for (unsigned i = passed + 1; i > 1; i /= 2)
+                                most += 2;
+                        GR_CHECK(sg_calls(SG_EVENT_QUERY) - questions <= most);
+                        sg_advance((pending - passed) * 10 * SG_MS);
+                        GR_CHECK_EQ(gr_fence_poll(context), 0);
+                        GR_CHECK(gr_fence_idle(fence, epochs[pending - 1]));
+                        GR_CHECK(!gr_fence_waiting(context));
+                        finish();
+                }
+}
+
+/* A small part of what is live, within bounds. */
+static void test_close_bytes(void)
+{
+        start();
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
+        atomic_store(&context->device->charged_bytes, 1024 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 128 * SG_MIB);
+        atomic_store(&context->device->charged_bytes, 65536 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 256 * SG_MIB);
+        atomic_store(&context->device->charged_bytes, 0);
+        finish();
+}
+
 static void test_barrier(void)
 {
         uint64_t epoch;
@@ -484,6 +528,8 @@ static void test_reset(void)
 int main(void)
 {
         test_poll();
+        test_poll_many();
+        test_close_bytes();
         test_barrier();
         test_merge();
         test_wait_oldest();
