@@ -432,14 +432,14 @@ static unsigned move_all(struct gr_context *context, struct gr_segment *heap, st
                         break;
         }
         while (done < mapped) { /* those side by side at once */
-                uint64_t begin = moves[done].to, end = begin + move_bytes(&moves[done]);
-                unsigned next = done + 1;
+                uint64_t first = move_bytes(&moves[done]), bytes = first;
 
-                while (next < mapped && moves[next].to == end)
-                        end += move_bytes(&moves[next++]);
-                if (driver->mem_access(context->handle, context->device->ordinal, begin, end - begin))
+                for (unsigned i = done + 1; i < mapped && moves[i].to == moves[done].to + bytes; i++)
+                        bytes += move_bytes(&moves[i]);
+                if (gr_extents_open(context, moves[done].to, first, &bytes))
                         break;
-                done = next;
+                for (; bytes > 0; done++)
+                        bytes -= move_bytes(&moves[done]);
         }
         for (unsigned i = done; i < mapped; i++)
                 driver->mem_unmap(context->handle, moves[i].to, move_bytes(&moves[i]), GR_NO_HANDLE);

@@ -40,6 +40,18 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
         gr_split_spare(&context->split, (int64_t)spare);
 }
 
+int gr_extents_open(struct gr_context *context, uint64_t ptr, uint64_t first_bytes, uint64_t *bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        int rc = driver->mem_access(context->handle, context->device->ordinal, ptr, *bytes);
+
+        if (rc && *bytes > first_bytes) {
+                *bytes = first_bytes;
+                rc = driver->mem_access(context->handle, context->device->ordinal, ptr, first_bytes);
+        }
+        return rc;
+}
+
 /* One extent, which nothing may use yet. As gr_extents_map. */
 static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
 {
@@ -73,29 +85,26 @@ int gr_extents_map(struct gr_context *context, struct gr_segment *heap, uint64_t
                    uint64_t extent_bytes, uint64_t *ret_bytes)
 {
         struct gr_device *device = context->device;
-        uint64_t at = ptr, end = ptr + bytes;
+        uint64_t at = ptr, end = ptr, size;
         int rc = 0, access_rc = 0;
 
-        while (at < end && rc == 0) {
-                uint64_t size = end - at < extent_bytes ? end - at : extent_bytes;
-
-                rc = extent_map(context, heap, at, size);
-                at += rc == 0 ? size : 0;
+        while (end < ptr + bytes && rc == 0) {
+                size = ptr + bytes - end < extent_bytes ? ptr + bytes - end : extent_bytes;
+                rc = extent_map(context, heap, end, size);
+                end += rc == 0 ? size : 0;
         }
-        if (at > ptr)
-                access_rc = context->core->driver->mem_access(context->handle, device->ordinal, ptr, at - ptr);
-        *ret_bytes = access_rc ? 0 : at - ptr;
-        if (!access_rc)
-                return rc;
-        for (end = at, at = ptr; at < end;) {
-                uint64_t size = gr_extent_bytes(gr_page_at(heap, at));
-
+        for (; at < end && access_rc == 0; at += access_rc == 0 ? size : 0) {
+                size = end - at;
+                access_rc = gr_extents_open(context, at, gr_extent_bytes(gr_page_at(heap, at)), &size);
+        }
+        *ret_bytes = at - ptr;
+        for (; at < end; at += size) {
+                size = gr_extent_bytes(gr_page_at(heap, at));
                 gr_budget_uncache(device, size);
                 if (gr_extent_unmap(context->core, context->handle, heap, gr_page_at(heap, at)))
                         gr_budget_release(device, at, size);
-                at += size;
         }
-        return access_rc;
+        return access_rc ? access_rc : rc;
 }
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)

@@ -234,6 +234,7 @@ static int mem_access(void *handle, int ordinal, uint64_t ptr, size_t bytes)
         pthread_mutex_lock(&gpu.lock);
         gpu.accesses++;
         fails = gpu.map_fails > 0 && --gpu.map_fails == 0;
+        fails |= gpu.page_access && bytes > GR_PAGE_BYTES;
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 uint32_t page = atomic_load(&vpage_of(at)->page);
 
@@ -420,7 +421,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.slab_next = GPU_BASE;
         gpu.handles = gpu.reserved = gpu.areas = gpu.moves = gpu.accesses = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = gpu.no_moved_access = false;
+        gpu.no_moves = gpu.no_moved_access = gpu.page_access = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);

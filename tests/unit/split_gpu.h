@@ -40,6 +40,7 @@ struct split_gpu {
         unsigned handles, reserved, areas, moves, accesses; /* accesses: calls of mem_access */
         bool no_moves;                                      /* memory is mapped once only, or ... */
         bool no_moved_access;                               /* ... may be used under its first address only */
+        bool page_access;                                   /* mem_access takes one page at a time */
         uint8_t *refs; /* of each page: how many mappings it has, and one for its handle */
         int map_fails; /* so many calls of mem_map and mem_access from now on fails one; 0: none does */
         struct split_gpu_vpage *vpages;
