@@ -5,8 +5,9 @@
  *   idle [--peak=60GiB] [--seconds=13] [--csv=FILE]
  *
  * It allocates blocks of 2 MiB to 1 GiB up to the peak, frees them all, and from then on launches small kernels on a
- * second stream, a thread of its own looking at the card 20 times a second. Lines "# name value": launch_us is the call
- * alone, round_us until the kernel was seen to be done; free_max_us the longest free, beside a kernel of 50 ms.
+ * second stream. Lines "# name value": launch_us is the call alone, round_us until the kernel was seen to be done;
+ * free_max_us the longest free, beside a kernel of 50 ms. With --csv a thread of its own looks at the card 20 times a
+ * second, which makes launches wait more often than what is looked for.
  * idle.py runs it natively and under the library.
  */
 #include "gputest.h"
@@ -42,8 +43,7 @@ static void *watch(void *arg)
 {
         (void)arg;
         while (!atomic_load(&done)) {
-                if (csv)
-                        fprintf(csv, "%.3f,%.1f\n", (gt_now_us() - began_us) / 1e6, held_mib());
+                fprintf(csv, "%.3f,%.1f\n", (gt_now_us() - began_us) / 1e6, held_mib());
                 gt_sleep_us(LOOK_US);
         }
         return NULL;
@@ -111,10 +111,11 @@ int main(int argc, char **argv)
         launch_for(beside, small, 2e5); /* warm */
         samples = 0;
         began_us = gt_now_us();
-        if (csv)
+        if (csv) {
                 fprintf(csv, "seconds,mib\n");
-        if (pthread_create(&watcher, NULL, watch, NULL))
-                gt_die("no thread");
+                if (pthread_create(&watcher, NULL, watch, NULL))
+                        gt_die("no thread");
+        }
         gt_sleep_us(0.3e6);
 
         for (size_t held = 0; held < peak && count < MOST_BLOCKS; count++) {
@@ -146,8 +147,7 @@ int main(int argc, char **argv)
         tell("launch_us", launch_us);
         tell("round_us", round_us);
         atomic_store(&done, true);
-        pthread_join(watcher, NULL);
-        if (csv && fclose(csv))
+        if (csv && (pthread_join(watcher, NULL) || fclose(csv)))
                 gt_die("the CSV file could not be written");
         GT_MUST(cuMemFree(small));
         gt_close(&gt);

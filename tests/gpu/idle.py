@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A process that peaks and then pauses, four times over: natively, with PyTorch's cache, under the library, and under
-the library with decay off. Draws the card's use over time, and holds the launch latencies of the last two against each
-other, whose runs alternate so that drift hits both.
+the library with decay off. Draws the card's use over time. Then the last two run in turns, so that drift hits both, and
+without anybody who looks at the card, and their launch latencies are held against each other.
 
     idle.py --program BUILD/tests/gpu/idle --library BUILD/shim/libgpureclaim.so --out FOLDER [--peak-gib 60]
 
@@ -24,7 +24,7 @@ parser.add_argument("--library")
 parser.add_argument("--out", default=".")
 parser.add_argument("--peak-gib", type=float, default=60)
 parser.add_argument("--seconds", type=float, default=13)
-parser.add_argument("--repeat", type=int, default=3, help="runs with decay on and off each")
+parser.add_argument("--repeat", type=int, default=3, help="runs for latencies, with decay on and off each")
 parser.add_argument("--torch", metavar="CSV", help=argparse.SUPPRESS)  # the PyTorch run itself
 args = parser.parse_args()
 
@@ -93,9 +93,11 @@ def run(name, command, **settings):
         sys.exit(f"{name}: exit status {result.returncode}")
     figures = dict(line[2:].split() for line in result.stdout.splitlines() if line.startswith("# "))
     figures = {key: float(value) for key, value in figures.items()}
-    with open(path, newline="") as file:
-        samples = [(float(row["seconds"]) - figures["freed_at_s"], float(row["mib"])) for row in csv.DictReader(file)]
-    os.remove(path)
+    samples = []
+    if os.path.exists(path):
+        with open(path, newline="") as file:
+            samples = [(float(row["seconds"]) - figures["freed_at_s"], float(row["mib"])) for row in csv.DictReader(file)]
+        os.remove(path)
     return figures, samples
 
 
@@ -141,16 +143,19 @@ def one(key, results):
 
 os.makedirs(args.out, exist_ok=True)
 PEAK = f"--peak={int(args.peak_gib * 1024)}MiB"
-PROGRAM = [args.program, PEAK, f"--seconds={args.seconds}", "--csv={csv}"]
+PROGRAM = [args.program, PEAK, f"--seconds={args.seconds}"]
+WATCHED = [*PROGRAM, "--csv={csv}"]
 PYTORCH = [sys.executable, __file__, "--torch={csv}", f"--peak-gib={args.peak_gib}", f"--seconds={args.seconds}"]
-runs = {"native": run("native", PROGRAM), "PyTorch's cache": run("torch", PYTORCH)}
+DECAY = {"LD_PRELOAD": args.library}
+KEPT = {**DECAY, "GPURECLAIM_DECAY": "0"}
+runs = {"native": run("native", WATCHED), "PyTorch's cache": run("torch", PYTORCH)}
 if not runs["native"]:
     raise SystemExit(77)
+runs |= {"gpureclaim": run("decay", WATCHED, **DECAY), "gpureclaim, DECAY=0": run("kept", WATCHED, **KEPT)}
 on, off = [], []
-for _ in range(args.repeat):
-    off.append(run("kept", PROGRAM, LD_PRELOAD=args.library, GPURECLAIM_DECAY="0"))
-    on.append(run("decay", PROGRAM, LD_PRELOAD=args.library))
-runs |= {"gpureclaim": on[0], "gpureclaim, DECAY=0": off[0]}
+for i in range(args.repeat):
+    for runs_now, settings in [(off, KEPT), (on, DECAY)][:: -1 if i % 2 else 1]:
+        runs_now.append(run("latency", PROGRAM, **settings))
 runs = {name: result for name, result in runs.items() if result}
 plot(os.path.join(args.out, "idle.svg"), runs)
 with open(os.path.join(args.out, "idle.csv"), "w", newline="") as file:
