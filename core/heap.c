@@ -5,6 +5,7 @@
 
 #include <utlist.h>
 
+#include "bound.h"
 #include "core.h"
 #include "log.h"
 #include "pages.h"
@@ -548,13 +549,13 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         gr_unlock(&split->lock);
 
         /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
-        if (!gr_split_has_room(context, bytes, place.hole_bytes)) {
+        if (!gr_bound_has_room(context, bytes, place.hole_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
                 uint64_t left_bytes = moves_make(context, range, place.hole_bytes);
 
-                gr_split_spend(context, context->core->driver->now_ns() - begin_ns);
+                gr_bound_spend(context, context->core->driver->now_ns() - begin_ns);
                 if (left_bytes > 0)
-                        gr_split_make_room(context, bytes, left_bytes);
+                        gr_bound_make_room(context, bytes, left_bytes);
         }
         rc = back(context, range, &come);
 

@@ -158,19 +158,4 @@ static inline void gr_split_spare(struct gr_split *split, int64_t bytes)
                 split->spare_low_bytes = split->spare_bytes;
 }
 
-/*
- * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
- * share of it that depends on the time left to spend. No lock held, as for the two below.
- */
-bool gr_split_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
-
-/* So much time was spent on a better fit. */
-void gr_split_spend(struct gr_context *context, uint64_t spent_ns);
-
-/*
- * Where there is no room, gives idle memory back, and waits a little, as time allows, for what is about to be idle.
- * False: there still is none. Calls the driver.
- */
-bool gr_split_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
-
 #endif
