@@ -15,16 +15,6 @@
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
 
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-        return (bytes + unit - 1) & ~(unit - 1);
-}
-
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)
 {
@@ -49,17 +39,17 @@ uint64_t gr_bound_worth_opening(struct gr_context *context, size_t bytes)
         if (split->credit_ns <= 0)
                 return UINT64_MAX;
         shift = (unsigned)((uint64_t)split->credit_ns * 4 / (CREDIT_MOST_NS + 1));
-        return round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
+        return gr_round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
 }
 
 /* How much the device's footprint would pass what growth may lift it to. */
 static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;
-        uint64_t peak = max_u64(atomic_load(&device->peak_live_bytes),
-                                gr_budget_live(device) + round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
+        uint64_t peak = gr_max(atomic_load(&device->peak_live_bytes),
+                               gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
         uint64_t slack = peak / (credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE);
-        uint64_t bound = peak + max_u64(slack, SLACK_LEAST_BYTES);
+        uint64_t bound = peak + gr_max(slack, SLACK_LEAST_BYTES);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
         return charged + growth_bytes > bound ? charged + growth_bytes - bound : 0;

@@ -13,11 +13,6 @@ struct gr_slab {
         uint64_t blocks;
 };
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
 static void raise_to(_Atomic uint64_t *peak, uint64_t value)
 {
         uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
@@ -250,7 +245,7 @@ uint64_t gr_budget_room(struct gr_device *device)
         uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->charged_bytes);
         uint64_t room = hard == GR_UNLIMITED ? GR_UNLIMITED : hard > charged ? hard - charged : 0;
 
-        return group ? min_u64(room, group->room(group->arg)) : room;
+        return group ? gr_min(room, group->room(group->arg)) : room;
 }
 
 uint64_t gr_budget_over(struct gr_device *device)
@@ -272,9 +267,9 @@ bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
 uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t total = min_u64(card_total_bytes, atomic_load(&device->hard_bytes));
+        uint64_t total = gr_min(card_total_bytes, atomic_load(&device->hard_bytes));
 
-        return group ? min_u64(total, group->limit_bytes) : total;
+        return group ? gr_min(total, group->limit_bytes) : total;
 }
 
 uint64_t gr_budget_excess_limited(struct gr_device *device)
@@ -289,12 +284,12 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
         if (soft != GR_UNLIMITED) {
                 uint64_t live = gr_budget_live(device);
 
-                allowed = min_u64(allowed, soft > live ? soft - live : 0);
+                allowed = gr_min(allowed, soft > live ? soft - live : 0);
         }
         over = cached > allowed ? cached - allowed : 0;
         /* The limit came down below what was taken already. */
         if (charged > hard && charged - hard > over)
-                over = min_u64(charged - hard, cached);
+                over = gr_min(charged - hard, cached);
         return over;
 }
 
@@ -303,20 +298,20 @@ void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_
 {
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t live = gr_budget_live(device);
-        uint64_t idle = min_u64(atomic_load(&device->idle_bytes), live);
+        uint64_t idle = gr_min(atomic_load(&device->idle_bytes), live);
         uint64_t kept = live - idle + atomic_load(&device->pinned_bytes); /* what no other request can have */
         uint64_t total = gr_budget_total(device, card_total_bytes);
         uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);
 
         if (hard != GR_UNLIMITED)
-                free_bytes = min_u64(free_bytes, hard > kept ? hard - kept : 0);
+                free_bytes = gr_min(free_bytes, hard > kept ? hard - kept : 0);
         if (group) {
                 uint64_t room = group->room(group->arg), own = gr_budget_returnable(device) + idle;
 
-                free_bytes = min_u64(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
+                free_bytes = gr_min(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
         }
         atomic_store(&device->card_free_bytes, card_free_bytes);
-        *ret_free_bytes = min_u64(free_bytes, total);
+        *ret_free_bytes = gr_min(free_bytes, total);
         *ret_total_bytes = total;
 }

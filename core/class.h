@@ -22,6 +22,22 @@
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
 
+/* Bytes, here and everywhere; unit is a power of two. */
+static inline uint64_t gr_min(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static inline uint64_t gr_max(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static inline uint64_t gr_round_up(uint64_t bytes, uint64_t unit)
+{
+        return (bytes + unit - 1) & ~(unit - 1);
+}
+
 /* Of the classes that halve a doubling steps_log2 times, the one of bytes > 1 << from_log2, where they begin. */
 static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsigned steps_log2)
 {
@@ -58,7 +74,7 @@ static inline size_t gr_footprint_bytes(size_t capacity_bytes)
 {
         if (capacity_bytes <= GR_SMALL_MAX_BYTES)
                 return capacity_bytes;
-        return (capacity_bytes + GR_PAGE_BYTES - 1) & ~(GR_PAGE_BYTES - 1);
+        return gr_round_up(capacity_bytes, GR_PAGE_BYTES);
 }
 
 static inline bool gr_is_small(size_t capacity_bytes)

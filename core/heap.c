@@ -17,16 +17,6 @@
 #define TRIM_BATCH        64
 #define MOVE_BATCH        64
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
 /* Below, the split's lock is held unless a comment says otherwise. */
 
 static bool is_open(const struct gr_range *range)
@@ -76,8 +66,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
                 uint64_t stop = gr_range_end(range);
 
                 if (range->state == GR_RANGE_HOLE)
-                        place.hole_bytes +=
-                                min_u64(stop, gr_page_up(end)) - gr_page_down(max_u64(at, range->block.ptr));
+                        place.hole_bytes += gr_min(stop, gr_page_up(end)) - gr_page_down(gr_max(at, range->block.ptr));
                 if (stop >= end) {
                         if (place.hole_bytes < best->hole_bytes)
                                 *best = place;
@@ -170,7 +159,7 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
         uint64_t step = gr_page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
 
-        step = heap->small ? GR_PAGE_BYTES : max_u64(min_u64(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
+        step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at, come;

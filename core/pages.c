@@ -5,16 +5,6 @@
 #include "core.h"
 #include "split.h"
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
 void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *heap = range->segment;
@@ -22,7 +12,7 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
 
         while (at < end) {
                 struct gr_page *extent = gr_extent_at(heap, at);
-                uint64_t next = min_u64(end, gr_extent_ptr(heap, extent) + gr_extent_bytes(extent));
+                uint64_t next = gr_min(end, gr_extent_ptr(heap, extent) + gr_extent_bytes(extent));
 
                 pinned -= gr_extent_pinned(extent);
                 if (sign > 0) {
@@ -30,7 +20,7 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
                         extent->used_bytes += next - at;
                 } else {
                         extent->used_bytes -= next - at;
-                        extent->freed_epoch = max_u64(extent->freed_epoch, range->block.freed_epoch);
+                        extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
                         spare += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
                 }
                 pinned += gr_extent_pinned(extent);

@@ -22,7 +22,7 @@ struct pinned {
 
 static uint64_t whole_pages(uint64_t bytes)
 {
-        return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+        return gr_round_up(bytes, PAGE_BYTES);
 }
 
 /* What to ask the driver for. */

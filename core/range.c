@@ -151,7 +151,7 @@ static void fit_in(struct gr_range *range, size_t bytes, struct fit *fit)
                 return;
         ptr = range->block.ptr;
         if (range->segment->pages && !range->segment->small)
-                weigh(range, (ptr + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1), bytes, fit);
+                weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, fit);
         weigh(range, ptr, bytes, fit);
         weigh(range, gr_range_end(range) - bytes, bytes, fit);
         fit_in(range->right, bytes, fit);

@@ -16,16 +16,6 @@
 #define DEAF_FENCES      64 /* until a class that got no more asks again, as all threads pay for that */
 #define LEFT_EPOCHS      4  /* a bin that nothing was freed into for so many is nobody's at the moment */
 
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
 static unsigned threads_of(struct gr_context *context)
 {
         return atomic_load_explicit(&context->arena_count, memory_order_relaxed);
@@ -40,16 +30,16 @@ static uint32_t class_blocks(struct gr_context *context)
 static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
 {
         struct gr_device *device = context->device;
-        uint64_t card = min_u64(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
+        uint64_t card = gr_min(atomic_load(&device->hard_bytes), atomic_load(&device->total_bytes));
         uint64_t threads = threads_of(context);
-        uint64_t total = max_u64(gr_budget_live(device) / LIVE_PART, card / CARD_PART);
+        uint64_t total = gr_max(gr_budget_live(device) / LIVE_PART, card / CARD_PART);
 
         if (threads >= MANY_THREADS)
-                total = max_u64(total, min_u64(threads * THREAD_BYTES, card / THREADS_PART));
+                total = gr_max(total, gr_min(threads * THREAD_BYTES, card / THREADS_PART));
         *ret_total_bytes = total;
-        *ret_class_bytes = max_u64(total / CLASS_PART, CLASS_BYTES);
+        *ret_class_bytes = gr_max(total / CLASS_PART, CLASS_BYTES);
         if (threads >= MANY_THREADS) /* the first must not have what the last will need */
-                *ret_class_bytes = min_u64(*ret_class_bytes, total / threads);
+                *ret_class_bytes = gr_min(*ret_class_bytes, total / threads);
 }
 
 /* From the bins of others to the calling thread's. */
@@ -120,6 +110,6 @@ void gr_spare_returned(struct gr_core *core, uint64_t bytes)
 {
         uint64_t spare = atomic_load(&core->spare_bytes);
 
-        while (spare > 0 && !atomic_compare_exchange_weak(&core->spare_bytes, &spare, spare - min_u64(spare, bytes)))
+        while (spare > 0 && !atomic_compare_exchange_weak(&core->spare_bytes, &spare, spare - gr_min(spare, bytes)))
                 ;
 }

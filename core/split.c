@@ -21,16 +21,6 @@
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
 
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-        return (bytes + unit - 1) & ~(unit - 1);
-}
-
 /* Cached bytes that cannot go back because other ranges of the segment are used. */
 static uint64_t pinned_bytes(const struct gr_segment *segment)
 {
@@ -203,7 +193,7 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
 
 static size_t range_bytes(size_t bytes)
 {
-        return round_up(bytes, GR_SPLIT_UNIT_BYTES);
+        return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
 /* Lock not held. */
@@ -402,11 +392,11 @@ static uint64_t segments_release(struct gr_context *context, struct gr_segment *
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
-        uint64_t least = max_u64(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
+        uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
 
         if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
-            !gr_bound_is_passed(context, bytes, round_up(bytes, GR_PAGE_BYTES)) || !gr_fence_barrier_is_safe(context) ||
-            gr_fence_barrier(context))
+            !gr_bound_is_passed(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
+            !gr_fence_barrier_is_safe(context) || gr_fence_barrier(context))
                 return NULL;
         return gr_split_take(context, bytes, false);
 }
@@ -415,7 +405,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = &context->split;
-        uint64_t segment_bytes = round_up(bytes, GR_PAGE_BYTES), begin_ns;
+        uint64_t segment_bytes = gr_round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
         bool room;
         int rc;
@@ -673,7 +663,7 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
 void gr_split_consider(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
-        uint64_t live = gr_budget_live(context->device), waste = max_u64(live / WASTE_SHARE, WASTE_LEAST_BYTES);
+        uint64_t live = gr_budget_live(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
         /* Blocks taken to save fences would be taken from split as well. */
         uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->core->spare_bytes);
 
