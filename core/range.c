@@ -284,3 +284,27 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
         }
         return rest;
 }
+
+struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes)
+{
+        struct gr_range *rest;
+
+        gr_range_leave(split, range);
+        if (at > range->block.ptr) {
+                rest = gr_range_cut(range, at - range->block.ptr);
+                gr_range_enter(split, range);
+                if (!rest)
+                        return NULL;
+                range = rest;
+        }
+        if (gr_range_end(range) > at + bytes) {
+                rest = gr_range_cut(range, bytes);
+                if (!rest) {
+                        gr_range_free(split, range);
+                        return NULL;
+                }
+                gr_range_enter(split, rest);
+        }
+        range->state = GR_RANGE_BUSY;
+        return range;
+}

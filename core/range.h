@@ -88,6 +88,10 @@ void gr_range_free(struct gr_split *split, struct gr_range *range);
  */
 struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
 
+/* [at, at + bytes) of a range in state FREE as a BUSY one; what is left of it stays free. NULL: out of memory, and all
+ * of it is free. */
+struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
+
 /* Takes after, the neighbour of range, into it; both are in no tree or list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
