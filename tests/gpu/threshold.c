@@ -149,7 +149,7 @@ int main(int argc, char **argv)
                 peak = available / 2 < 16 * GT_GIB ? available / 2 : 16 * GT_GIB;
         slow_us = gt.simulated ? 1.2e6 : 3e6;
         /* A call that waits for the kernel takes its time many times over; this only has to be far from both. */
-        most_us = slow_us / 6;
+        most_us = slow_us / 2;
         for (int i = 0; i < LIVE_BLOCKS; i++)
                 GT_MUST(cuMemAlloc(&live[i], live_bytes));
         target = LIVE_BLOCKS * live_bytes + threshold + slack_bytes;
