@@ -42,29 +42,41 @@ int gr_extents_open(struct gr_context *context, uint64_t ptr, uint64_t first_byt
         return rc;
 }
 
+int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
+{
+        int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
+
+        if (rc)
+                gr_count(context->core, GR_STAT_limit_hits, 1);
+        else
+                gr_budget_cache(context->device, bytes);
+        return rc;
+}
+
+void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc)
+{
+        if (rc) {
+                gr_budget_uncache(context->device, bytes);
+                gr_budget_cancel(context->device, reserved_bytes);
+                return;
+        }
+        gr_budget_commit(context->device, ptr, bytes, reserved_bytes); /* cannot fail: whole pages */
+        gr_count(context->core, GR_STAT_driver_allocs, 1);
+}
+
 /* One extent, which nothing may use yet. As gr_extents_map. */
 static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
 {
-        struct gr_core *core = context->core;
-        struct gr_device *device = context->device;
         struct gr_page *extent = gr_page_at(heap, ptr);
         uint64_t reserved, handle = GR_NO_HANDLE;
-        int rc = gr_budget_reserve(device, bytes, &reserved);
+        int rc = gr_pages_reserve(context, bytes, &reserved);
 
-        if (rc) {
-                gr_count(core, GR_STAT_limit_hits, 1);
+        if (rc)
                 return rc;
-        }
-        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
-        gr_budget_cache(device, bytes);
-        rc = core->driver->mem_map(context->handle, device->ordinal, ptr, bytes, &handle);
-        if (rc) {
-                gr_budget_uncache(device, bytes);
-                gr_budget_cancel(device, reserved);
+        rc = context->core->driver->mem_map(context->handle, context->device->ordinal, ptr, bytes, &handle);
+        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        if (rc)
                 return rc;
-        }
-        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
-        gr_count(core, GR_STAT_driver_allocs, 1);
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
         for (uint32_t i = 1; i < extent->pages; i++)
                 extent[i].back = i;

@@ -76,6 +76,14 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign);
 #define GR_NO_HANDLE 0
 
 /*
+ * Around the driver's call for fresh memory, whole pages: charged, and cached from the start, so that the peak of live
+ * memory never sees the part that nobody asked for. -EDQUOT: the hard limit, and no commit follows. rc is what the
+ * driver said; ptr counts where it is 0. No lock held.
+ */
+int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes);
+void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);
+
+/*
  * The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller, in extents of
  * extent_bytes: charged and counted as cached. *ret_bytes, always written: how much came. -EDQUOT, -ENOMEM, or the
  * driver's error: not all of it. Calls the driver; no lock held.

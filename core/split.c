@@ -11,10 +11,10 @@
 #include "heap.h"
 #include "pages.h"
 #include "range.h"
+#include "trim.h"
 
 #define BARRIER_SHARE     64 /* of the peak of live memory: less that waits is not worth a barrier */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
-#define RELEASE_BATCH     64
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
@@ -318,30 +318,20 @@ static void segment_remove(struct gr_context *context, size_t index)
 /* A segment from the driver, in nobody's list, charged and counted as cached. Lock not held. */
 static int segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)
 {
-        struct gr_core *core = context->core;
-        struct gr_device *device = context->device;
         struct gr_segment *segment = calloc(1, sizeof(*segment));
         struct gr_range *range = calloc(1, sizeof(*range));
-        uint64_t reserved, ptr;
+        uint64_t reserved, ptr = 0;
         int rc = -ENOMEM;
 
         if (!segment || !range)
                 goto fail;
-        rc = gr_budget_reserve(device, bytes, &reserved);
-        if (rc) {
-                gr_count(core, GR_STAT_limit_hits, 1);
+        rc = gr_pages_reserve(context, bytes, &reserved);
+        if (rc)
                 goto fail;
-        }
-        /* Cached from the start, so that the peak of live memory never sees the part that nobody asked for. */
-        gr_budget_cache(device, bytes);
-        rc = core->driver->mem_alloc(context->handle, bytes, &ptr);
-        if (rc) {
-                gr_budget_uncache(device, bytes);
-                gr_budget_cancel(device, reserved);
+        rc = context->core->driver->mem_alloc(context->handle, bytes, &ptr);
+        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        if (rc)
                 goto fail;
-        }
-        gr_budget_commit(device, ptr, bytes, reserved); /* cannot fail: whole pages */
-        gr_count(core, GR_STAT_driver_allocs, 1);
         segment->ptr = ptr;
         segment->bytes = bytes;
         segment->first = range;
@@ -361,27 +351,15 @@ fail:
 /* Returns what segments hold, count of them in nobody's list, to the driver. Lock not held. */
 static uint64_t segments_release(struct gr_context *context, struct gr_segment **segments, size_t count)
 {
-        struct gr_core *core = context->core;
-        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
-        size_t done = 0;
+        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
 
-        for (size_t i = 0; i < count; i++)
-                ptrs[i] = segments[i]->ptr;
-        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
-                done = count;
-        gr_count(core, GR_STAT_released_blocks, done);
         for (size_t i = 0; i < count; i++) {
-                bool gone = i < done;
-
-                if (!gone && core->driver->mem_free(ptrs[i]) == 0) {
-                        gr_count(core, GR_STAT_driver_frees, 1);
-                        gone = true;
-                }
-                if (gone)
-                        bytes += gr_budget_release(context->device, ptrs[i], segments[i]->bytes);
-                segment_destroy(segments[i]);
+                ptrs[i] = segments[i]->ptr;
+                sizes[i] = segments[i]->bytes;
         }
-        gr_count(core, GR_STAT_released_bytes, bytes);
+        bytes = gr_trim_ptrs(context, ptrs, sizes, count);
+        for (size_t i = 0; i < count; i++)
+                segment_destroy(segments[i]);
         return bytes;
 }
 
@@ -553,7 +531,7 @@ static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr
 /* Lock not held. */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
 {
-        struct gr_segment *segments[RELEASE_BATCH];
+        struct gr_segment *segments[GR_TRIM_BATCH];
         size_t count = 1;
         uint64_t back;
 
@@ -562,7 +540,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split.lock);
                 gr_split_drain(context);
-                count = collect(context, want_bytes - back, segments, RELEASE_BATCH);
+                count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
                 gr_unlock(&context->split.lock);
                 if (count > 0)
                         back += segments_release(context, segments, count);

@@ -7,7 +7,6 @@
 
 #include "core.h"
 
-#define RELEASE_BATCH       64
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
 
@@ -45,26 +44,12 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
         return count;
 }
 
-/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
-static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
+uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const uint64_t *sizes, size_t count)
 {
         struct gr_core *core = context->core;
-        uint64_t ptrs[RELEASE_BATCH] = {0}, bytes = 0;
-        size_t done = 0, gone = 0; /* those whose context took their memory along */
+        uint64_t bytes = 0;
+        size_t done = 0;
 
-        for (size_t i = 0, left = 0; i < count; i++) {
-                struct gr_block *block = blocks[i];
-
-                if (gr_ledger_remove(&core->ledger, block)) {
-                        blocks[left] = block;
-                        ptrs[left++] = block->ptr;
-                } else {
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        free(block);
-                        gone++;
-                }
-        }
-        count -= gone;
         if (count == 0)
                 return 0;
         if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
@@ -79,16 +64,39 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                 }
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
                 if (back)
-                        bytes += gr_budget_release(context->device, ptrs[i], blocks[i]->capacity_bytes);
-                free(blocks[i]);
+                        bytes += gr_budget_release(context->device, ptrs[i], sizes[i]);
         }
         gr_count(core, GR_STAT_released_bytes, bytes);
         return bytes;
 }
 
+/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
+static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
+{
+        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
+        size_t left = 0;
+
+        for (size_t i = 0; i < count; i++) {
+                struct gr_block *block = blocks[i];
+
+                if (gr_ledger_remove(&context->core->ledger, block)) {
+                        ptrs[left] = block->ptr;
+                        sizes[left] = block->capacity_bytes;
+                        blocks[left++] = block;
+                } else { /* its context took the memory along */
+                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                        free(block);
+                }
+        }
+        bytes = gr_trim_ptrs(context, ptrs, sizes, left);
+        for (size_t i = 0; i < left; i++)
+                free(blocks[i]);
+        return bytes;
+}
+
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
-        struct gr_block *blocks[RELEASE_BATCH];
+        struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t back = 0;
 
         if (want_bytes == 0)
@@ -108,7 +116,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
                 size_t count;
 
                 do {
-                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, RELEASE_BATCH);
+                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
                         if (count > 0)
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
@@ -123,7 +131,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 
 uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
 {
-        struct gr_block *blocks[RELEASE_BATCH];
+        struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t bytes = 0;
         size_t count;
 
@@ -133,7 +141,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
                 goto out;
         }
         count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
-                        blocks, RELEASE_BATCH);
+                        blocks, GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++)
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {

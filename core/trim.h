@@ -6,10 +6,19 @@
 #define GR_TRIM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct gr_context;
 struct gr_core;
+
+#define GR_TRIM_BATCH 64 /* allocations that go back with one wait for the driver */
+
+/*
+ * Gives allocations of the driver that nothing uses or knows any more back to it, count of them at ptrs, of sizes bytes
+ * each. Returns the bytes that the device got back; what the driver does not take stays charged.
+ */
+uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const uint64_t *sizes, size_t count);
 
 /*
  * Gives idle cached blocks of context back, without waiting for anything: one that suffices, else the largest and

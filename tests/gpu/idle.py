@@ -20,7 +20,7 @@ import time
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--program")
-parser.add_argument("--library")
+parser.add_argument("--library", dest="shim")
 parser.add_argument("--out", default=".")
 parser.add_argument("--peak-gib", type=float, default=60)
 parser.add_argument("--seconds", type=float, default=13)
@@ -146,7 +146,7 @@ PEAK = f"--peak={int(args.peak_gib * 1024)}MiB"
 PROGRAM = [args.program, PEAK, f"--seconds={args.seconds}"]
 WATCHED = [*PROGRAM, "--csv={csv}"]
 PYTORCH = [sys.executable, __file__, "--torch={csv}", f"--peak-gib={args.peak_gib}", f"--seconds={args.seconds}"]
-DECAY = {"LD_PRELOAD": args.library}
+DECAY = {"LD_PRELOAD": args.shim}
 KEPT = {**DECAY, "GPURECLAIM_DECAY": "0"}
 runs = {"native": run("native", WATCHED), "PyTorch's cache": run("torch", PYTORCH)}
 if not runs["native"]:
