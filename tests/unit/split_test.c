@@ -398,13 +398,13 @@ static void test_heap_fails(void)
 {
         uint64_t a, b;
 
-        for (int fails = 1; fails < 20; fails++) {
+        for (int fails = 1; fails < 60; fails++) {
                 gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
                 a = gpu_take(6 * MIB);
                 b = gpu_take(6 * MIB);
                 gpu_give(a, 6 * MIB);
                 gpu_sync();
-                gpu.map_fails = fails;
+                gpu.map_fails = 1 + fails / 2;
                 gpu.page_access = fails % 2;
                 a = gpu_take(24 * MIB);
                 GR_CHECK(a != 0); /* the ladder tries again */
