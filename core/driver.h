@@ -60,8 +60,9 @@ struct gr_driver {
 
         /*
          * Takes what one mem_map put there away, waiting for nothing: only for addresses that no work uses any more.
-         * The memory of the handle goes back with the last of its addresses; 0: it lives on. context is NULL where it
-         * has gone.
+         * The memory of the handle goes back with the last of its addresses. Handle 0: it lives on, and the addresses
+         * may be those of several mem_maps side by side, at the price of one (H200: 14 us). context is NULL where it
+         * has gone. On failure all is as before.
          */
         int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
 

@@ -161,26 +161,65 @@ uint64_t gr_moves_make(struct gr_context *context, struct gr_range *range, uint6
         return hole_bytes;
 }
 
-void gr_moves_reap(struct gr_context *context)
+static bool is_idle_ghost(struct gr_context *context, const struct gr_range *range)
+{
+        return range && range->state == GR_RANGE_GHOST && gr_fence_idle(&context->fence, range->block.freed_epoch);
+}
+
+/* The idle ghosts side by side with this one, itself included, as one busy range. */
+static struct gr_range *ghosts_join(struct gr_context *context, struct gr_range *range)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block;
 
-        /* They moved in any order, but the oldest is idle first or soon. */
-        while ((block = split->ghosts) && gr_fence_idle(&context->fence, block->freed_epoch)) {
-                struct gr_range *range = gr_range_of(block);
-                int rc;
-
+        while (is_idle_ghost(context, range->before))
+                range = range->before;
+        block = &range->block;
+        DL_DELETE(split->ghosts, block);
+        range->state = GR_RANGE_BUSY;
+        while (is_idle_ghost(context, range->after)) {
+                block = &range->after->block;
                 DL_DELETE(split->ghosts, block);
-                range->state = GR_RANGE_BUSY;
+                gr_range_swallow(range, range->after);
+        }
+        return range;
+}
+
+/* At once, which costs as much as one; one by one where the driver does not. False: some of these addresses are lost.
+ * Lock not held. */
+static bool ghosts_unmap(struct gr_context *context, struct gr_range *range)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), bytes;
+        bool at_once = driver->mem_unmap(context->handle, at, end - at, GR_NO_HANDLE) == 0, lost = false;
+
+        for (; at < end; at += bytes) {
+                struct gr_page *page = gr_page_at(range->segment, at);
+
+                bytes = (uint64_t)page->ghost << GR_PAGE_SHIFT;
+                if (at_once || driver->mem_unmap(context->handle, at, bytes, GR_NO_HANDLE) == 0)
+                        page->ghost = 0;
+                else
+                        lost = true;
+        }
+        return !lost;
+}
+
+void gr_moves_reap(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+
+        /* They moved in any order, but the oldest is idle first or soon. */
+        while (split->ghosts && is_idle_ghost(context, gr_range_of(split->ghosts))) {
+                struct gr_range *range = ghosts_join(context, gr_range_of(split->ghosts));
+                bool gone;
+
                 split->busy++;
                 gr_unlock(&split->lock);
-                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
+                gone = ghosts_unmap(context, range);
                 gr_lock(&split->lock);
                 split->busy--;
-                if (rc) /* these addresses are lost */
-                        continue;
-                gr_page_at(range->segment, block->ptr)->ghost = 0;
-                gr_pages_settle(split, range, GR_RANGE_FREE);
+                if (gone)
+                        gr_pages_settle(split, range, GR_RANGE_FREE);
         }
 }

@@ -234,7 +234,7 @@ static int mem_access(void *handle, int ordinal, uint64_t ptr, size_t bytes)
         pthread_mutex_lock(&gpu.lock);
         gpu.accesses++;
         fails = gpu.map_fails > 0 && --gpu.map_fails == 0;
-        fails |= gpu.page_access && bytes > GR_PAGE_BYTES;
+        fails |= gpu.page_by_page && bytes > GR_PAGE_BYTES;
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 uint32_t page = atomic_load(&vpage_of(at)->page);
 
@@ -254,6 +254,11 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
+        if (gpu.page_by_page && !memory && bytes > GR_PAGE_BYTES)
+                return -EINVAL;
+        pthread_mutex_lock(&gpu.lock);
+        gpu.unmaps++;
+        pthread_mutex_unlock(&gpu.lock);
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 struct split_gpu_vpage *vpage = vpage_of(at);
                 uint32_t page = atomic_load(&vpage->page);
@@ -419,9 +424,9 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.now_ns = 1;
         gpu.lazy = 0;
         gpu.slab_next = GPU_BASE;
-        gpu.handles = gpu.reserved = gpu.areas = gpu.moves = gpu.accesses = 0;
+        gpu.handles = gpu.reserved = gpu.areas = gpu.moves = gpu.accesses = gpu.unmaps = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = gpu.no_moved_access = gpu.page_access = false;
+        gpu.no_moves = gpu.no_moved_access = gpu.page_by_page = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);
