@@ -40,7 +40,7 @@ struct gr_driver {
         int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
 
         /*
-         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the four
+         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three
          * below: not to be had, or not for every use that the program may make of memory.
          */
         int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
@@ -49,20 +49,14 @@ struct gr_driver {
         /*
          * Memory of device behind reserved addresses, whole pages; context is current. New memory where *handle is 0,
          * and its handle comes back; else that of the handle, all of it, which stays mapped where it was as well: work
-         * that uses both addresses must be in order. Nothing may use it before mem_access. On failure nothing is
-         * mapped.
+         * that uses both addresses must be in order. On failure nothing is mapped.
          */
         int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle);
 
-        /* What one or several mem_maps put side by side may be used from now on. It costs the most of a mapping (H200:
-         * 25 us a call), so one call is for many. On failure it is as before. */
-        int (*mem_access)(void *context, int device, uint64_t ptr, size_t bytes);
-
         /*
          * Takes what one mem_map put there away, waiting for nothing: only for addresses that no work uses any more.
-         * The memory of the handle goes back with the last of its addresses. Handle 0: it lives on, and the addresses
-         * may be those of several mem_maps side by side, at the price of one (H200: 14 us). context is NULL where it
-         * has gone. On failure all is as before.
+         * The memory of the handle goes back with the last of its addresses; 0: it lives on. context is NULL where it
+         * has gone.
          */
         int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
 

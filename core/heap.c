@@ -153,19 +153,19 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
         step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
         *ret_bytes = 0;
         while (at < end) {
-                uint64_t stop = at, come;
+                uint64_t stop = at;
                 int rc;
 
-                while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
                 if (stop == at) {
                         at += GR_PAGE_BYTES;
                         continue;
                 }
-                rc = gr_extents_map(context, heap, at, stop - at, step, &come);
-                *ret_bytes += come;
+                rc = gr_extent_map(context, heap, at, stop - at);
                 if (rc)
                         return rc;
+                *ret_bytes += stop - at;
                 at = stop;
         }
         return 0;

@@ -82,59 +82,32 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         return count;
 }
 
-static uint64_t move_bytes(const struct move *move)
+/* Maps the extent a second time, in this heap. Its old addresses stay mapped until its last work there has passed. Lock
+ * not held. */
+static bool move_one(struct gr_context *context, struct gr_segment *heap, const struct move *move)
 {
-        return gr_extent_bytes(gr_page_at(move->from->segment, move->from->block.ptr));
-}
+        struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
+                       *extent = gr_page_at(heap, move->to);
+        uint64_t handle = old->handle;
+        uint32_t pages = old->pages;
 
-/*
- * Maps the extents a second time, in this heap, as far as the driver does. Their old addresses stay mapped until the
- * last work there has passed. Returns how many moved. Lock not held.
- */
-static unsigned move_all(struct gr_context *context, struct gr_segment *heap, struct move *moves, unsigned count)
-{
-        const struct gr_driver *driver = context->core->driver;
-        unsigned mapped = 0, done = 0;
-
-        for (; mapped < count; mapped++) {
-                struct move *move = &moves[mapped];
-                uint64_t handle = gr_page_at(move->from->segment, move->from->block.ptr)->handle;
-
-                if (driver->mem_map(context->handle, context->device->ordinal, move->to, move_bytes(move), &handle))
-                        break;
-        }
-        while (done < mapped) { /* those side by side at once */
-                uint64_t first = move_bytes(&moves[done]), bytes = first;
-
-                for (unsigned i = done + 1; i < mapped && moves[i].to == moves[done].to + bytes; i++)
-                        bytes += move_bytes(&moves[i]);
-                if (gr_extents_open(context, moves[done].to, first, &bytes))
-                        break;
-                for (; bytes > 0; done++)
-                        bytes -= move_bytes(&moves[done]);
-        }
-        for (unsigned i = done; i < mapped; i++)
-                driver->mem_unmap(context->handle, moves[i].to, move_bytes(&moves[i]), GR_NO_HANDLE);
-        for (unsigned i = 0; i < done; i++) {
-                struct gr_page *old = gr_page_at(moves[i].from->segment, moves[i].from->block.ptr),
-                               *extent = gr_page_at(heap, moves[i].to);
-                uint32_t pages = old->pages;
-
-                *extent = (struct gr_page){.handle = old->handle, .freed_epoch = old->freed_epoch, .pages = pages};
-                for (uint32_t j = 1; j < pages; j++)
-                        extent[j].back = j;
-                for (uint32_t j = 0; j < pages; j++)
-                        old[j] = (struct gr_page){0};
-                old->ghost = pages;
-        }
-        return done;
+        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
+                                           &handle))
+                return false;
+        *extent = (struct gr_page){.handle = handle, .freed_epoch = old->freed_epoch, .pages = pages};
+        for (uint32_t i = 1; i < pages; i++)
+                extent[i].back = i;
+        for (uint32_t i = 0; i < pages; i++)
+                old[i] = (struct gr_page){0};
+        old->ghost = pages;
+        return true;
 }
 
 uint64_t gr_moves_make(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
 {
         struct gr_split *split = &context->split;
         struct move moves[MOVE_BATCH];
-        unsigned count, done;
+        unsigned count, done = 0;
 
         if (atomic_load(&split->moves_refused))
                 return hole_bytes;
@@ -142,7 +115,8 @@ uint64_t gr_moves_make(struct gr_context *context, struct gr_range *range, uint6
         gr_split_drain(context);
         count = moves_choose(split, range, moves);
         gr_unlock(&split->lock);
-        done = move_all(context, range->segment, moves, count);
+        while (done < count && move_one(context, range->segment, &moves[done]))
+                done++;
         if (done < count && !atomic_exchange(&split->moves_refused, true))
                 gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
         gr_lock(&split->lock);
@@ -161,65 +135,26 @@ uint64_t gr_moves_make(struct gr_context *context, struct gr_range *range, uint6
         return hole_bytes;
 }
 
-static bool is_idle_ghost(struct gr_context *context, const struct gr_range *range)
-{
-        return range && range->state == GR_RANGE_GHOST && gr_fence_idle(&context->fence, range->block.freed_epoch);
-}
-
-/* The idle ghosts side by side with this one, itself included, as one busy range. */
-static struct gr_range *ghosts_join(struct gr_context *context, struct gr_range *range)
+void gr_moves_reap(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block;
 
-        while (is_idle_ghost(context, range->before))
-                range = range->before;
-        block = &range->block;
-        DL_DELETE(split->ghosts, block);
-        range->state = GR_RANGE_BUSY;
-        while (is_idle_ghost(context, range->after)) {
-                block = &range->after->block;
-                DL_DELETE(split->ghosts, block);
-                gr_range_swallow(range, range->after);
-        }
-        return range;
-}
-
-/* At once, which costs as much as one; one by one where the driver does not. False: some of these addresses are lost.
- * Lock not held. */
-static bool ghosts_unmap(struct gr_context *context, struct gr_range *range)
-{
-        const struct gr_driver *driver = context->core->driver;
-        uint64_t at = range->block.ptr, end = gr_range_end(range), bytes;
-        bool at_once = driver->mem_unmap(context->handle, at, end - at, GR_NO_HANDLE) == 0, lost = false;
-
-        for (; at < end; at += bytes) {
-                struct gr_page *page = gr_page_at(range->segment, at);
-
-                bytes = (uint64_t)page->ghost << GR_PAGE_SHIFT;
-                if (at_once || driver->mem_unmap(context->handle, at, bytes, GR_NO_HANDLE) == 0)
-                        page->ghost = 0;
-                else
-                        lost = true;
-        }
-        return !lost;
-}
-
-void gr_moves_reap(struct gr_context *context)
-{
-        struct gr_split *split = &context->split;
-
         /* They moved in any order, but the oldest is idle first or soon. */
-        while (split->ghosts && is_idle_ghost(context, gr_range_of(split->ghosts))) {
-                struct gr_range *range = ghosts_join(context, gr_range_of(split->ghosts));
-                bool gone;
+        while ((block = split->ghosts) && gr_fence_idle(&context->fence, block->freed_epoch)) {
+                struct gr_range *range = gr_range_of(block);
+                int rc;
 
+                DL_DELETE(split->ghosts, block);
+                range->state = GR_RANGE_BUSY;
                 split->busy++;
                 gr_unlock(&split->lock);
-                gone = ghosts_unmap(context, range);
+                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
                 gr_lock(&split->lock);
                 split->busy--;
-                if (gone)
-                        gr_pages_settle(split, range, GR_RANGE_FREE);
+                if (rc) /* these addresses are lost */
+                        continue;
+                gr_page_at(range->segment, block->ptr)->ghost = 0;
+                gr_pages_settle(split, range, GR_RANGE_FREE);
         }
 }

@@ -30,18 +30,6 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
         gr_split_spare(&context->split, (int64_t)spare);
 }
 
-int gr_extents_open(struct gr_context *context, uint64_t ptr, uint64_t first_bytes, uint64_t *bytes)
-{
-        const struct gr_driver *driver = context->core->driver;
-        int rc = driver->mem_access(context->handle, context->device->ordinal, ptr, *bytes);
-
-        if (rc && *bytes > first_bytes) {
-                *bytes = first_bytes;
-                rc = driver->mem_access(context->handle, context->device->ordinal, ptr, first_bytes);
-        }
-        return rc;
-}
-
 int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
 {
         int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
@@ -64,8 +52,7 @@ void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, u
         gr_count(context->core, GR_STAT_driver_allocs, 1);
 }
 
-/* One extent, which nothing may use yet. As gr_extents_map. */
-static int extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
+int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
 {
         struct gr_page *extent = gr_page_at(heap, ptr);
         uint64_t reserved, handle = GR_NO_HANDLE;
@@ -81,32 +68,6 @@ static int extent_map(struct gr_context *context, struct gr_segment *heap, uint6
         for (uint32_t i = 1; i < extent->pages; i++)
                 extent[i].back = i;
         return 0;
-}
-
-int gr_extents_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes,
-                   uint64_t extent_bytes, uint64_t *ret_bytes)
-{
-        struct gr_device *device = context->device;
-        uint64_t at = ptr, end = ptr, size;
-        int rc = 0, access_rc = 0;
-
-        while (end < ptr + bytes && rc == 0) {
-                size = ptr + bytes - end < extent_bytes ? ptr + bytes - end : extent_bytes;
-                rc = extent_map(context, heap, end, size);
-                end += rc == 0 ? size : 0;
-        }
-        for (; at < end && access_rc == 0; at += access_rc == 0 ? size : 0) {
-                size = end - at;
-                access_rc = gr_extents_open(context, at, gr_extent_bytes(gr_page_at(heap, at)), &size);
-        }
-        *ret_bytes = at - ptr;
-        for (; at < end; at += size) {
-                size = gr_extent_bytes(gr_page_at(heap, at));
-                gr_budget_uncache(device, size);
-                if (gr_extent_unmap(context->core, context->handle, heap, gr_page_at(heap, at)))
-                        gr_budget_release(device, at, size);
-        }
-        return access_rc ? access_rc : rc;
 }
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)

@@ -84,18 +84,10 @@ int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_r
 void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);
 
 /*
- * The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller, in extents of
- * extent_bytes: charged and counted as cached. *ret_bytes, always written: how much came. -EDQUOT, -ENOMEM, or the
- * driver's error: not all of it. Calls the driver; no lock held.
+ * The driver's memory behind [ptr, ptr + bytes), whole pages without any that belong to the caller: charged and counted
+ * as cached. -EDQUOT, -ENOMEM, or the driver's error, and nothing has happened. Calls the driver; no lock held.
  */
-int gr_extents_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes,
-                   uint64_t extent_bytes, uint64_t *ret_bytes);
-
-/*
- * Lets the device use what was mapped at [ptr, ptr + *bytes), the first extent of which has first_bytes: all of it with
- * one call, or, where the driver refuses that, the first alone; *bytes says which. Calls the driver; no lock held.
- */
-int gr_extents_open(struct gr_context *context, uint64_t ptr, uint64_t first_bytes, uint64_t *bytes);
+int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes);
 
 /* Back to the driver, where it takes it; the extent is the caller's, and so are its accounts. No lock held. */
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent);

@@ -258,6 +258,7 @@ static pthread_mutex_t mappings = PTHREAD_MUTEX_INITIALIZER;
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         CUmemAllocationProp prop = mapped_prop(device);
+        CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUmemGenericAllocationHandle memory = *handle;
         CUresult result = CUDA_SUCCESS;
 
@@ -268,23 +269,15 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 return gr_errno(result);
         pthread_mutex_lock(&mappings);
         result = gr_real.cuMemMap(ptr, bytes, 0, memory, 0);
+        if (result == CUDA_SUCCESS) {
+                result = gr_real.cuMemSetAccess(ptr, bytes, &access, 1);
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(ptr, bytes);
+        }
         if (result != CUDA_SUCCESS && !*handle)
                 gr_real.cuMemRelease(memory);
         else
                 *handle = memory;
-        pthread_mutex_unlock(&mappings);
-        return gr_errno(result);
-}
-
-static int driver_mem_access(void *context, int device, uint64_t ptr, size_t bytes)
-{
-        CUmemAccessDesc access = {.location = mapped_prop(device).location,
-                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        CUresult result;
-
-        (void)context;
-        pthread_mutex_lock(&mappings);
-        result = gr_real.cuMemSetAccess(ptr, bytes, &access, 1);
         pthread_mutex_unlock(&mappings);
         return gr_errno(result);
 }
@@ -466,7 +459,6 @@ void gr_driver_init(void)
                 .mem_reserve = mapped ? driver_mem_reserve : NULL,
                 .mem_unreserve = driver_mem_unreserve,
                 .mem_map = driver_mem_map,
-                .mem_access = driver_mem_access,
                 .mem_unmap = driver_mem_unmap,
                 .mem_info = driver_mem_info,
                 .event_create = driver_event_create,

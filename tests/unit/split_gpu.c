@@ -25,7 +25,6 @@ struct split_gpu_vpage {
         _Atomic uint32_t page;  /* behind it, plus 1; 0: none */
         _Atomic uint32_t used;  /* blocks in it that somebody has */
         _Atomic uint32_t freed; /* the last work on what was freed in it */
-        _Atomic bool access;    /* may be used */
 };
 
 struct split_gpu gpu = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -94,9 +93,6 @@ WATCH static void mark_taken(uint64_t ptr, size_t bytes, uint32_t ready)
                         bad("handed out before its fence", at);
         }
         mark_addresses(ptr, bytes, 1, 0);
-        for (uint64_t at = ptr; ptr >= GPU_VBASE && at < ptr + bytes; at += GPU_UNIT)
-                if (!atomic_load(&vpage_of(at)->access))
-                        bad("handed out where nothing may use it", at);
 }
 
 WATCH static void mark_given(uint64_t ptr, size_t bytes, uint32_t work)
@@ -225,40 +221,11 @@ static int mem_map(void *handle, int ordinal, uint64_t ptr, size_t bytes, uint64
         return 0;
 }
 
-static int mem_access(void *handle, int ordinal, uint64_t ptr, size_t bytes)
-{
-        bool fails;
-
-        (void)handle;
-        (void)ordinal;
-        pthread_mutex_lock(&gpu.lock);
-        gpu.accesses++;
-        fails = gpu.map_fails > 0 && --gpu.map_fails == 0;
-        fails |= gpu.page_by_page && bytes > GR_PAGE_BYTES;
-        for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
-                uint32_t page = atomic_load(&vpage_of(at)->page);
-
-                if (page == 0)
-                        bad("no memory to be used", at);
-                else
-                        fails |= gpu.no_moved_access && gpu.refs[page - 1] > 2;
-        }
-        for (uint64_t at = ptr; at < ptr + bytes && !fails; at += GR_PAGE_BYTES)
-                atomic_store(&vpage_of(at)->access, true);
-        pthread_mutex_unlock(&gpu.lock);
-        return fails ? -ENOMEM : 0;
-}
-
 static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
 {
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
-        if (gpu.page_by_page && !memory && bytes > GR_PAGE_BYTES)
-                return -EINVAL;
-        pthread_mutex_lock(&gpu.lock);
-        gpu.unmaps++;
-        pthread_mutex_unlock(&gpu.lock);
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 struct split_gpu_vpage *vpage = vpage_of(at);
                 uint32_t page = atomic_load(&vpage->page);
@@ -271,7 +238,6 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
                         bad("unmapped while in use", at);
                 if (memory && page)
                         check_idle(page - 1, done, at);
-                atomic_store(&vpage->access, false);
                 atomic_store(&vpage->page, 0);
                 if (page)
                         page_drop(page - 1);
@@ -393,9 +359,9 @@ void gpu_sleep(uint64_t ns)
         .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = gpu_sleep
 
 static const struct gr_driver plain_driver = {COMMON_OPERATIONS};
-static const struct gr_driver mapping_driver = {
-        COMMON_OPERATIONS,  .mem_reserve = mem_reserve, .mem_unreserve = mem_unreserve,
-        .mem_map = mem_map, .mem_access = mem_access,   .mem_unmap = mem_unmap};
+static const struct gr_driver mapping_driver = {COMMON_OPERATIONS, .mem_reserve = mem_reserve,
+                                                .mem_unreserve = mem_unreserve, .mem_map = mem_map,
+                                                .mem_unmap = mem_unmap};
 static const struct gr_driver *driver;
 
 bool gpu_open(bool mapping)
@@ -424,9 +390,9 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.now_ns = 1;
         gpu.lazy = 0;
         gpu.slab_next = GPU_BASE;
-        gpu.handles = gpu.reserved = gpu.areas = gpu.moves = gpu.accesses = gpu.unmaps = 0;
+        gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = gpu.no_moved_access = gpu.page_by_page = false;
+        gpu.no_moves = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);

@@ -38,12 +38,9 @@ struct split_gpu {
         _Atomic uint32_t *last; /* of each unit: GPU_LIVE, or the work that used it last */
         pthread_mutex_t lock;   /* guards owner, slab_next and what follows but vpages */
         unsigned handles, reserved, areas, moves;
-        unsigned accesses, unmaps; /* calls of mem_access and mem_unmap */
-        bool no_moves;             /* memory is mapped once only, or ... */
-        bool no_moved_access;      /* ... may be used under its first address only */
-        bool page_by_page;         /* mem_access takes one page at a time, and so does mem_unmap where no handle goes */
-        uint8_t *refs;             /* of each page: how many mappings it has, and one for its handle */
-        int map_fails;             /* so many calls of mem_map and mem_access from now on fails one; 0: none does */
+        bool no_moves;
+        uint8_t *refs; /* of each page: how many mappings it has, and one for its handle */
+        int map_fails; /* so many calls from now on, and the next one fails; 0: none does */
         struct split_gpu_vpage *vpages;
 };
 extern struct split_gpu gpu;
