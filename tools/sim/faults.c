@@ -19,6 +19,7 @@
 #define MAX_MISSING 32
 #define NAME_BYTES  64
 #define MAX_REPORTS 32 /* of misuse, on stderr */
+#define COUNT_SHARDS 16
 
 struct fault {
         enum sim_symbol symbol;
@@ -33,7 +34,13 @@ static size_t n_faults;
 static char missing[MAX_MISSING][NAME_BYTES];
 static size_t n_missing;
 static uint64_t delay_ns[SIM_SYMBOLS];
-static atomic_ulong calls[SIM_SYMBOLS];
+/* Calls, by threads in turn, so that those of many do not wait for one cache line. Where there are faults, which count
+ * the calls of all threads, only the first of them is used. */
+static struct {
+        atomic_ulong of[SIM_SYMBOLS];
+} calls[COUNT_SHARDS] __attribute__((aligned(64)));
+static atomic_uint counted_threads;
+static _Thread_local unsigned count_shard; /* + 1; 0: none yet */
 static atomic_ulong misuses;
 static int trace_fd = -1;
 static atomic_bool initialized, forked, ended;
@@ -283,12 +290,20 @@ static void trace(enum sim_symbol symbol)
                 trace_fd = -1;
 }
 
+/* Counts a call. Which one it is of its symbol, where there are faults. */
+static unsigned long count(enum sim_symbol symbol)
+{
+        if (!count_shard)
+                count_shard = n_faults ? 1 : atomic_fetch_add(&counted_threads, 1) % COUNT_SHARDS + 1;
+        return atomic_fetch_add_explicit(&calls[count_shard - 1].of[symbol], 1, memory_order_relaxed) + 1;
+}
+
 CUresult sim_enter(enum sim_symbol symbol, bool early)
 {
         unsigned long nth;
 
         pthread_once(&read_once, read_environment);
-        nth = atomic_fetch_add_explicit(&calls[symbol], 1, memory_order_relaxed) + 1;
+        nth = count(symbol);
         if (trace_fd >= 0)
                 trace(symbol);
         if (n_missing && sim_symbol_missing(sim_entries[symbol].name))
@@ -371,11 +386,12 @@ __attribute__((visibility("default"))) unsigned long grSimMisuseCount(void)
 
 __attribute__((visibility("default"))) unsigned long grSimCallCount(const char *symbol)
 {
-        for (size_t i = 0; i < SIM_SYMBOLS; i++) {
-                if (strcmp(sim_entries[i].symbol, symbol) == 0)
-                        return atomic_load(&calls[i]);
-        }
-        return 0;
+        unsigned long sum = 0;
+
+        for (size_t i = 0; i < SIM_SYMBOLS; i++)
+                for (unsigned j = 0; j < COUNT_SHARDS && strcmp(sim_entries[i].symbol, symbol) == 0; j++)
+                        sum += atomic_load(&calls[j].of[i]);
+        return sum;
 }
 
 __attribute__((visibility("default"))) size_t grSimUsedBytes(int device)
