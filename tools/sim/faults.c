@@ -15,10 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_FAULTS  64
-#define MAX_MISSING 32
-#define NAME_BYTES  64
-#define MAX_REPORTS 32 /* of misuse, on stderr */
+#define MAX_FAULTS   64
+#define MAX_MISSING  32
+#define NAME_BYTES   64
+#define MAX_REPORTS  32 /* of misuse, on stderr */
 #define COUNT_SHARDS 16
 
 struct fault {
