@@ -8,6 +8,7 @@ whatever allocates their memory. Set PYTORCH_NO_CUDA_MEMORY_CACHING=1 to take Py
 import argparse
 import os
 import random
+import sys
 import time
 
 from card import Card, skip
@@ -15,6 +16,7 @@ from card import Card, skip
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--deterministic", action="store_true")
+parser.add_argument("--turns", action="store_true", help="wait for a line of input before each ten steps, and time each ten")
 args = parser.parse_args()
 
 if args.deterministic:
@@ -57,6 +59,18 @@ torch.cuda.synchronize()
 card.used()
 
 losses = []
+if args.turns:
+    for _ in range(args.steps // 10):
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            break
+        begin = time.perf_counter()
+        for _ in range(10):
+            step(random.choice(LENGTHS))
+        torch.cuda.synchronize()
+        print(f"turn {time.perf_counter() - begin:.6f}", flush=True)
+    raise SystemExit
+
 begin = time.perf_counter()
 for i in range(args.steps):
     loss = step(random.choice(LENGTHS))
