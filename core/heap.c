@@ -12,7 +12,7 @@
 #include "pages.h"
 
 #define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
-#define EXTENT_SHARE      256                   /* of what is charged; more would tie up too much, fewer cost time */
+#define EXTENT_SHARE      144                   /* of what is charged; more would tie up too much, fewer cost time */
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64

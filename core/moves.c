@@ -6,7 +6,8 @@
 #include "log.h"
 #include "pages.h"
 
-#define MOVE_BATCH 64
+#define MOVE_BATCH   64
+#define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 */
 
 static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
 {
@@ -17,32 +18,40 @@ static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t
         DL_APPEND(split->ghosts, block);
 }
 
-/* An extent of at most most_bytes inside the smallest free range that has one. */
-static struct gr_range *movable(struct gr_range *root, uint64_t most_bytes, uint64_t *ret_at, uint64_t *ret_bytes)
+/* An extent inside a free range. */
+struct found {
+        struct gr_range *range; /* NULL: none yet */
+        uint64_t at, bytes;
+        unsigned looked_at;
+};
+
+/*
+ * The largest extent of at most most_bytes, as each costs the same calls; of those the one in the smallest free range.
+ * Not all are looked at where there are very many.
+ */
+static void find_movable(struct gr_range *root, uint64_t most_bytes, struct found *found)
 {
-        struct gr_range *found;
         uint64_t at, end;
 
-        if (!root)
-                return NULL;
+        if (!root || found->looked_at >= EXTENTS_LOOK || found->bytes == most_bytes)
+                return;
         if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
-                found = movable(root->left, most_bytes, ret_at, ret_bytes);
-                if (found)
-                        return found;
+                find_movable(root->left, most_bytes, found);
                 end = gr_range_end(root);
                 at = root->segment->pages ? gr_page_up(root->block.ptr) : end;
-                while (at < end) {
+                while (at < end && found->looked_at++ < EXTENTS_LOOK) {
                         const struct gr_page *extent = gr_extent_at(root->segment, at);
-                        uint64_t begin = gr_extent_ptr(root->segment, extent);
+                        uint64_t begin = gr_extent_ptr(root->segment, extent), bytes = gr_extent_bytes(extent);
 
-                        *ret_at = begin;
-                        *ret_bytes = gr_extent_bytes(extent);
-                        if (begin >= at && begin + *ret_bytes <= end && *ret_bytes <= most_bytes)
-                                return root;
-                        at = begin + *ret_bytes;
+                        if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found->bytes) {
+                                found->range = root;
+                                found->at = begin;
+                                found->bytes = bytes;
+                        }
+                        at = begin + bytes;
                 }
         }
-        return movable(root->right, most_bytes, ret_at, ret_bytes);
+        find_movable(root->right, most_bytes, found);
 }
 
 struct move {
@@ -61,18 +70,17 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         unsigned count = 0;
 
         while (at < end && count < MOVE_BATCH) {
+                struct found found = {0};
                 struct gr_range *from;
-                uint64_t from_at, bytes;
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
-                from = NULL;
-                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE && !from && stop > at; tree++)
-                        from = movable(split->trees[tree], stop - at, &from_at, &bytes);
-                from = from ? gr_range_isolate(split, from, from_at, bytes) : NULL;
+                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE; tree++)
+                        find_movable(split->trees[tree], stop - at, &found);
+                from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};
-                        at += bytes;
+                        at += found.bytes;
                         continue;
                 }
                 while (stop < end && gr_page_is_mapped(gr_page_at(heap, stop)))

@@ -624,8 +624,8 @@ static void test_large_extents(void)
         uint64_t a, b;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(1200 * MIB);
-        gpu_give(a, 1200 * MIB);
+        a = gpu_take(700 * MIB);
+        gpu_give(a, 700 * MIB);
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
         b = gpu_take(4 * MIB);
         GR_CHECK_EQ(b, a + 6 * MIB);
@@ -637,6 +637,39 @@ static void test_large_extents(void)
         GR_CHECK_EQ(device()->charged_bytes, 8 * MIB);
         GR_CHECK_EQ(device()->pinned_bytes, 4 * MIB);
         gpu_give(b, 4 * MIB);
+        settle();
+        end();
+}
+
+/* An extent moves for the same price whatever its size: the large ones first, though small ones lie in smaller ranges.
+ */
+static void test_large_moves(bool small_too)
+{
+        uint64_t all, large[2], small[8], kept[10], block;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        all = gpu_take(600 * MIB);
+        for (int i = 0; i < 10; i++) {
+                uint64_t *p = i < 2 ? &large[i] : &small[i - 2];
+
+                *p = gpu_take(i < 2 ? 24 * MIB : 2 * MIB);
+                kept[i] = gpu_take(2 * MIB);
+        }
+        for (int i = 0; i < 2; i++)
+                gpu_give(large[i], 24 * MIB);
+        for (int i = 0; i < 8 && small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        gpu_give(all, 600 * MIB);
+        GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
+        gpu.moves = 0;
+        block = gpu_take(42 * MIB);
+        GR_CHECK_EQ(gpu.moves, small_too ? 11 : 10); /* the last hole has one page */
+        gpu_give(block, 42 * MIB);
+        for (int i = 0; i < 8 && !small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        for (int i = 0; i < 10; i++)
+                gpu_give(kept[i], 2 * MIB);
+        gpu_give(all, 598 * MIB);
         settle();
         end();
 }
@@ -686,8 +719,11 @@ int main(int argc, char **argv)
                 test_growth();
         }
         test_all();
-        if (mapped)
-                test_large_extents(); /* last: what it touches is cleared for every test after it */
+        if (mapped) { /* last: what they touch is cleared for every test after them */
+                test_large_extents();
+                test_large_moves(true);
+                test_large_moves(false);
+        }
         gpu_close();
         return GR_CHECK_RESULT();
 }
