@@ -97,7 +97,7 @@ static bool choose(const struct gr_segment *heap, size_t bytes, struct place *be
         return best->range;
 }
 
-/* Cuts an open range, in no tree or list, after bytes; the front or the rear enters again, the other is returned. */
+/* Cuts an open range, in no list, after bytes; the front or the rear enters again, the other is returned. */
 static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint64_t bytes, bool keep_front)
 {
         struct gr_range *rest = gr_range_cut(range, bytes);
@@ -287,23 +287,22 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
         return bytes;
 }
 
-/* As idle_run, of the smallest range of the tree that has one. */
-static struct gr_range *idle_range(struct gr_context *context, struct gr_range *root, uint64_t want_bytes,
-                                   uint64_t most_bytes, uint64_t *ret_at, uint64_t *ret_bytes)
+/* As idle_run, of the smallest free range that has one; NULL. */
+static struct gr_range *idle_range(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes,
+                                   uint64_t *ret_at, uint64_t *ret_bytes)
 {
-        struct gr_range *found;
+        for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
+                const struct gr_free_lists *lists = &context->split.free[kind];
+                struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-        if (!root)
-                return NULL;
-        if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
-                found = idle_range(context, root->left, want_bytes, most_bytes, ret_at, ret_bytes);
-                if (found)
-                        return found;
-                *ret_bytes = root->segment->pages ? idle_run(context, root, want_bytes, most_bytes, ret_at) : 0;
-                if (*ret_bytes > 0)
-                        return root;
+                for (; range; range = gr_range_next(lists, range)) {
+                        *ret_bytes =
+                                range->segment->pages ? idle_run(context, range, want_bytes, most_bytes, ret_at) : 0;
+                        if (*ret_bytes > 0)
+                                return range;
+                }
         }
-        return idle_range(context, root->right, want_bytes, most_bytes, ret_at, ret_bytes);
+        return NULL;
 }
 
 /* Lock not held. */
@@ -402,10 +401,7 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
         while (gone < want_bytes && gone < most_bytes && last > 0) {
                 gr_moves_reap(context);
                 gr_split_drain(context);
-                range = NULL;
-                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE && !range; tree++)
-                        range = idle_range(context, split->trees[tree], want_bytes - gone, most_bytes - gone, &at,
-                                           &bytes);
+                range = idle_range(context, want_bytes - gone, most_bytes - gone, &at, &bytes);
                 range = range ? gr_range_isolate(split, range, at, bytes) : NULL;
                 if (!range)
                         break;

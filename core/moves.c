@@ -22,36 +22,37 @@ static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t
 struct found {
         struct gr_range *range; /* NULL: none yet */
         uint64_t at, bytes;
-        unsigned looked_at;
 };
 
 /*
  * The largest extent of at most most_bytes, as each costs the same calls; of those the one in the smallest free range.
  * Not all are looked at where there are very many.
  */
-static void find_movable(struct gr_range *root, uint64_t most_bytes, struct found *found)
+static struct found find_movable(const struct gr_split *split, uint64_t most_bytes)
 {
-        uint64_t at, end;
+        struct found found = {0};
+        unsigned looked_at = 0;
 
-        if (!root || found->looked_at >= EXTENTS_LOOK || found->bytes == most_bytes)
-                return;
-        if (root->block.capacity_bytes >= GR_PAGE_BYTES) {
-                find_movable(root->left, most_bytes, found);
-                end = gr_range_end(root);
-                at = root->segment->pages ? gr_page_up(root->block.ptr) : end;
-                while (at < end && found->looked_at++ < EXTENTS_LOOK) {
-                        const struct gr_page *extent = gr_extent_at(root->segment, at);
-                        uint64_t begin = gr_extent_ptr(root->segment, extent), bytes = gr_extent_bytes(extent);
+        for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
+                const struct gr_free_lists *lists = &split->free[kind];
+                struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
-                        if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found->bytes) {
-                                found->range = root;
-                                found->at = begin;
-                                found->bytes = bytes;
+                for (; range; range = gr_range_next(lists, range)) {
+                        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
+
+                        while (range->segment->pages && at < end) {
+                                const struct gr_page *extent = gr_extent_at(range->segment, at);
+                                uint64_t begin = gr_extent_ptr(range->segment, extent), bytes = gr_extent_bytes(extent);
+
+                                if (looked_at++ == EXTENTS_LOOK || found.bytes == most_bytes)
+                                        return found;
+                                if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found.bytes)
+                                        found = (struct found){.range = range, .at = begin, .bytes = bytes};
+                                at = begin + bytes;
                         }
-                        at = begin + bytes;
                 }
         }
-        find_movable(root->right, most_bytes, found);
+        return found;
 }
 
 struct move {
@@ -70,13 +71,12 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         unsigned count = 0;
 
         while (at < end && count < MOVE_BATCH) {
-                struct found found = {0};
                 struct gr_range *from;
+                struct found found;
 
                 while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
                         stop += GR_PAGE_BYTES;
-                for (int tree = GR_TREE_SMALL; tree <= GR_TREE_LARGE; tree++)
-                        find_movable(split->trees[tree], stop - at, &found);
+                found = find_movable(split, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
                 if (from) {
                         moves[count++] = (struct move){.from = from, .to = at};

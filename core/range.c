@@ -4,11 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "class.h"
 #include "core.h"
 
-#define FIT_LOOK  8   /* ranges that are weighed for a request */
-#define KEPT_MOST 256 /* structures */
+#define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
+#define FIT_LOOK   8   /* ranges that are weighed for a request */
+#define ORDER_LOOK 16  /* ranges of its class that one is put in order with */
+#define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
+#define KEPT_MOST  256 /* structures */
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
 {
@@ -31,76 +36,77 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
         return range;
 }
 
-/* The treap: a heap by priority, which a hash of the address gives, and so balanced whatever the order of calls. */
-
-static bool comes_before(const struct gr_range *a, size_t bytes, uint64_t ptr)
+/* Sixteen classes per doubling. All ranges of the next one are larger than bytes. */
+static unsigned free_class(size_t bytes)
 {
-        return a->block.capacity_bytes != bytes ? a->block.capacity_bytes < bytes : a->block.ptr < ptr;
+        unsigned log2 = 63u - (unsigned)__builtin_clzll(bytes);
+
+        return (log2 - UNIT_LOG2) * 16 + (unsigned)((bytes >> (log2 - 4)) & 15);
 }
 
-static void tree_insert(struct gr_range **root, struct gr_range *range)
+static bool comes_before(const struct gr_block *a, const struct gr_block *b)
 {
-        struct gr_range **link = root, *rest, **less, **more;
-        size_t bytes = range->block.capacity_bytes;
-        uint64_t ptr = range->block.ptr;
-
-        range->priority = (uint32_t)((ptr / GR_SPLIT_UNIT_BYTES * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
-        while (*link && (*link)->priority >= range->priority)
-                link = comes_before(*link, bytes, ptr) ? &(*link)->right : &(*link)->left;
-        /* The subtree that it displaces is cut in two along its place. */
-        rest = *link;
-        *link = range;
-        less = &range->left;
-        more = &range->right;
-        while (rest) {
-                if (comes_before(rest, bytes, ptr)) {
-                        *less = rest;
-                        less = &rest->right;
-                        rest = rest->right;
-                } else {
-                        *more = rest;
-                        more = &rest->left;
-                        rest = rest->left;
-                }
-        }
-        *less = NULL;
-        *more = NULL;
+        return a->capacity_bytes != b->capacity_bytes ? a->capacity_bytes < b->capacity_bytes : a->ptr < b->ptr;
 }
 
-static void tree_remove(struct gr_range **root, struct gr_range *range)
+static void lists_insert(struct gr_free_lists *lists, struct gr_range *range)
 {
-        struct gr_range **link = root, *left = range->left, *right = range->right;
+        unsigned class = free_class(range->block.capacity_bytes), looked_at = 0;
+        struct gr_block *block = &range->block, *after = lists->blocks[class];
 
-        while (*link != range)
-                link = comes_before(*link, range->block.capacity_bytes, range->block.ptr) ? &(*link)->right
-                                                                                          : &(*link)->left;
-        while (left && right) {
-                if (left->priority >= right->priority) {
-                        *link = left;
-                        link = &left->right;
-                        left = left->right;
-                } else {
-                        *link = right;
-                        link = &right->left;
-                        right = right->left;
-                }
-        }
-        *link = left ? left : right;
+        while (after && looked_at++ < ORDER_LOOK && comes_before(after, block))
+                after = after->next;
+        if (after)
+                DL_PREPEND_ELEM(lists->blocks[class], after, block);
+        else
+                DL_APPEND(lists->blocks[class], block);
+        lists->filled[class / 64] |= UINT64_C(1) << class % 64;
 }
 
-struct gr_range *gr_range_best(struct gr_range *root, size_t bytes)
+static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
 {
-        struct gr_range *best = NULL;
+        unsigned class = free_class(range->block.capacity_bytes);
+        struct gr_block *block = &range->block;
 
-        while (root) {
-                if (root->block.capacity_bytes >= bytes) {
-                        best = root;
-                        root = root->left;
-                } else {
-                        root = root->right;
-                }
+        DL_DELETE(lists->blocks[class], block);
+        if (!lists->blocks[class])
+                lists->filled[class / 64] &= ~(UINT64_C(1) << class % 64);
+}
+
+/* The first range of this class and those above. */
+static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
+{
+        for (unsigned word = class / 64; word < GR_FREE_CLASSES / 64; word++) {
+                uint64_t filled = lists->filled[word];
+
+                if (word == class / 64)
+                        filled &= UINT64_MAX << class % 64;
+                if (filled)
+                        return gr_range_of(lists->blocks[word * 64 + (unsigned)__builtin_ctzll(filled)]);
         }
-        return best;
+        return NULL;
+}
+
+struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes)
+{
+        return first_from(lists, free_class(bytes));
+}
+
+struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range)
+{
+        if (range->block.next)
+                return gr_range_of(range->block.next);
+        return first_from(lists, free_class(range->block.capacity_bytes) + 1);
+}
+
+struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes)
+{
+        struct gr_range *range = gr_range_first(lists, bytes);
+
+        for (unsigned looked_at = 0; range && range->block.capacity_bytes < bytes;)
+                range = ++looked_at < CLASS_LOOK ? gr_range_next(lists, range)
+                                                 : first_from(lists, free_class(bytes) + 1);
+        return range;
 }
 
 /* How many pages nothing else is in lie behind [ptr, ptr + bytes), inside of a free range. */
@@ -119,7 +125,6 @@ struct fit {
         struct gr_range *range;
         uint64_t at;
         size_t opened;
-        unsigned looked_at;
 };
 
 static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct fit *fit)
@@ -136,56 +141,45 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct fit 
         fit->opened = opened;
 }
 
-static void fit_in(struct gr_range *range, size_t bytes, struct fit *fit)
+struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t *ret_at)
 {
-        uint64_t ptr;
-
-        if (!range || fit->looked_at >= FIT_LOOK || fit->opened == 0)
-                return;
-        if (range->block.capacity_bytes < bytes) {
-                fit_in(range->right, bytes, fit);
-                return;
-        }
-        fit_in(range->left, bytes, fit);
-        if (fit->looked_at++ >= FIT_LOOK)
-                return;
-        ptr = range->block.ptr;
-        if (range->segment->pages && !range->segment->small)
-                weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, fit);
-        weigh(range, ptr, bytes, fit);
-        weigh(range, gr_range_end(range) - bytes, bytes, fit);
-        fit_in(range->right, bytes, fit);
-}
-
-struct gr_range *gr_range_fit(struct gr_range *root, size_t bytes, uint64_t *ret_at)
-{
+        struct gr_range *range = gr_range_best(lists, bytes);
         struct fit fit = {.opened = SIZE_MAX};
 
-        fit_in(root, bytes, &fit);
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && fit.opened > 0; looked_at++) {
+                uint64_t ptr = range->block.ptr;
+
+                if (range->segment->pages && !range->segment->small)
+                        weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, &fit);
+                weigh(range, ptr, bytes, &fit);
+                if (range->block.capacity_bytes >= bytes)
+                        weigh(range, gr_range_end(range) - bytes, bytes, &fit);
+                range = gr_range_next(lists, range);
+        }
         *ret_at = fit.at;
         return fit.range;
 }
 
-static struct gr_range **tree_of(struct gr_split *split, const struct gr_range *range)
+static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)
 {
         const struct gr_segment *segment = range->segment;
 
         if (segment->small)
-                return &split->trees[GR_TREE_SMALL];
-        return &split->trees[!segment->pages && range->block.capacity_bytes == segment->bytes ? GR_TREE_WHOLE
-                                                                                              : GR_TREE_LARGE];
+                return &split->free[GR_FREE_SMALL];
+        return &split->free[!segment->pages && range->block.capacity_bytes == segment->bytes ? GR_FREE_WHOLE
+                                                                                             : GR_FREE_LARGE];
 }
 
 void gr_range_enter(struct gr_split *split, struct gr_range *range)
 {
         range->state = GR_RANGE_FREE;
-        tree_insert(tree_of(split, range), range);
+        lists_insert(lists_of(split, range), range);
         split->free_count++;
 }
 
 void gr_range_leave(struct gr_split *split, struct gr_range *range)
 {
-        tree_remove(tree_of(split, range), range);
+        lists_remove(lists_of(split, range), range);
         split->free_count--;
 }
 

@@ -1,5 +1,5 @@
 /*
- * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and the trees of those
+ * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and the lists of those
  * that are free. Inside of split.c and heap.c. The split's lock is held for everything here.
  */
 #ifndef GR_RANGE_H
@@ -11,30 +11,26 @@
 
 #include "ledger.h"
 
+struct gr_free_lists;
 struct gr_page;
 struct gr_split;
 
 enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger */
         GR_RANGE_WAITING, /* in the queue */
-        GR_RANGE_FREE,    /* in a tree */
+        GR_RANGE_FREE,    /* in a list by size */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
         GR_RANGE_GHOST,   /* addresses that memory has moved away from, but where work may still use it; in a list */
         GR_RANGE_BUSY,    /* its memory is being mapped or given back by a thread, which alone may touch it */
 };
 
-/* Which tree a free range stands in. */
-enum { GR_TREE_SMALL, GR_TREE_LARGE /* part of a segment in use */, GR_TREE_WHOLE /* a free one for large requests */ };
-
 /* Guarded by the split's lock, but for the block's fields that the ledger guards. */
 struct gr_range {
-        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's, or the
-                                  holes' */
+        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's, the
+                                  holes' or those of the free ranges of its size */
         struct gr_segment *segment;
         struct gr_range *before, *after; /* neighbours in the segment, by address */
-        struct gr_range *left, *right;   /* in the tree: a treap by size and address */
-        uint32_t priority;               /* in the treap */
         enum gr_range_state state;
 };
 
@@ -64,26 +60,32 @@ static inline uint64_t gr_range_end(const struct gr_range *range)
 /* The range of the segment that ptr lies in. */
 struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 
-/* The smallest range of the tree of at least bytes, the lowest address among equals; NULL. */
-struct gr_range *gr_range_best(struct gr_range *root, size_t bytes);
+/*
+ * The free ranges from those of about bytes on, the smallest first: of sizes within a sixteenth in no strict order. None
+ * may enter or leave in between. NULL: no more.
+ */
+struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
+struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
+
+/* The first of them of at least bytes; NULL. */
+struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes);
 
 /*
- * Of the smallest ranges of the tree of at least bytes the one, and the place *ret_at in it, where a block opens the
- * fewest pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large
- * blocks one that opens a page begins with it where that takes no more of them, so that it shares fewer with others.
- * NULL.
+ * Of the smallest free ranges of at least bytes the one, and the place *ret_at in it, where a block opens the fewest
+ * pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large blocks
+ * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. NULL.
  */
-struct gr_range *gr_range_fit(struct gr_range *root, size_t bytes, uint64_t *ret_at);
+struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t *ret_at);
 
-/* A range in state FREE enters its tree as it is, or leaves it. */
+/* A range in state FREE enters its list as it is, or leaves it. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);
 
-/* The range, in no tree and usable, becomes free, one with its free neighbours. */
+/* The range, in no list and usable, becomes free, one with its free neighbours. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
 /*
- * Cuts range, which is in no tree or list, after bytes. Returns the rest, of the same state and in none either; NULL:
+ * Cuts range, which is in no list, after bytes. Returns the rest, of the same state and in none either; NULL:
  * out of memory, nothing changed.
  */
 struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
@@ -92,7 +94,7 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
  * of it is free. */
 struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
 
-/* Takes after, the neighbour of range, into it; both are in no tree or list. */
+/* Takes after, the neighbour of range, into it; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
 /* Frees the structures that were kept for ranges to come. */

@@ -135,7 +135,7 @@ void gr_split_drop(struct gr_context *context)
         memset(split->heaps, 0, sizeof(split->heaps));
         split->ghosts = NULL;
         split->segment_count = 0;
-        split->trees[0] = split->trees[1] = split->trees[2] = NULL;
+        memset(split->free, 0, sizeof(split->free));
         split->queue = NULL;
         split->free_count = 0;
         split->spare_bytes = split->spare_low_bytes = 0;
@@ -200,7 +200,7 @@ static size_t range_bytes(size_t bytes)
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
-        struct gr_range **tree = &split->trees[gr_is_small(bytes) ? GR_TREE_SMALL : GR_TREE_LARGE];
+        struct gr_free_lists *lists = &split->free[gr_is_small(bytes) ? GR_FREE_SMALL : GR_FREE_LARGE];
         struct gr_block *block = NULL;
         struct gr_range *range;
         uint64_t at = 0;
@@ -208,9 +208,9 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        range = gr_range_fit(*tree, bytes, &at);
-        if (!range && tree == &split->trees[GR_TREE_LARGE]) {
-                range = gr_range_best(split->trees[GR_TREE_WHOLE], bytes);
+        range = gr_range_fit(lists, bytes, &at);
+        if (!range && lists == &split->free[GR_FREE_LARGE]) {
+                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes);
                 if (range && !lax && range->segment->bytes > gr_bound_worth_opening(context, bytes))
                         range = NULL;
         }

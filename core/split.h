@@ -4,7 +4,7 @@
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
  * order they were freed; once its epoch is usable a range leaves the queue, merges with free neighbours, and enters a
- * tree by size and address, from which the fit is taken that opens the fewest free pages. Only free ranges merge, and
+ * list by size, from which the fit is taken that opens the fewest free pages. Only free ranges merge, and
  * the merged one carries the later epoch: both were usable, so it is; and whoever asks whether it is idle asks for the
  * work of both. So memory is never held back by a neighbour that was freed later, and ranges of one epoch meet as soon
  * as it is usable.
@@ -38,6 +38,16 @@ struct gr_segment;
 
 #define GR_SPLIT_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
 
+/* Free ranges by size, sixteen classes per doubling, each in order of size and address as far as that is soon found. */
+#define GR_FREE_CLASSES 640
+struct gr_free_lists {
+        struct gr_block *blocks[GR_FREE_CLASSES];
+        uint64_t filled[GR_FREE_CLASSES / 64]; /* a bit for each class: it has some */
+};
+
+/* In segments for small requests; in those in use for large ones; and whole free segments for those. */
+enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
+
 struct gr_split {
         _Atomic bool active;            /* new requests are served here */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
@@ -48,7 +58,7 @@ struct gr_split {
         struct gr_lock lock;          /* guards what follows */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
-        struct gr_range *trees[3];   /* free ranges: in small segments, in large ones in use, whole large ones */
+        struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
                                         not to be had */
         struct gr_block *ghosts;     /* of the heaps, in the order they came to be */
@@ -143,7 +153,7 @@ void gr_split_bar(struct gr_core *core);
 /* Ranges whose epoch has become usable leave the queue. */
 void gr_split_drain(struct gr_context *context);
 
-/* The first bytes of range, in no tree, become a block; the rest is free. NULL: out of memory, and all of it is free.
+/* The first bytes of range, in no list, become a block; the rest is free. NULL: out of memory, and all of it is free.
  */
 struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
 

@@ -441,6 +441,36 @@ static void test_fit(void)
         end();
 }
 
+/* Of many free ranges the smallest that suffices is found, whatever order they came in. */
+static void test_best(void)
+{
+        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10 };
+        uint64_t ranges[COUNT], kept[COUNT];
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++) {
+                sizes[i] = (size_t)FIRST + (size_t)i * STEP;
+                ranges[i] = gpu_take(sizes[i]);
+                kept[i] = gpu_take(512);
+        }
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        for (int i = 0; i < COUNT; i++) {
+                int n = i * 57 % COUNT;
+
+                sizes[n] -= i % 2 ? 512 : 0;
+                GR_CHECK_EQ(gpu_take(sizes[n]), ranges[n]);
+        }
+        for (int i = 0; i < COUNT; i++) {
+                gpu_give(ranges[i], sizes[i]);
+                gpu_give(kept[i], 512);
+        }
+        settle();
+        end();
+}
+
 /* Small blocks lie apart, and what they leave serves large ones before more is taken from the driver; the other way,
  * too. */
 static void test_small_and_large(void)
@@ -706,6 +736,7 @@ int main(int argc, char **argv)
                 test_heap();
                 test_heap_fails();
                 test_fit();
+                test_best();
                 test_small_and_large();
                 test_find();
                 test_heap_moves(true);
