@@ -4,10 +4,10 @@
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
  * order they were freed; once its epoch is usable a range leaves the queue, merges with free neighbours, and enters a
- * list by size, from which the fit is taken that opens the fewest free pages. Only free ranges merge, and
- * the merged one carries the later epoch: both were usable, so it is; and whoever asks whether it is idle asks for the
- * work of both. So memory is never held back by a neighbour that was freed later, and ranges of one epoch meet as soon
- * as it is usable.
+ * list by size, from which the fit is taken that opens the fewest free pages. Only free ranges merge, and the merged
+ * one carries the later epoch: both were usable, so it is; and whoever asks whether it is idle asks for the work of
+ * both. So memory is never held back by a neighbour that was freed later, and ranges of one epoch meet as soon as it is
+ * usable.
  *
  * Where the driver maps memory, the segments are two heaps of it (heap.h), whose pages come, go and move one by one.
  * Where it does not, they are allocations of the driver, which go back only as a whole: a request that nothing fits
