@@ -7,7 +7,7 @@
 #include "pages.h"
 
 #define MOVE_BATCH   64
-#define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 */
+#define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 and more */
 
 static void ghost_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
 {
