@@ -8,9 +8,9 @@
  * A heap is a segment whose ranges may also be holes. Memory is mapped in extents, one handle of the driver each: it
  * cannot be mapped or unmapped in part, so an extent goes back only when no byte of it is in use and the last work that
  * may touch it has passed. An extent is one page, and more only where much is held: each costs as much as an allocation
- * of the driver's (H200, November 2026: create 10 us, map 1, access 21, unmap 15, release 11, hardly more for 512 MiB; in
- * a training program, beside its kernels, map and access 55 together and unmap 50; for each handle, also where one call
- * is for many side by side). None of it waits for running kernels or holds up launches.
+ * of the driver's (H200, November 2026: create 10 us, map 1, access 21, unmap 15, release 11, hardly more for 512 MiB;
+ * in a training program, beside its kernels, map and access 55 together and unmap 50; for each handle, also where one
+ * call is for many side by side). None of it waits for running kernels or holds up launches.
  *
  * Memory of the heap belongs to the process, not to the context: when the context ends, gr_heap_close returns it.
  */

@@ -61,8 +61,8 @@ static inline uint64_t gr_range_end(const struct gr_range *range)
 struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 
 /*
- * The free ranges from those of about bytes on, the smallest first: of sizes within a sixteenth in no strict order. None
- * may enter or leave in between. NULL: no more.
+ * The free ranges from those of about bytes on, the smallest first: of sizes within a sixteenth in no strict order.
+ * None may enter or leave in between. NULL: no more.
  */
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
