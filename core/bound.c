@@ -9,11 +9,11 @@
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
-#define CREDIT_SHARE      32                   /* of all time, to be spent on better fits */
-#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* so much overspent, and more footprint is the lesser evil, ... */
-#define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
-#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
-#define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
+#define CREDIT_SHARE      32 /* of all time, to be spent on better fits; to unmap what moved takes about as much again */
+#define CREDIT_DEBT_NS    UINT64_C(20000000) /* so much overspent, and more footprint is the lesser evil, ... */
+#define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
+#define WAIT_MOST_NS      UINT64_C(5000000)  /* for work that is about to end, before the footprint grows */
+#define TELL_SHARE        32                 /* DEBUG: the footprint, each time it has grown by so much of it */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)

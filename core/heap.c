@@ -309,11 +309,10 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
 int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = &context->split;
-        const struct gr_driver *driver = context->core->driver;
         struct gr_range *range = NULL;
         bool small = gr_is_small(bytes);
-        uint64_t begin_ns, spent_ns, come;
         struct place place;
+        uint64_t come;
         int rc = 0;
 
         gr_lock(&split->lock);
@@ -325,9 +324,7 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
                 gr_lock(&split->lock);
         }
         gr_split_drain(context);
-        begin_ns = driver->now_ns();
         gr_moves_reap(context);
-        spent_ns = driver->now_ns() - begin_ns; /* it is the other half of what moves cost */
         if (!split->heaps[small] || !choose(split->heaps[small], bytes, &place)) {
                 gr_unlock(&split->lock);
                 return -ENOSPC;
@@ -340,14 +337,12 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         split->busy++;
         gr_unlock(&split->lock);
 
-        gr_bound_spend(context, spent_ns);
         /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
         if (!gr_bound_has_room(context, bytes, place.hole_bytes)) {
-                uint64_t left_bytes;
+                uint64_t begin_ns = context->core->driver->now_ns();
+                uint64_t left_bytes = gr_moves_make(context, range, place.hole_bytes);
 
-                begin_ns = driver->now_ns();
-                left_bytes = gr_moves_make(context, range, place.hole_bytes);
-                gr_bound_spend(context, driver->now_ns() - begin_ns);
+                gr_bound_spend(context, context->core->driver->now_ns() - begin_ns);
                 if (left_bytes > 0)
                         gr_bound_make_room(context, bytes, left_bytes);
         }

@@ -226,7 +226,6 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
-        atomic_fetch_add(&gpu.now_ns, gpu.unmap_ns);
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 struct split_gpu_vpage *vpage = vpage_of(at);
                 uint32_t page = atomic_load(&vpage->page);
@@ -389,7 +388,6 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 
         gpu.submitted = gpu.done = gpu.covered = 0;
         gpu.now_ns = 1;
-        gpu.unmap_ns = 0;
         gpu.lazy = 0;
         gpu.slab_next = GPU_BASE;
         gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;

@@ -30,7 +30,6 @@ struct split_gpu {
         _Atomic uint32_t submitted, done; /* work up to here */
         _Atomic uint32_t covered;         /* later work waits for all work up to here */
         _Atomic uint64_t now_ns;
-        _Atomic uint64_t unmap_ns; /* what a mem_unmap takes */
         _Atomic uint32_t bad;
         uint32_t lazy;          /* event_query lets so much work get done */
         size_t top;             /* pages below it were used at some time */

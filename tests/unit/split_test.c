@@ -540,7 +540,6 @@ static void test_find(void)
 static void test_heap_moves(bool possible)
 {
         uint64_t a, b, c, d;
-        int64_t credit_ns;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu.no_moves = !possible;
@@ -563,10 +562,7 @@ static void test_heap_moves(bool possible)
         gpu_sync();
         gr_fence_close(context);
         gr_fence_poll(context);
-        credit_ns = context->split.credit_ns;
-        gpu.unmap_ns = 1000000;
-        c = gpu_take(200 * MIB); /* now they are free, and what that took counts */
-        GR_CHECK(!possible || context->split.credit_ns < credit_ns - 15 * (int64_t)gpu.unmap_ns);
+        c = gpu_take(200 * MIB); /* now they are free */
         gpu_give(c, 200 * MIB);
         gpu_give(b, 2 * MIB);
         settle();
