@@ -97,6 +97,13 @@ static inline bool gr_split_active(struct gr_split *split)
         return __builtin_expect(atomic_load_explicit(&split->active, memory_order_relaxed), 0);
 }
 
+/* Whether split serves requests of so many bytes: small ones take little memory in bins, and much less time. */
+#define GR_SPLIT_LEAST_BYTES ((size_t)64 << 10)
+static inline bool gr_split_serves(struct gr_split *split, size_t bytes)
+{
+        return gr_split_active(split) && bytes > GR_SPLIT_LEAST_BYTES;
+}
+
 /*
  * A cached block for the request, in the ledger as CACHED; NULL: none is usable, or, where not lax, none that is worth
  * cutting a large free segment for.
