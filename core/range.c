@@ -15,6 +15,8 @@
 #define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
 #define KEPT_MOST  256 /* structures */
 
+_Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
+
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
 {
         return (ptr - segment->ptr) >> GR_PAGE_SHIFT;
