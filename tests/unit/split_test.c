@@ -123,6 +123,26 @@ static void test_least(void)
         end();
 }
 
+/* What the bins keep of small blocks makes room for large ones. */
+static void test_least_make_room(void)
+{
+        enum { COUNT = 8000 };
+        static uint64_t small[COUNT];
+        uint64_t large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < COUNT; i++)
+                small[i] = gpu_take(GR_SPLIT_LEAST_BYTES);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
+        gpu_sync();
+        large = gpu_take(120 * MIB);
+        GR_CHECK(device()->peak_charged_bytes <= 145 * MIB);
+        gpu_give(large, 120 * MIB);
+        settle();
+        end();
+}
+
 /* A larger segment is not opened for a small piece; it goes back, so that the footprint stays near what is live. */
 static void test_growth(void)
 {
@@ -605,7 +625,7 @@ static void test_heap_moves(bool possible)
         gpu_give(b, 2 * MIB);
         settle();
         GR_CHECK(!context->split.ghosts);
-        gr_context_drop(context); /* no address is unmapped twice */
+        gr_split_drop(context); /* no address is unmapped twice */
         GR_CHECK_EQ(gpu.reserved, 0);
         end();
 }
@@ -745,6 +765,7 @@ static void test_large_moves(bool small_too)
 static void test_all(void)
 {
         test_least();
+        test_least_make_room();
         test_fence();
         test_misuse();
         test_exported();
