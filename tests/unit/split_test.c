@@ -123,6 +123,21 @@ static void test_least(void)
         end();
 }
 
+/* A busy class of theirs gets spare blocks, but not many. */
+static void test_least_spares(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < 20000; i++) {
+                a = gpu_take(1000);
+                gpu_give(a, 1000);
+        }
+        GR_CHECK(core.stats.counters[GR_STAT_spares] > 4 && core.stats.counters[GR_STAT_spares] < 16);
+        settle();
+        end();
+}
+
 /* What the bins keep of small blocks makes room for large ones. */
 static void test_least_make_room(void)
 {
@@ -765,6 +780,7 @@ static void test_large_moves(bool small_too)
 static void test_all(void)
 {
         test_least();
+        test_least_spares();
         test_least_make_room();
         test_fence();
         test_misuse();
