@@ -148,8 +148,7 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         block = bin->blocks;
         if (!block || !gr_fence_usable(&context->fence, block->freed_epoch) || block->capacity_bytes < bytes ||
             !is_open(context) || atomic_load_explicit(&block->state, memory_order_relaxed) != GR_BLOCK_CACHED ||
-            gr_split_serves(&context->split, bytes) ||
-            atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+            gr_split_active(&context->split) || atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
                 gr_arena_unlock(arena);
                 return 0;
         }

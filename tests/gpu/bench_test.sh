@@ -53,6 +53,47 @@ grep -q 'could not be measured: .*oops' "$folder/said" || fail "what failed is n
 [ "$(rows 'cuInit')" -eq 0 ] || fail "a figure of a program that failed"
 [ "$(rows 'a program without CUDA')" -eq 2 ] || fail "one failure took the other figures with it"
 
+# Programs in turns: one at a time works, a hundred steps are a sample, and one that fails is named.
+cat >"$folder/turns.py" <<'PY'
+import os
+import sys
+import time
+
+if os.environ.get("GPURECLAIM_POOL") == "auto":
+    sys.exit("oops")
+for _ in range(int(sys.argv[2].partition("=")[2]) // 10):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    os.mkdir("working")  # fails where another one is at it
+    time.sleep(0.002)
+    os.rmdir("working")
+    print("turn 0.5", flush=True)
+PY
+python3 - "$top" "$build" "$folder" <<'PY' || fail "turns"
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+
+top, build, folder = sys.argv[1:]
+sys.dont_write_bytecode = True
+loader = importlib.machinery.SourceFileLoader("bench", f"{top}/scripts/bench")
+module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench", loader))
+loader.exec_module(module)
+module.SCRIPTS = Path(folder)
+os.chdir(folder)
+bench = module.Bench(types.SimpleNamespace(build_folder=build, quick=False, simulated=True), folder)
+bench.turns("training", "turns.py", 3, True)
+samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
+for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "split"):
+    assert samples["training: time, the first 100 steps", column] == [5.0], samples
+    assert samples["training: time, 100 steps later on", column] == [5.0, 5.0], samples
+assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 11, samples
+assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.complaints[0], bench.complaints
+PY
+
 # Tables and plots from figures that are known.
 python3 - "$top/tests/gpu" "$folder" <<'PY' || fail "tables or plots"
 import sys
@@ -128,10 +169,12 @@ python3 -B "$top/tests/traces/make_traces.py" "$folder/made" || fail "make_trace
 for name in training inference fragments; do
         "$top/tests/traces/traces.py" pack "$folder/made/$name.csv" "$folder/$name.trace.xz" >/dev/null
         "$top/tests/traces/traces.py" unpack "$folder/$name.trace.xz" "$folder/$name.csv"
-        # All but the last column, the time that the core's own work took.
-        diff <("$build/tools/replay/policies" "$folder/made/$name.csv" | sed '1d;s/ *[0-9-]*$//') \
-                <("$build/tools/replay/policies" "$folder/$name.csv" | sed '1d;s/ *[0-9-]*$//') ||
-                fail "$name replays differently after packing"
+        for which in "made/$name" "$name"; do
+                "$build/tools/replay/policies" "$folder/$which.csv" >"$folder/$which.txt" || fail "$which does not replay"
+                # All but the last column, the time that the core's own work took.
+                sed -i '1d;s/ *[0-9-]*$//' "$folder/$which.txt"
+        done
+        diff "$folder/made/$name.txt" "$folder/$name.txt" || fail "$name replays differently after packing"
 done
 for packed in "$top"/tests/traces/*.trace.xz; do
         "$top/tests/traces/traces.py" show "$packed" || fail "$packed"

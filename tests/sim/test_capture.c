@@ -1,6 +1,8 @@
 /* What a capture takes in, what it forbids, and what destroys it. */
 #include "simtest.h"
 
+#include "grsim.h"
+
 #include <pthread.h>
 
 static CUcontext ctx;
@@ -94,6 +96,15 @@ static CUresult alloc_in_thread(void)
         pthread_create(&thread, NULL, in_thread, &rc);
         pthread_join(thread, NULL);
         return rc;
+}
+/* Calls are counted by threads apart, and told together. */
+static void test_count(void)
+{
+        unsigned long before = grSimCallCount("cuMemAlloc_v2");
+
+        OK(alloc_and_free());
+        OK(alloc_in_thread());
+        EXPECT(before + 2, grSimCallCount("cuMemAlloc_v2"));
 }
 static CUresult record_in_thread(void)
 {
@@ -212,6 +223,7 @@ int main(void)
         OK(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
         OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
         OK(cuEventCreate(&f, CU_EVENT_DISABLE_TIMING));
+        test_count();
         test_forbidden();
         test_graph();
         test_errors();

@@ -3,28 +3,40 @@
 
 #include "grsim.h"
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static CUcontext ctx;
+
+static void *allocate(void *p)
+{
+        OK(cuCtxSetCurrent(ctx));
+        OK(cuMemAlloc(p, 16));
+        return NULL;
+}
 
 int main(void)
 {
         CUdriverProcAddressQueryResult status;
-        CUcontext ctx = start();
         CUdeviceptr p[4];
+        pthread_t thread;
         size_t free_bytes, total;
         CUevent e;
         double t;
         void *f;
         int n, child;
 
+        ctx = start();
         OK(cuDeviceGetCount(&n));
         EXPECT(2, n);
         OK(cuMemGetInfo(&free_bytes, &total));
         EXPECT(64 * MIB, total);
 
-        /* cuMemAlloc_v2:3=2 and cuMemFree_v2:2+=999 */
+        /* cuMemAlloc_v2:3=2 and cuMemFree_v2:2+=999, whichever thread calls */
         OK(cuMemAlloc(&p[0], 16));
-        OK(cuMemAlloc(&p[1], 16));
+        EXPECT(0, pthread_create(&thread, NULL, allocate, &p[1]));
+        pthread_join(thread, NULL);
         EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p[2], 16));
         OK(cuMemAlloc(&p[2], 16));
         OK(cuMemFree(p[0]));

@@ -22,17 +22,17 @@
 
 #define ALLOC_US      35 /* cuMemAlloc */
 #define RELEASE_US    50 /* cuMemFreeAsync and its part of a synchronisation */
-#define MAP_US        36 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
-#define UNMAP_US      27 /* cuMemUnmap, cuMemRelease */
-#define REMAP_US      26 /* of an extent that there is: cuMemMap, cuMemSetAccess */
-#define UNMAP_ONLY_US 14
+#define MAP_US        32 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
+#define UNMAP_US      26 /* cuMemUnmap, cuMemRelease */
+#define REMAP_US      22 /* of an extent that there is: cuMemMap, cuMemSetAccess */
+#define UNMAP_ONLY_US 15
 #define ADDRESSES     (UINT64_C(1) << 46) /* where those without memory begin */
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
         bool streams;            /* the program has more than the default one */
         uint64_t barriers;
-        uint64_t next_small, next_large;
+        uint64_t next_small, next_large, next_address;
         uint64_t allocs, releases;
         uint64_t cost_us;
 } counting;
@@ -80,8 +80,9 @@ static int count_release(void *context, const uint64_t *ptrs, size_t count, size
 
 static int count_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 {
-        (void)context, (void)bytes;
-        *ret_ptr = ADDRESSES;
+        (void)context;
+        *ret_ptr = counting.next_address;
+        counting.next_address += bytes;
         return 0;
 }
 
@@ -210,6 +211,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.now_ns = 1;
         counting.next_small = UINT64_C(1) << 44;
         counting.next_large = UINT64_C(1) << 45;
+        counting.next_address = ADDRESSES;
         counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
         gr_core_init(&core, mapped ? &driver : &plain_driver, config);
         context = gr_context_add(&core, &core, 0);
