@@ -115,18 +115,23 @@ static inline bool gr_fence_overflow(struct gr_fence *fence)
         return atomic_load_explicit(&fence->reach_overflow, memory_order_relaxed);
 }
 
-/* Whether a block freed in this epoch may be handed out. */
-static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
+/* Blocks freed in this and earlier epochs may be handed out. */
+static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
 {
 #ifdef GR_TEST_NO_FENCE /* the tests' proof that they would notice */
         (void)fence;
-        (void)epoch;
-        return true;
+        return UINT64_MAX;
 #else
         if (gr_fence_overflow(fence)) /* not all who could use it would wait for a barrier */
-                return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
-        return epoch <= atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
+                return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
+        return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
 #endif
+}
+
+/* Whether a block freed in this epoch may be handed out. */
+static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
+{
+        return epoch <= gr_fence_usable_epoch(fence);
 }
 
 static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)

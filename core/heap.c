@@ -21,7 +21,9 @@
 
 static bool is_open(const struct gr_range *range)
 {
-        return range && (range->state == GR_RANGE_FREE || range->state == GR_RANGE_HOLE);
+        return range && (range->state == GR_RANGE_HOLE ||
+                         (range->state == GR_RANGE_FREE &&
+                          gr_fence_usable(&range->block.context->fence, range->block.freed_epoch)));
 }
 
 static void leave(struct gr_split *split, struct gr_range *range)
@@ -315,6 +317,7 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         uint64_t come;
         int rc = 0;
 
+        gr_split_catch_up(context);
         gr_lock(&split->lock);
         if (!split->heaps[small]) {
                 gr_unlock(&split->lock);
@@ -479,10 +482,9 @@ static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
         return extent->stuck && is_left(heap, extent, waiting);
 }
 
-bool gr_heap_ends_stuck(const struct gr_range *range)
+bool gr_heap_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint64_t last)
 {
-        return is_stuck(range->segment, range->block.ptr, true) ||
-               is_stuck(range->segment, gr_range_end(range) - 1, true);
+        return is_stuck(heap, ptr, true) || is_stuck(heap, last, true);
 }
 
 /* Whether there is memory at ptr and no thread at work with it, which nobody else may look at then. */

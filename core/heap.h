@@ -46,13 +46,13 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
 void gr_heap_discard(struct gr_context *context, struct gr_range *range);
 
 /*
- * Whether a range was the last in use in an extent part of which must not be reused, so that it can go back. The
- * split's lock is held.
+ * Whether a range that was freed, from ptr to last, was the last in use in an extent part of which must not be reused,
+ * so that it can go back. The split's lock is held.
  */
-bool gr_heap_ends_stuck(const struct gr_range *range);
+bool gr_heap_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint64_t last);
 
 /*
- * Such a range, from ptr to last, has been freed: waits for the context as the driver would, and returns the extents at
+ * Such a range has been freed: waits for the context as the driver would, and returns the extents at
  * its two ends. The caller has counted itself into busy, and is counted out. Calls the driver; no lock held.
  */
 void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last);

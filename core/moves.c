@@ -40,6 +40,8 @@ static struct found find_movable(const struct gr_split *split, uint64_t most_byt
                 for (; range; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
+                        if (!gr_fence_usable(&range->block.context->fence, range->block.freed_epoch))
+                                continue;
                         while (range->segment->pages && at < end) {
                                 const struct gr_page *extent = gr_extent_at(range->segment, at);
                                 uint64_t begin = gr_extent_ptr(range->segment, extent), bytes = gr_extent_bytes(extent);
@@ -61,8 +63,8 @@ struct move {
 };
 
 /*
- * Chooses extents to move behind the holes of a busy range. Their memory is free, so whatever is submitted from now on
- * runs after the work that may still use it, under whatever address.
+ * Chooses extents to move behind the holes of a busy range. Their memory is usable, so whatever is submitted from now
+ * on runs after the work that may still use it, under whatever address.
  */
 static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
 {

@@ -177,7 +177,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         struct gr_block *block;
 
         if (gr_split_active(&context->split)) {
-                if (!gr_split_waiting(&context->split) && class_empty(context, gr_class_of(bytes)))
+                if (!gr_split_waiting(context) && class_empty(context, gr_class_of(bytes)))
                         return NULL;
         } else if (class_empty(context, gr_class_of(bytes)) ||
                    (reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))) {

@@ -101,13 +101,18 @@ struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct g
         return first_from(lists, free_class(range->block.capacity_bytes) + 1);
 }
 
-struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes)
+static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch)
+{
+        return range->block.capacity_bytes >= bytes && range->block.freed_epoch <= last_epoch;
+}
+
+struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
 {
         struct gr_range *range = gr_range_first(lists, bytes);
 
-        for (unsigned looked_at = 0; range && range->block.capacity_bytes < bytes;)
-                range = ++looked_at < CLASS_LOOK ? gr_range_next(lists, range)
-                                                 : first_from(lists, free_class(bytes) + 1);
+        for (unsigned looked_at = 0; range && !is_usable(range, bytes, last_epoch);)
+                range = ++looked_at == CLASS_LOOK ? first_from(lists, free_class(bytes) + 1)
+                                                  : gr_range_next(lists, range);
         return range;
 }
 
@@ -143,9 +148,9 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct fit 
         fit->opened = opened;
 }
 
-struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t *ret_at)
+struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at)
 {
-        struct gr_range *range = gr_range_best(lists, bytes);
+        struct gr_range *range = gr_range_best(lists, bytes, last_epoch);
         struct fit fit = {.opened = SIZE_MAX};
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && fit.opened > 0; looked_at++) {
@@ -156,7 +161,9 @@ struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, u
                 weigh(range, ptr, bytes, &fit);
                 if (range->block.capacity_bytes >= bytes)
                         weigh(range, gr_range_end(range) - bytes, bytes, &fit);
-                range = gr_range_next(lists, range);
+                do
+                        range = gr_range_next(lists, range);
+                while (range && range->block.freed_epoch > last_epoch);
         }
         *ret_at = fit.at;
         return fit.range;

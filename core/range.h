@@ -67,21 +67,22 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
 
-/* The first of them of at least bytes; NULL. */
-struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes);
+/* The first of them of at least bytes that was freed by the end of last_epoch; NULL. */
+struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch);
 
 /*
  * Of the smallest free ranges of at least bytes the one, and the place *ret_at in it, where a block opens the fewest
  * pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large blocks
- * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. NULL.
+ * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. None that
+ * was freed after last_epoch. NULL.
  */
-struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t *ret_at);
+struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at);
 
 /* A range in state FREE enters its list as it is, or leaves it. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);
 
-/* The range, in no list and usable, becomes free, one with its free neighbours. */
+/* The range, in no list, becomes free, one with its free neighbours: with the latest epoch of them. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
 /*

@@ -140,6 +140,7 @@ void gr_split_drop(struct gr_context *context)
         split->free_count = 0;
         split->spare_bytes = split->spare_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
+        atomic_store(&split->ahead_epoch, 0);
         atomic_store(&split->wasted_bytes, 0);
         atomic_store(&split->active,
                      context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
@@ -196,11 +197,43 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
+/* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL. */
+static struct gr_range *fit(struct gr_context *context, size_t bytes, bool lax, uint64_t last_epoch, uint64_t *ret_at)
+{
+        struct gr_split *split = &context->split;
+        bool small = gr_is_small(bytes);
+        struct gr_range *range =
+                gr_range_fit(&split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE], bytes, last_epoch, ret_at);
+
+        if (!range && !small) {
+                *ret_at = 0;
+                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch);
+                if (range && !lax && range->segment->bytes > gr_bound_worth_opening(context, bytes))
+                        range = NULL;
+        }
+        return range;
+}
+
+/* Whether ranges of the segment may be free ahead of their fence: then the one who hands them out lays a barrier. */
+static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
+{
+        return !segment->small && gr_fence_barrier_is_cheap(context);
+}
+
+/* Lock not held. */
+void gr_split_catch_up(struct gr_context *context)
+{
+        uint64_t epoch = atomic_load_explicit(&context->split.ahead_epoch, memory_order_relaxed);
+
+        if (!gr_fence_usable(&context->fence, epoch) && gr_fence_barrier_is_cheap(context))
+                gr_fence_barrier_for(context, epoch);
+}
+
 /* Lock not held. */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
-        struct gr_free_lists *lists = &split->free[gr_is_small(bytes) ? GR_FREE_SMALL : GR_FREE_LARGE];
+        struct gr_fence *fence = &context->fence;
         struct gr_block *block = NULL;
         struct gr_range *range;
         uint64_t at = 0;
@@ -208,11 +241,14 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        range = gr_range_fit(lists, bytes, &at);
-        if (!range && lists == &split->free[GR_FREE_LARGE]) {
-                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes);
-                if (range && !lax && range->segment->bytes > gr_bound_worth_opening(context, bytes))
-                        range = NULL;
+        range = fit(context, bytes, lax, UINT64_MAX, &at);
+        if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
+                if (gr_fence_barrier_is_cheap(context)) {
+                        gr_unlock(&split->lock);
+                        gr_split_catch_up(context);
+                        gr_lock(&split->lock);
+                }
+                range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);
         }
         if (range) {
                 gr_range_leave(split, range);
@@ -230,6 +266,15 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         }
         gr_unlock(&split->lock);
         return block;
+}
+
+/* Lock not held. */
+bool gr_split_waiting(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+
+        return atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) > 0 ||
+               !gr_fence_usable(&context->fence, atomic_load_explicit(&split->ahead_epoch, memory_order_relaxed));
 }
 
 /* Lock not held. */
@@ -432,6 +477,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         struct gr_context *context = block->context;
         struct gr_split *split = &context->split;
         struct gr_segment *segment;
+        uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         int rc;
 
         gr_lock(&split->lock);
@@ -460,6 +506,9 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;
                 segment->stuck = true;
+        } else if (goes_ahead(context, segment)) {
+                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
+                gr_range_free(split, range); /* which may be part of another one now */
         } else {
                 range->state = GR_RANGE_WAITING;
                 DL_APPEND(split->queue, block);
@@ -467,8 +516,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
-                bool ends_stuck = segment->pages && gr_heap_ends_stuck(range);
-                uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
+                bool ends_stuck = segment->pages && gr_heap_ends_stuck(segment, ptr, last);
 
                 split->busy += ends_stuck;
                 gr_unlock(&split->lock);

@@ -9,6 +9,12 @@
  * both. So memory is never held back by a neighbour that was freed later, and ranges of one epoch meet as soon as it is
  * usable.
  *
+ * Where a barrier costs no more than its call, large ranges are free at once, ahead of their fence, and whoever hands
+ * one out lays the barrier first: one readies all that was freed until then. So each request is weighed against all
+ * that is free, as by an allocator that knows its stream (a recorded training program then moved a sixth as much memory
+ * to stay within the same footprint; November 2026). A small request finds room nearly always, so that a barrier for
+ * it would only cost.
+ *
  * Where the driver maps memory, the segments are two heaps of it (heap.h), whose pages come, go and move one by one.
  * Where it does not, they are allocations of the driver, which go back only as a whole: a request that nothing fits
  * gets one of its own size, and a free one is not cut for a request much smaller than itself. Requests up to 1 MiB are
@@ -51,6 +57,7 @@ enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 struct gr_split {
         _Atomic bool active;            /* new requests are served here */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
+        _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
         _Atomic bool moves_refused;     /* the driver does not map memory twice */
         _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
@@ -104,10 +111,7 @@ static inline bool gr_split_active(struct gr_split *split)
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
 
 /* Whether freed ranges wait for their fence. */
-static inline bool gr_split_waiting(struct gr_split *split)
-{
-        return atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) > 0;
-}
+bool gr_split_waiting(struct gr_context *context);
 
 /* Whether one of the ranges that wait, by itself, would serve the request: worth a barrier that costs overlap. */
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
@@ -149,6 +153,9 @@ void gr_split_consider(struct gr_context *context, size_t bytes);
 void gr_split_bar(struct gr_core *core);
 
 /* For heap.c. The split's lock is held, unless a comment says otherwise. */
+
+/* Lays the barrier for what became free ahead of its fence, where one is cheap. Calls the driver; lock not held. */
+void gr_split_catch_up(struct gr_context *context);
 
 /* Ranges whose epoch has become usable leave the queue. */
 void gr_split_drain(struct gr_context *context);
