@@ -141,14 +141,14 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         struct gr_bin *bin;
         uint64_t ptr;
 
-        if (!arena || class >= GR_CLASS_EXACT)
+        if (!arena || class >= GR_CLASS_EXACT || gr_split_serves(&context->split, bytes))
                 return 0;
         bin = &arena->bins[class];
         gr_arena_lock(arena);
         block = bin->blocks;
         if (!block || !gr_fence_usable(&context->fence, block->freed_epoch) || block->capacity_bytes < bytes ||
             !is_open(context) || atomic_load_explicit(&block->state, memory_order_relaxed) != GR_BLOCK_CACHED ||
-            gr_split_active(&context->split) || atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+            atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
                 gr_arena_unlock(arena);
                 return 0;
         }

@@ -69,13 +69,13 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
         return left;
 }
 
-/* What bins hold from before a move goes first. */
+/* What bins hold from before a move goes first; else only what split does not have. */
 static void trim(struct gr_context *context, uint64_t want_bytes)
 {
-        if (context->core->config.pool == GR_POOL_AUTO)
-                gr_trim(context, want_bytes);
-        else
-                gr_split_trim(context, want_bytes);
+        uint64_t gone = context->core->config.pool == GR_POOL_AUTO ? 0 : gr_split_trim(context, want_bytes);
+
+        if (gone < want_bytes)
+                gr_trim(context, want_bytes - gone);
 }
 
 static bool has_spare(struct gr_split *split)

@@ -449,5 +449,7 @@ uint64_t gpu_free_bytes(void)
         uint64_t free_bytes, total_bytes;
 
         mem_info(NULL, &free_bytes, &total_bytes);
+        for (size_t i = 0; i < GPU_PAGES; i++)
+                free_bytes += gpu.owner[i] == 3 ? GR_PAGE_BYTES : 0;
         return free_bytes;
 }

@@ -16,6 +16,7 @@
 #include "pool.h"
 #include "split.h"
 
+#define KIB          ((uint64_t)1 << 10)
 #define MIB          ((uint64_t)1 << 20)
 #define GPU_UNIT     GR_SPLIT_UNIT_BYTES
 #define GPU_BASE     (UINT64_C(1) << 40)

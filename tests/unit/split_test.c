@@ -62,26 +62,99 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
         GR_CHECK_EQ(device()->pinned_bytes, MIB);
         gpu_give(a, 11 * MIB);
-        b = gpu_take(11 * MIB - 700 * 1024);
+        b = gpu_take(11 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(MIB + 512);
-        GR_CHECK_EQ(c, a + 11 * MIB - 700 * 1024);
+        GR_CHECK_EQ(c, a + 11 * MIB - 700 * KIB);
         GR_CHECK_EQ(device()->charged_bytes, 12 * MIB);
         /* Small ones have a segment of their own. */
-        small = gpu_take(1);
-        d = gpu_take(600);
-        GR_CHECK_EQ(d, small + 512);
+        small = gpu_take(65 * KIB);
+        d = gpu_take(70 * KIB + 1);
+        GR_CHECK_EQ(d, small + 65 * KIB);
         GR_CHECK_EQ(device()->charged_bytes, 14 * MIB);
-        GR_CHECK_EQ(gr_budget_live(device()), 11 * MIB - 700 * 1024 + MIB + 512 + 512 + 1024);
+        GR_CHECK_EQ(gr_budget_live(device()), 11 * MIB - 700 * KIB + MIB + 512 + 135 * KIB + 512);
         /* Whatever the order of frees, one range is left. */
         gpu_give(c, MIB + 512);
-        gpu_give(b, 11 * MIB - 700 * 1024);
+        gpu_give(b, 11 * MIB - 700 * KIB);
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
-        gpu_give(small, 1);
-        gpu_give(d, 600);
+        gpu_give(small, 65 * KIB);
+        gpu_give(d, 70 * KIB + 1);
         gpu_give(a, 12 * MIB);
         GR_CHECK_EQ(gr_budget_cached(device()), 14 * MIB);
         GR_CHECK_EQ(device()->pinned_bytes, 0);
+        end();
+}
+
+/* The smallest requests have blocks of their own, in bins. */
+static void test_least(void)
+{
+        struct gr_block_info info;
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(GR_SPLIT_LEAST_BYTES);
+        b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
+        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
+        GR_CHECK(gr_ledger_find(&core.ledger, b, &info) == 0 && info.split);
+        c = core.stats.counters[GR_STAT_driver_allocs];
+        gpu_give(a, GR_SPLIT_LEAST_BYTES);
+        GR_CHECK_EQ(gpu_take(GR_SPLIT_LEAST_BYTES), a); /* behind a barrier */
+        gpu_give(a, GR_SPLIT_LEAST_BYTES);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        GR_CHECK(gr_arena_alloc(context, GR_SPLIT_LEAST_BYTES) == a);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c);
+        gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
+        GR_CHECK_EQ(gr_pool_free(&core, a), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        a = gpu_take(1000); /* though much is free in split */
+        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
+        gpu_give(a, 1000);
+        settle();
+        /* Where there is nothing else they take what is left of a page. */
+        atomic_store(&device()->hard_bytes, 2 * MIB);
+        b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
+        a = gpu_take(1000);
+        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && info.split);
+        gpu_give(a, 1000);
+        gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
+        settle();
+        end();
+}
+
+/* A busy class of theirs gets spare blocks, but not many. */
+static void test_least_spares(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < 20000; i++) {
+                a = gpu_take(1000);
+                gpu_give(a, 1000);
+        }
+        GR_CHECK(core.stats.counters[GR_STAT_spares] > 4 && core.stats.counters[GR_STAT_spares] < 16);
+        settle();
+        end();
+}
+
+/* What the bins keep of small blocks makes room for large ones. */
+static void test_least_make_room(void)
+{
+        enum { COUNT = 8000 };
+        static uint64_t small[COUNT];
+        uint64_t large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < COUNT; i++)
+                small[i] = gpu_take(GR_SPLIT_LEAST_BYTES);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
+        gpu_sync();
+        large = gpu_take(120 * MIB);
+        GR_CHECK(device()->peak_charged_bytes <= 145 * MIB);
+        gpu_give(large, 120 * MIB);
+        settle();
         end();
 }
 
@@ -444,7 +517,7 @@ static void test_fit(void)
 /* Of many free ranges the smallest that suffices is found, whatever order they came in. */
 static void test_best(void)
 {
-        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10 };
+        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10, BETWEEN = 65 << 10 };
         uint64_t ranges[COUNT], kept[COUNT];
         size_t sizes[COUNT];
 
@@ -452,7 +525,7 @@ static void test_best(void)
         for (int i = 0; i < COUNT; i++) {
                 sizes[i] = (size_t)FIRST + (size_t)i * STEP;
                 ranges[i] = gpu_take(sizes[i]);
-                kept[i] = gpu_take(512);
+                kept[i] = gpu_take(BETWEEN);
         }
         for (int i = 0; i < COUNT; i++)
                 gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
@@ -465,7 +538,7 @@ static void test_best(void)
         }
         for (int i = 0; i < COUNT; i++) {
                 gpu_give(ranges[i], sizes[i]);
-                gpu_give(kept[i], 512);
+                gpu_give(kept[i], BETWEEN);
         }
         settle();
         end();
@@ -523,7 +596,7 @@ static void test_find(void)
                         GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
                         ptrs[i] = 0;
                 } else {
-                        sizes[i] = step % 8 ? 1 + next_random(&seed) % (300 << 10) : 1 + next_random(&seed) % (5 << 20);
+                        sizes[i] = GR_SPLIT_LEAST_BYTES + 1 + next_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
                         ptrs[i] = gpu_take(sizes[i]);
                         GR_CHECK(ptrs[i] != 0);
                 }
@@ -706,6 +779,9 @@ static void test_large_moves(bool small_too)
 
 static void test_all(void)
 {
+        test_least();
+        test_least_spares();
+        test_least_make_room();
         test_fence();
         test_misuse();
         test_exported();
