@@ -10,7 +10,7 @@
 #include "core.h"
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
-#define FIT_LOOK   8   /* ranges that are weighed for a request */
+#define FIT_LOOK   4   /* ranges that are weighed for a request */
 #define ORDER_LOOK 16  /* ranges of its class that one is put in order with */
 #define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
 #define KEPT_MOST  256 /* structures */

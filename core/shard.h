@@ -14,6 +14,9 @@
 /* This thread's shard + 1; 0 before its first use. The library is there from the start, hence initial-exec. */
 extern _Thread_local unsigned gr_shard_of_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
+/* Threads that have had one, whose shards are the first. */
+extern _Atomic unsigned gr_shard_threads __attribute__((visibility("hidden")));
+
 unsigned gr_shard_assign(void);
 
 /* The calling thread's shard, below GR_SHARDS. */
@@ -44,9 +47,10 @@ static inline void gr_counter_sub(struct gr_counter *counter, uint64_t n)
 /* While others change it, the sum of the parts as they were read one after the other; may then be off either way. */
 static inline uint64_t gr_counter_sum(const struct gr_counter *counter)
 {
+        unsigned threads = atomic_load_explicit(&gr_shard_threads, memory_order_relaxed);
         uint64_t sum = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS; i++)
+        for (unsigned i = 0; i < GR_SHARDS && i < threads; i++) /* the others are zero, and a cache line each */
                 sum += atomic_load_explicit(&counter->shards[i].part, memory_order_relaxed);
         return sum;
 }
