@@ -15,6 +15,10 @@
 #define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
 #define KEPT_MOST  256 /* structures */
 
+/* With what the C library puts before it two cache lines: neighbours are looked at with each request. */
+#define STRUCTURE_BYTES (2 * (size_t)GR_LINE_BYTES - 16)
+
+_Static_assert(sizeof(struct gr_range) <= STRUCTURE_BYTES, "a range takes two cache lines");
 _Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
@@ -197,10 +201,12 @@ static struct gr_range *structure_take(struct gr_split *split)
 {
         struct gr_range *range = split->kept;
 
-        if (!range)
-                return calloc(1, sizeof(*range));
-        split->kept = range->after;
-        split->kept_count--;
+        if (range) {
+                split->kept = range->after;
+                split->kept_count--;
+        } else if (posix_memalign((void **)&range, GR_LINE_BYTES, STRUCTURE_BYTES)) {
+                return NULL;
+        }
         memset(range, 0, sizeof(*range));
         return range;
 }

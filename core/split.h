@@ -57,34 +57,36 @@ struct gr_free_lists {
 enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 
 struct gr_split {
-        _Atomic bool active;            /* new requests are served here */
-        _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
-        _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
-        _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
-        _Atomic bool moves_refused;     /* the driver does not map memory twice */
-        _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
+        /* New requests are served here. */
+        _Atomic bool active __attribute__((aligned(GR_LINE_BYTES)));
+        _Atomic bool moves_refused;              /* the driver does not map memory twice */
+        _Atomic bool heap_refused;               /* the driver has no addresses for one, or memory was short */
+        _Atomic uint64_t waiting_bytes;          /* of ranges in the queue */
+        _Atomic uint64_t ahead_epoch;            /* the latest of ranges that became free ahead of their fence */
+        _Atomic uint64_t wasted_bytes;           /* auto: fresh memory taken while much was cached */
+        _Atomic uint64_t large_ptr, large_bytes; /* of the heap for large requests, for gr_split_has; 0: none */
 
-        struct gr_lock lock;          /* guards what follows */
+        struct gr_lock lock; /* guards what follows; first what each request touches, close together */
+        unsigned kept_count;
+        struct gr_range *kept;    /* structures of ranges that are no more, by after: those to come need no malloc */
+        struct gr_block *queue;   /* waiting ranges, oldest first */
+        uint64_t hits, frees;     /* requests served without the driver; ranges freed */
+        uint64_t free_count;      /* free and waiting ranges */
+        uint64_t open_bytes;      /* freed since an epoch was closed for it */
+        uint64_t close_bytes;     /* of it, at which one is closed again */
+        uint64_t spare_bytes;     /* what could go back once it is idle: free segments, free extents of heaps */
+        uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
+        struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
-        struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
                                         not to be had */
         struct gr_block *ghosts;     /* of the heaps, in the order they came to be */
         unsigned busy;               /* threads in calls of the driver for a heap */
-        uint64_t spare_bytes;        /* what could go back once it is idle: free segments, free extents of heaps */
-        uint64_t spare_low_bytes;    /* least of it since decay last looked: what nobody needed */
-        struct gr_block *queue;      /* waiting ranges, oldest first */
-        uint64_t open_bytes;         /* freed since an epoch was closed for it */
-        uint64_t close_bytes;        /* of it, at which one is closed again */
         int64_t credit_ns;           /* time that may be spent on better fits */
         uint64_t credit_at_ns;       /* when it was last added to; 0: never */
         uint64_t waited_ns;          /* for work that was about to end */
         uint64_t told_bytes;         /* the footprint that was last logged */
-        uint64_t hits, frees;        /* requests served without the driver; ranges freed */
-        uint64_t free_count;         /* free and waiting ranges */
-        struct gr_range *kept;       /* structures of ranges that are no more, by after: those to come need no malloc */
-        unsigned kept_count;
 };
 
 /* What gr_split_find says of an address. */
@@ -104,6 +106,13 @@ void gr_split_drop(struct gr_context *context);
 static inline bool gr_split_active(struct gr_split *split)
 {
         return __builtin_expect(atomic_load_explicit(&split->active, memory_order_relaxed), 0);
+}
+
+/* Whether a pointer is in the heap for large requests. Takes no lock; may be behind, then false. */
+static inline bool gr_split_has(struct gr_split *split, uint64_t ptr)
+{
+        return ptr - atomic_load_explicit(&split->large_ptr, memory_order_relaxed) <
+               atomic_load_explicit(&split->large_bytes, memory_order_relaxed);
 }
 
 /* Whether requests of so many bytes are split's, and not the bins', to serve. */
