@@ -321,7 +321,6 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         uint64_t come;
         int rc = 0;
 
-        gr_split_catch_up(context);
         gr_lock(&split->lock);
         if (!split->heaps[small]) {
                 gr_unlock(&split->lock);

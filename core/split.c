@@ -222,15 +222,6 @@ static bool goes_ahead(struct gr_context *context, const struct gr_segment *segm
 }
 
 /* Lock not held. */
-void gr_split_catch_up(struct gr_context *context)
-{
-        uint64_t epoch = atomic_load_explicit(&context->split.ahead_epoch, memory_order_relaxed);
-
-        if (!gr_fence_usable(&context->fence, epoch) && gr_fence_barrier_is_cheap(context))
-                gr_fence_barrier_for(context, epoch);
-}
-
-/* Lock not held. */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
@@ -244,9 +235,11 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         gr_split_drain(context);
         range = fit(context, bytes, lax, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
+                uint64_t epoch = range->block.freed_epoch;
+
                 if (gr_fence_barrier_is_cheap(context)) {
                         gr_unlock(&split->lock);
-                        gr_split_catch_up(context);
+                        gr_fence_barrier_for(context, epoch);
                         gr_lock(&split->lock);
                 }
                 range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);

@@ -172,9 +172,6 @@ void gr_split_bar(struct gr_core *core);
 
 /* For heap.c. The split's lock is held, unless a comment says otherwise. */
 
-/* Lays the barrier for what became free ahead of its fence, where one is cheap. Calls the driver; lock not held. */
-void gr_split_catch_up(struct gr_context *context);
-
 /* Ranges whose epoch has become usable leave the queue. */
 void gr_split_drain(struct gr_context *context);
 

@@ -309,9 +309,17 @@ static int event_query(void *event)
         return *(uint32_t *)event <= atomic_load(&gpu.done) ? 0 : -EAGAIN;
 }
 
+/* A record, wait or sync would destroy a capture. */
+static void check_capture(void)
+{
+        if (atomic_load(&core.gate.captures) > 0)
+                bad("a capture destroyed", 0);
+}
+
 static int context_record(void *handle, void *event)
 {
         (void)handle;
+        check_capture();
         *(uint32_t *)event = atomic_load(&gpu.submitted);
         return 0;
 }
@@ -319,6 +327,7 @@ static int context_record(void *handle, void *event)
 static int context_wait(void *handle, void *event)
 {
         (void)handle;
+        check_capture();
         raise_to(&gpu.covered, *(uint32_t *)event);
         return 0;
 }
@@ -326,7 +335,8 @@ static int context_wait(void *handle, void *event)
 static int context_sync(void *handle)
 {
         (void)handle;
-        raise_to(&gpu.done, atomic_load(&gpu.submitted));
+        check_capture();
+        gpu_sync();
         return 0;
 }
 
@@ -343,7 +353,7 @@ static uint64_t now_ns(void)
 
 void gpu_sync(void)
 {
-        context_sync(NULL);
+        raise_to(&gpu.done, atomic_load(&gpu.submitted));
 }
 
 void gpu_sleep(uint64_t ns)

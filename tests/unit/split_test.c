@@ -206,6 +206,60 @@ static void test_fence(void)
         end();
 }
 
+/* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
+static void test_ahead(void)
+{
+        uint64_t barriers, allocs, ranges, a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        /* Small ones wait: there is room for them elsewhere. */
+        b = gpu_take(100 * KIB);
+        gpu_give(b, 100 * KIB);
+        GR_CHECK_EQ(context->split.waiting_bytes, 100 * KIB);
+        c = gpu_take(100 * KIB);
+        GR_CHECK(c != b);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], 0);
+        gpu_give(c, 100 * KIB);
+        a = gpu_take(12 * MIB);
+        gpu_give(a, 12 * MIB);
+        GR_CHECK_EQ(gpu_take(11 * MIB - 700 * KIB), a);
+        b = gpu_take(MIB + 512);
+        barriers = core.stats.counters[GR_STAT_barriers];
+        ranges = context->split.free_count;
+        gpu_give(a, 11 * MIB - 700 * KIB);
+        gr_fence_close(context);
+        gpu_give(b, MIB + 512);
+        GR_CHECK_EQ(context->split.free_count, ranges); /* one with what was left between them and the end */
+        GR_CHECK_EQ(gpu_take(12 * MIB), a);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        gpu_give(a, 12 * MIB);
+        if (context->split.heaps[0]) { /* it is part of a larger one, too */
+                GR_CHECK_EQ(gpu_take(14 * MIB), a);
+                GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 2);
+                gpu_give(a, 14 * MIB);
+        }
+        barriers = core.stats.counters[GR_STAT_barriers];
+        /* During a capture no barrier can be laid, and with several streams it would cost their overlap. */
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        c = gpu_take(12 * MIB);
+        GR_CHECK(c < a || c >= a + 12 * MIB);
+        gr_gate_end(&core.gate);
+        gpu_give(c, 12 * MIB);
+        atomic_store(&context->streams, 2);
+        b = gpu_take(30 * MIB);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
+        gpu_sync();
+        allocs = core.stats.counters[GR_STAT_driver_allocs];
+        c = gpu_take(12 * MIB);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], allocs);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
+        gpu_give(b, 30 * MIB);
+        gpu_give(c, 12 * MIB);
+        settle();
+        end();
+}
+
 static void test_misuse(void)
 {
         struct gr_split_place place;
@@ -335,8 +389,22 @@ static size_t random_bytes(uint64_t *seed)
 struct walk {
         uint64_t seed;
         unsigned steps;
-        bool exports; /* now and then a block that others may know when it is freed */
+        bool exports;  /* now and then a block that others may know when it is freed */
+        bool captures; /* ... and a capture */
+        bool overlaps; /* after half of the steps work goes to several streams */
 };
+
+/* One begins, or ends. */
+static void capture(bool *going_on)
+{
+        if (*going_on) {
+                gr_gate_end(&core.gate);
+        } else {
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+        }
+        *going_on = !*going_on;
+}
 
 static void *walk(void *arg)
 {
@@ -344,10 +412,13 @@ static void *walk(void *arg)
         struct walk *walk = arg;
         uint64_t ptrs[MOST];
         size_t sizes[MOST], count = 0;
+        bool capturing = false;
 
         for (unsigned i = 0; i < walk->steps; i++) {
                 uint64_t dice = next_random(&walk->seed) % 100;
 
+                if (walk->overlaps && i == walk->steps / 2)
+                        atomic_store(&context->streams, 2);
                 if (dice < 50 && count < MOST) {
                         sizes[count] = random_bytes(&walk->seed);
                         ptrs[count] = gpu_take(sizes[count]);
@@ -365,10 +436,14 @@ static void *walk(void *arg)
                 } else if (dice < 98) {
                         gr_fence_close(context);
                         gr_fence_poll(context);
-                } else {
+                } else if (dice < 99 || !walk->captures) {
                         gr_core_maintain(&core);
+                } else {
+                        capture(&capturing);
                 }
         }
+        if (capturing)
+                capture(&capturing);
         while (count > 0) {
                 count--;
                 gpu_give(ptrs[count], sizes[count]);
@@ -400,7 +475,11 @@ static void test_decay(void)
 static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, unsigned streams)
 {
         for (uint64_t seed = 1; seed <= 6; seed++) {
-                struct walk one = {.seed = seed * 7919, .steps = 3000, .exports = seed % 3 == 0};
+                struct walk one = {.seed = seed * 7919,
+                                   .steps = 3000,
+                                   .exports = seed % 3 == 0,
+                                   .captures = seed % 3 == 1,
+                                   .overlaps = seed > 4};
 
                 gpu_begin(pool, reuse);
                 gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
@@ -415,17 +494,21 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
         }
 }
 
-static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse)
+static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, unsigned streams)
 {
         struct walk walks[GPU_THREADS];
         pthread_t threads[GPU_THREADS];
 
         gpu_begin(pool, reuse);
         gpu.lazy = 3;
-        atomic_store(&context->streams, 4);
+        atomic_store(&context->streams, streams);
         atomic_store(&device()->hard_bytes, 512 * MIB);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
-                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .exports = i % 2};
+                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = streams == 0};
+                if (streams == 0)
+                        walks[i].captures = i == 0;
+                else
+                        walks[i].exports = i % 2;
                 GR_CHECK_EQ(pthread_create(&threads[i], NULL, walk, &walks[i]), 0);
         }
         for (unsigned i = 0; i < GPU_THREADS; i++)
@@ -783,6 +866,7 @@ static void test_all(void)
         test_least_spares();
         test_least_make_room();
         test_fence();
+        test_ahead();
         test_misuse();
         test_exported();
         test_drop();
@@ -796,9 +880,10 @@ static void test_all(void)
                 test_random(GR_POOL_AUTO, GR_REUSE_AUTO, 300 * MIB, streams);
         }
         test_random(GR_POOL_SPLIT, GR_REUSE_SYNC, GR_UNLIMITED, 0);
-        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        test_threads(GR_POOL_SPLIT, GR_REUSE_POLL);
-        test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, 0);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, 4);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_POLL, 4);
+        test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER, 4);
 }
 
 int main(int argc, char **argv)
