@@ -136,35 +136,43 @@ struct fit {
         struct gr_range *range;
         uint64_t at;
         size_t opened;
+        bool ready; /* without a barrier */
 };
 
-static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct fit *fit)
+/* Of two that open as many pages the ready one, unless it is more than twice as large. */
+static bool is_better(const struct fit *fit, const struct fit *best)
 {
-        size_t opened;
+        if (fit->opened != best->opened)
+                return fit->opened < best->opened;
+        return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
+}
+
+static void weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
+{
+        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
 
         if (at + bytes > gr_range_end(range))
                 return;
-        opened = pages_opened(range, at, bytes);
-        if (opened >= fit->opened)
-                return;
-        fit->range = range;
-        fit->at = at;
-        fit->opened = opened;
+        fit.opened = pages_opened(range, at, bytes);
+        if (!best->range || is_better(&fit, best))
+                *best = fit;
 }
 
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at)
 {
         struct gr_range *range = gr_range_best(lists, bytes, last_epoch);
-        struct fit fit = {.opened = SIZE_MAX};
+        struct fit fit = {0};
 
-        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && fit.opened > 0; looked_at++) {
-                uint64_t ptr = range->block.ptr;
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
+                uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(&range->block.context->fence);
 
                 if (range->segment->pages && !range->segment->small)
-                        weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, &fit);
-                weigh(range, ptr, bytes, &fit);
+                        weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit);
+                weigh(range, ptr, bytes, ready_epoch, &fit);
                 if (range->block.capacity_bytes >= bytes)
-                        weigh(range, gr_range_end(range) - bytes, bytes, &fit);
+                        weigh(range, gr_range_end(range) - bytes, bytes, ready_epoch, &fit);
+                if (fit.range && fit.opened == 0 && fit.ready)
+                        break;
                 do
                         range = gr_range_next(lists, range);
                 while (range && range->block.freed_epoch > last_epoch);

@@ -73,8 +73,8 @@ struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, 
 /*
  * Of the smallest free ranges of at least bytes the one, and the place *ret_at in it, where a block opens the fewest
  * pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large blocks
- * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. None that
- * was freed after last_epoch. NULL.
+ * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. Of equals
+ * one that needs no barrier. None that was freed after last_epoch. NULL.
  */
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at);
 

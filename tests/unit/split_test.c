@@ -597,6 +597,29 @@ static void test_fit(void)
         end();
 }
 
+/* Of two places that are as good the one is taken that needs no barrier, but not one that is much too large. */
+static void test_ready(size_t ready_bytes, bool taken)
+{
+        uint64_t ready, ahead, between, last, ptr;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        ahead = gpu_take(5 * MIB);
+        between = gpu_take(3 * MIB);
+        ready = gpu_take(ready_bytes);
+        last = gpu_take(3 * MIB);
+        gpu_give(ready, ready_bytes);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        gpu_give(ahead, 5 * MIB);
+        ptr = gpu_take(5 * MIB);
+        GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
+        gpu_give(ptr, 5 * MIB);
+        gpu_give(between, 3 * MIB);
+        gpu_give(last, 3 * MIB);
+        settle();
+        end();
+}
+
 /* Of many free ranges the smallest that suffices is found, whatever order they came in. */
 static void test_best(void)
 {
@@ -898,6 +921,8 @@ int main(int argc, char **argv)
                 test_heap_fails();
                 test_fit();
                 test_best();
+                test_ready(5 * MIB, true);
+                test_ready(11 * MIB, false);
                 test_small_and_large();
                 test_find();
                 test_heap_moves(true);
