@@ -184,7 +184,8 @@ def report(results, pool):
     order = list(dict.fromkeys([*OTHERS, "PyTorch, preloaded", *columns]))
     lines = ["# What allocating costs", "",
              "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
-             f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*.", ""]
+             f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
+             "hands out what may still be in use: not for use, but the least that any allocator could take there.", ""]
     for where in dict.fromkeys(results.where.values()):
         groups = [group for group, there in results.where.items() if there == where]
         lines.append(f"{where} ({', '.join(groups)}).")

@@ -87,10 +87,10 @@ os.chdir(folder)
 bench = module.Bench(types.SimpleNamespace(build_folder=build, quick=False, simulated=True), folder)
 bench.turns("training", "turns.py", 3, True)
 samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
-for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "split"):
+for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "split", "bins, no fences"):
     assert samples["training: time, the first 100 steps", column] == [5.0], samples
     assert samples["training: time, 100 steps later on", column] == [5.0, 5.0], samples
-assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 11, samples
+assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 13, samples
 assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.complaints[0], bench.complaints
 PY
 
