@@ -1,7 +1,8 @@
 /*
  * Plays a recorded trace (GPURECLAIM_TRACE, RMM's replay logs) against the driver: cuMemAlloc and cuMemFree, which
  * under the library are its pools, or with --async the driver's own pool. Every new block is used by a kernel unless
- * --idle is given. Prints the peaks of live and of held memory, and the time of an operation.
+ * --idle is given, in the default stream like all work of the recorded programs. Prints the peaks of live and of held
+ * memory, and the time of an operation.
  *
  *   replay [--async] [--idle] TRACE.csv
  */
@@ -16,18 +17,17 @@
 enum { SAMPLES = 300 }; /* of the footprint, which is slow to ask for */
 
 static struct gt gt;
-static CUstream stream;
 static bool async, idle;
 
 static void one(const struct gr_trace_op *op, CUdeviceptr *p)
 {
         if (op->is_free) {
-                GT_MUST(async ? cuMemFreeAsync(*p, stream) : cuMemFree(*p));
+                GT_MUST(async ? cuMemFreeAsync(*p, NULL) : cuMemFree(*p));
                 return;
         }
-        GT_MUST(async ? cuMemAllocAsync(p, op->bytes, stream) : cuMemAlloc(p, op->bytes));
+        GT_MUST(async ? cuMemAllocAsync(p, op->bytes, NULL) : cuMemAlloc(p, op->bytes));
         if (!idle && op->bytes >= 4)
-                GT_MUST(gt_fill(&gt, stream, *p, 1, op->bytes / 4 < 16384 ? op->bytes / 4 : 16384));
+                GT_MUST(gt_fill(&gt, NULL, *p, 1, op->bytes / 4 < 16384 ? op->bytes / 4 : 16384));
 }
 
 int main(int argc, char **argv)
@@ -59,7 +59,6 @@ int main(int argc, char **argv)
                 return 1;
         }
         gt_open(&gt);
-        stream = gt_stream();
         ptrs = calloc(trace.slot_count, sizeof(*ptrs));
         if (!ptrs)
                 gt_die("out of memory");
