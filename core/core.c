@@ -215,7 +215,6 @@ void gr_context_drop(struct gr_context *context)
         gr_arenas_open(context);
         gr_spill_drop(context);
         gr_pinned_drop(context);
-        atomic_store(&context->streams, 0);
         gr_lock(&core->contexts_lock);
         context->alive = context->ending = false; /* from now on it may serve for another context */
         gr_unlock(&core->contexts_lock);

@@ -36,11 +36,10 @@
 struct gr_context {
         struct gr_core *core;
         struct gr_device *device;
-        void *handle;             /* of the driver; guarded by core->contexts_lock, constant while alive */
-        bool alive;               /* guarded by core->contexts_lock */
-        bool ending;              /* it may be gone in the driver: no new visit; guarded likewise */
-        unsigned visitors;        /* gr_core_each_context in it; guarded likewise */
-        _Atomic unsigned streams; /* that the program created */
+        void *handle;      /* of the driver; guarded by core->contexts_lock, constant while alive */
+        bool alive;        /* guarded by core->contexts_lock */
+        bool ending;       /* it may be gone in the driver: no new visit; guarded likewise */
+        unsigned visitors; /* gr_core_each_context in it; guarded likewise */
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;
@@ -85,6 +84,11 @@ struct gr_core {
          * does not ask for it, nor a context waited for without end.
          */
         _Atomic bool waits_for_others;
+        /*
+         * Work has gone to a stream that the program created, or to a second default stream: from now on work may run
+         * beside other work, and a barrier would have it wait. For good, and for all contexts.
+         */
+        _Atomic bool overlaps;
 
         /* Where threads of the shard last had a hit: a free looks there first. */
         struct {

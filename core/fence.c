@@ -340,10 +340,12 @@ static int sync_locked(struct gr_context *context)
 
 bool gr_fence_barrier_is_cheap(struct gr_context *context)
 {
-        enum gr_reuse reuse = context->core->config.reuse;
+        const struct gr_core *core = context->core;
 
-        return reuse == GR_REUSE_BARRIER || (reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
-                                             atomic_load_explicit(&context->streams, memory_order_relaxed) == 0);
+        return core->config.reuse == GR_REUSE_BARRIER ||
+               (core->config.reuse == GR_REUSE_AUTO && gr_fence_reach(context) == 1 &&
+                !atomic_load_explicit(&core->overlaps, memory_order_relaxed) &&
+                !atomic_load_explicit(&core->waits_for_others, memory_order_relaxed));
 }
 
 bool gr_fence_barrier_is_safe(struct gr_context *context)

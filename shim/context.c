@@ -403,6 +403,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
 
         if (result != CUDA_SUCCESS || !gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return result;
+        gr_streams_overlap(); /* it has a default stream beside the primary context's */
         mode = gr_capture_relax();
         primary = primary_of(dev);
         gr_capture_restore(mode);
@@ -415,19 +416,6 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
                 made(result, &primary, dev);
         errno = saved_errno;
         return result;
-}
-
-struct gr_context *gr_green_context(CUgreenCtx handle)
-{
-        CUcontext primary = NULL;
-        struct green *green;
-
-        pthread_mutex_lock(&lock);
-        green = green_find(handle);
-        if (green)
-                primary = primaries[green->dev];
-        pthread_mutex_unlock(&lock);
-        return primary ? gr_context_find(&gr_core, primary) : NULL;
 }
 
 /* Spares the look at who owns what is allocated there. */

@@ -1,4 +1,4 @@
-/* Streams and captures: what the pool must know to choose its fences, and when it must keep still. */
+/* Streams that wait for others, and captures: when the pool must lay no barriers, and when it must keep still. */
 #include <errno.h>
 #include <pthread.h>
 
@@ -157,70 +157,22 @@ GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
         return destroy(stream, gr_real.cuStreamDestroy_v2);
 }
 
-/* With streams of its own the program may overlap work, and a barrier has its price. */
-static void created(CUresult result, CUgreenCtx green)
-{
-        struct gr_context *context;
-
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
-                return;
-        context = green ? gr_green_context(green) : gr_current_context();
-        if (context)
-                atomic_fetch_add_explicit(&context->streams, 1, memory_order_relaxed);
-}
-
-GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
-{
-        CUresult result;
-
-        result = GR_REAL(cuStreamCreate, stream, flags);
-        created(result, NULL);
-        return result;
-}
-
-GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
-{
-        CUresult result;
-
-        result = GR_REAL(cuStreamCreateWithPriority, stream, flags, priority);
-        created(result, NULL);
-        return result;
-}
-
-GR_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags, int priority)
-{
-        CUresult result;
-
-        result = GR_REAL(cuGreenCtxStreamCreate, stream, green, flags, priority);
-        created(result, green);
-        return result;
-}
-
 /* Before the driver has it: a barrier that is laid next is behind it. */
-static void will_wait(CUstream stream, bool null_is_per_thread)
+static void will_wait(void)
 {
-        struct gr_context *context;
-
-        if (!gr_shim_ready())
-                return;
-        atomic_store(&gr_core.waits_for_others, true);
-        if (identity(stream, null_is_per_thread) != &per_thread_stream)
-                return;
-        /* The streams of threads run beside each other like those that the program creates. */
-        context = gr_current_context();
-        if (context && atomic_load(&context->streams) == 0)
-                created(CUDA_SUCCESS, NULL);
+        if (gr_shim_ready())
+                atomic_store(&gr_core.waits_for_others, true);
 }
 
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
-                will_wait(stream, false);                                                                              \
+                will_wait();                                                                                           \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
-                will_wait(stream, true);                                                                               \
+                will_wait();                                                                                           \
                 return GR_REAL(symbol##_ptsz, __VA_ARGS__);                                                            \
         }
 
@@ -246,12 +198,11 @@ HOST_WAIT(cuWaitExternalSemaphoresAsync,
            unsigned int count, CUstream stream),
           semaphores, parameters, count, stream)
 
-/* Graphs may be launched into any stream. */
 void gr_graph_node_seen(CUgraphNodeType type)
 {
         if (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
             type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
-                will_wait(CU_STREAM_PER_THREAD, false);
+                will_wait();
 }
 
 #define HOST_NODE(symbol, type, parameters)                                                                            \

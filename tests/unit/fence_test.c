@@ -156,6 +156,36 @@ static void test_barrier(void)
         finish();
 }
 
+/* Not beside other work, not where a stream waits for others, not where others reach the blocks. */
+static void test_barrier_is_cheap(void)
+{
+        struct gr_context *other;
+
+        start();
+        GR_CHECK(gr_fence_barrier_is_cheap(context));
+        atomic_store(&core.overlaps, true);
+        GR_CHECK(!gr_fence_barrier_is_cheap(context));
+        GR_CHECK(gr_fence_barrier_is_safe(context));
+        other = gr_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */
+        GR_CHECK(!gr_fence_barrier_is_cheap(other));
+        gr_context_drop(context);
+        GR_CHECK(!gr_fence_barrier_is_cheap(gr_context_add(&core, sg_context_new(0), 0)));
+        core.config.reuse = GR_REUSE_BARRIER; /* the program asked for them */
+        GR_CHECK(gr_fence_barrier_is_cheap(other));
+        finish();
+
+        start();
+        atomic_store(&core.waits_for_others, true);
+        GR_CHECK(!gr_fence_barrier_is_cheap(context));
+        GR_CHECK(!gr_fence_barrier_is_safe(context));
+        finish();
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK(!gr_fence_barrier_is_cheap(context) && !gr_fence_barrier_is_cheap(other));
+        finish();
+}
+
 /* More closed epochs than fit: none is forgotten, and none passes before its own work has ended. */
 static void test_merge(void)
 {
@@ -531,6 +561,7 @@ int main(void)
         test_poll_many();
         test_close_bytes();
         test_barrier();
+        test_barrier_is_cheap();
         test_merge();
         test_wait_oldest();
         test_gate();

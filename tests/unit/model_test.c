@@ -31,7 +31,7 @@ struct plan {
         const struct gr_driver *driver;
         enum gr_reuse reuse;
         enum gr_pool_kind pool;
-        unsigned streams;  /* that the core believes the program made */
+        bool overlaps;     /* so the core believes */
         unsigned contexts; /* of the device */
         bool peer;         /* a context of another device reaches the blocks */
         uint64_t hard_bytes;
@@ -43,23 +43,23 @@ struct plan {
 #define ALL GR_UNLIMITED
 
 static const struct plan plans[] = {
-        {"auto, one stream", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 0, 1, false, ALL, ALL},
-        {"auto, streams", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 3, 1, false, ALL, ALL},
-        {"auto, contexts", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 3, 3, false, ALL, ALL},
-        {"auto, peer", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 3, 2, true, ALL, ALL},
-        {"auto, limit", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 0, 1, false, 96 * MIB, ALL},
-        {"auto, limit and threshold", NEW, GR_REUSE_AUTO, GR_POOL_BINS, 2, 2, false, 150 * MIB, 32 * MIB},
-        {"barrier", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, 0, 1, false, ALL, ALL},
-        {"barrier, contexts", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, 3, 2, false, ALL, 64 * MIB},
-        {"barrier, peer", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, 3, 1, true, ALL, ALL},
-        {"poll", NEW, GR_REUSE_POLL, GR_POOL_BINS, 3, 1, false, ALL, ALL},
-        {"poll, peer", NEW, GR_REUSE_POLL, GR_POOL_BINS, 3, 2, true, ALL, 64 * MIB},
-        {"sync", NEW, GR_REUSE_SYNC, GR_POOL_BINS, 3, 1, false, ALL, ALL},
-        {"sync, contexts", NEW, GR_REUSE_SYNC, GR_POOL_BINS, 3, 2, false, 100 * MIB, ALL},
-        {"old driver, auto", OLD, GR_REUSE_AUTO, GR_POOL_BINS, 3, 2, false, ALL, ALL},
-        {"old driver, barrier", OLD, GR_REUSE_BARRIER, GR_POOL_BINS, 0, 1, false, ALL, 32 * MIB},
-        {"old driver, poll", OLD, GR_REUSE_POLL, GR_POOL_BINS, 0, 1, false, ALL, ALL},
-        {"no pool", NEW, GR_REUSE_AUTO, GR_POOL_NONE, 3, 2, false, 100 * MIB, ALL},
+        {"auto, one stream", NEW, GR_REUSE_AUTO, GR_POOL_BINS, false, 1, false, ALL, ALL},
+        {"auto, streams", NEW, GR_REUSE_AUTO, GR_POOL_BINS, true, 1, false, ALL, ALL},
+        {"auto, contexts", NEW, GR_REUSE_AUTO, GR_POOL_BINS, true, 3, false, ALL, ALL},
+        {"auto, peer", NEW, GR_REUSE_AUTO, GR_POOL_BINS, true, 2, true, ALL, ALL},
+        {"auto, limit", NEW, GR_REUSE_AUTO, GR_POOL_BINS, false, 1, false, 96 * MIB, ALL},
+        {"auto, limit and threshold", NEW, GR_REUSE_AUTO, GR_POOL_BINS, true, 2, false, 150 * MIB, 32 * MIB},
+        {"barrier", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, false, 1, false, ALL, ALL},
+        {"barrier, contexts", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, true, 2, false, ALL, 64 * MIB},
+        {"barrier, peer", NEW, GR_REUSE_BARRIER, GR_POOL_BINS, true, 1, true, ALL, ALL},
+        {"poll", NEW, GR_REUSE_POLL, GR_POOL_BINS, true, 1, false, ALL, ALL},
+        {"poll, peer", NEW, GR_REUSE_POLL, GR_POOL_BINS, true, 2, true, ALL, 64 * MIB},
+        {"sync", NEW, GR_REUSE_SYNC, GR_POOL_BINS, true, 1, false, ALL, ALL},
+        {"sync, contexts", NEW, GR_REUSE_SYNC, GR_POOL_BINS, true, 2, false, 100 * MIB, ALL},
+        {"old driver, auto", OLD, GR_REUSE_AUTO, GR_POOL_BINS, true, 2, false, ALL, ALL},
+        {"old driver, barrier", OLD, GR_REUSE_BARRIER, GR_POOL_BINS, false, 1, false, ALL, 32 * MIB},
+        {"old driver, poll", OLD, GR_REUSE_POLL, GR_POOL_BINS, false, 1, false, ALL, ALL},
+        {"no pool", NEW, GR_REUSE_AUTO, GR_POOL_NONE, true, 2, false, 100 * MIB, ALL},
 };
 
 static struct gr_core core;
@@ -191,10 +191,9 @@ static uint64_t run(const struct plan *plan, bool strict)
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         context_count = plan->contexts;
-        for (unsigned i = 0; i < context_count; i++) {
+        atomic_store(&core.overlaps, plan->overlaps);
+        for (unsigned i = 0; i < context_count; i++)
                 contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
-                atomic_store(&contexts[i]->streams, plan->streams);
-        }
         if (plan->peer) {
                 contexts[context_count] = gr_context_add(&core, sg_context_new(1), 1);
                 for (unsigned i = 0; i < context_count; i++)

@@ -215,7 +215,7 @@ static void *work(void *arg)
                                 wrong++;
                                 return NULL;
                         }
-                        sg_work(context->handle, (unsigned)(seed >> 45) % (context->streams + 1) % SG_STREAMS, ptrs[j],
+                        sg_work(context->handle, core.overlaps ? (unsigned)(seed >> 45) % SG_STREAMS : 0, ptrs[j],
                                 (seed >> 50) % 64 * 100);
                 }
                 for (unsigned j = 0; j < count; j++)
@@ -248,13 +248,13 @@ static void *disturb(void *arg)
 }
 
 /* Threads that come and go, on the default stream alone or on several. */
-static void test_threads(unsigned streams, bool disturbed)
+static void test_threads(bool overlaps, bool disturbed)
 {
         pthread_t threads[THREADS], other;
 
         start(8192 * MIB);
         sg_set_tick(300);
-        atomic_store(&context->streams, streams);
+        atomic_store(&core.overlaps, overlaps);
         stop = false;
         if (disturbed)
                 GR_CHECK_EQ(pthread_create(&other, NULL, disturb, NULL), 0);
@@ -281,9 +281,9 @@ int main(void)
         test_bounds();
         test_barrier_for();
         test_auto();
-        test_threads(0, false);
-        test_threads(0, true);
-        test_threads(SG_STREAMS, false);
-        test_threads(SG_STREAMS, true);
+        test_threads(false, false);
+        test_threads(false, true);
+        test_threads(true, false);
+        test_threads(true, true);
         return GR_CHECK_RESULT();
 }

@@ -246,7 +246,7 @@ static void test_ahead(void)
         GR_CHECK(c < a || c >= a + 12 * MIB);
         gr_gate_end(&core.gate);
         gpu_give(c, 12 * MIB);
-        atomic_store(&context->streams, 2);
+        atomic_store(&core.overlaps, true);
         b = gpu_take(30 * MIB);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
         gpu_sync();
@@ -418,7 +418,7 @@ static void *walk(void *arg)
                 uint64_t dice = next_random(&walk->seed) % 100;
 
                 if (walk->overlaps && i == walk->steps / 2)
-                        atomic_store(&context->streams, 2);
+                        atomic_store(&core.overlaps, true);
                 if (dice < 50 && count < MOST) {
                         sizes[count] = random_bytes(&walk->seed);
                         ptrs[count] = gpu_take(sizes[count]);
@@ -472,7 +472,7 @@ static void test_decay(void)
         end();
 }
 
-static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, unsigned streams)
+static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, bool overlaps)
 {
         for (uint64_t seed = 1; seed <= 6; seed++) {
                 struct walk one = {.seed = seed * 7919,
@@ -484,7 +484,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 gpu_begin(pool, reuse);
                 gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
                 atomic_store(&device()->hard_bytes, hard_bytes);
-                atomic_store(&context->streams, streams);
+                atomic_store(&core.overlaps, overlaps);
                 if (seed % 2)
                         atomic_store(&device()->threshold_bytes, 16 * MIB);
                 walk(&one);
@@ -494,18 +494,18 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
         }
 }
 
-static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, unsigned streams)
+static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overlaps)
 {
         struct walk walks[GPU_THREADS];
         pthread_t threads[GPU_THREADS];
 
         gpu_begin(pool, reuse);
         gpu.lazy = 3;
-        atomic_store(&context->streams, streams);
+        atomic_store(&core.overlaps, overlaps);
         atomic_store(&device()->hard_bytes, 512 * MIB);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
-                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = streams == 0};
-                if (streams == 0)
+                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps};
+                if (!overlaps)
                         walks[i].captures = i == 0;
                 else
                         walks[i].exports = i % 2;
@@ -760,7 +760,7 @@ static void test_behind(bool stuck)
         const uint64_t ms = 1000000;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&context->streams, 4);
+        atomic_store(&core.overlaps, true);
         for (uint64_t i = 0; i < 40; i++) {
                 uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
 
@@ -896,17 +896,17 @@ static void test_all(void)
         test_decay();
         test_auto();
         test_refused();
-        for (unsigned streams = 0; streams < 3; streams += 2) {
-                test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, streams);
-                test_random(GR_POOL_SPLIT, GR_REUSE_POLL, 200 * MIB, streams);
-                test_random(GR_POOL_SPLIT, GR_REUSE_BARRIER, 100 * MIB, streams);
-                test_random(GR_POOL_AUTO, GR_REUSE_AUTO, 300 * MIB, streams);
+        for (unsigned overlaps = 0; overlaps < 2; overlaps++) {
+                test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, overlaps);
+                test_random(GR_POOL_SPLIT, GR_REUSE_POLL, 200 * MIB, overlaps);
+                test_random(GR_POOL_SPLIT, GR_REUSE_BARRIER, 100 * MIB, overlaps);
+                test_random(GR_POOL_AUTO, GR_REUSE_AUTO, 300 * MIB, overlaps);
         }
-        test_random(GR_POOL_SPLIT, GR_REUSE_SYNC, GR_UNLIMITED, 0);
-        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, 0);
-        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, 4);
-        test_threads(GR_POOL_SPLIT, GR_REUSE_POLL, 4);
-        test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER, 4);
+        test_random(GR_POOL_SPLIT, GR_REUSE_SYNC, GR_UNLIMITED, false);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, false);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, true);
+        test_threads(GR_POOL_SPLIT, GR_REUSE_POLL, true);
+        test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER, true);
 }
 
 int main(int argc, char **argv)

@@ -22,18 +22,18 @@
 struct plan {
         const char *name;
         enum gr_reuse reuse;
-        unsigned streams;
+        bool overlaps;
         uint64_t hard_bytes;
         uint64_t threshold_bytes;
         bool many; /* in the middle more contexts turn up than fences cover */
 };
 
 static const struct plan plans[] = {
-        {"auto", GR_REUSE_AUTO, 4, GR_UNLIMITED, GR_UNLIMITED, false},
-        {"barrier, limit, threshold", GR_REUSE_BARRIER, 0, 400 * MIB, 64 * MIB, false},
-        {"poll, limit", GR_REUSE_POLL, 4, 300 * MIB, GR_UNLIMITED, false},
-        {"sync", GR_REUSE_SYNC, 4, GR_UNLIMITED, 32 * MIB, false},
-        {"auto, many contexts", GR_REUSE_AUTO, 0, GR_UNLIMITED, GR_UNLIMITED, true},
+        {"auto", GR_REUSE_AUTO, true, GR_UNLIMITED, GR_UNLIMITED, false},
+        {"barrier, limit, threshold", GR_REUSE_BARRIER, false, 400 * MIB, 64 * MIB, false},
+        {"poll, limit", GR_REUSE_POLL, true, 300 * MIB, GR_UNLIMITED, false},
+        {"sync", GR_REUSE_SYNC, true, GR_UNLIMITED, 32 * MIB, false},
+        {"auto, many contexts", GR_REUSE_AUTO, false, GR_UNLIMITED, GR_UNLIMITED, true},
 };
 
 static struct gr_core core;
@@ -181,10 +181,9 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
-        for (int i = 0; i < 2; i++) {
+        atomic_store(&core.overlaps, plan->overlaps);
+        for (int i = 0; i < 2; i++)
                 contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
-                atomic_store(&contexts[i]->streams, plan->streams);
-        }
         stop = over = false;
         allocs = frees = 0;
         for (unsigned i = 0; i <= THREADS; i++) {

@@ -30,7 +30,7 @@
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */
-        bool streams;            /* the program has more than the default one */
+        bool streams;            /* it gives work to more than the default one */
         uint64_t barriers;
         uint64_t next_small, next_large, next_address;
         uint64_t allocs, releases;
@@ -215,8 +215,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
         gr_core_init(&core, mapped ? &driver : &plain_driver, config);
         context = gr_context_add(&core, &core, 0);
-        if (context && counting.streams)
-                atomic_store(&context->streams, 1);
+        atomic_store(&core.overlaps, counting.streams);
         begin = real_seconds();
         for (size_t i = 0; context && i < trace->count && !rc; i++) {
                 const struct gr_trace_op *op = &trace->ops[i];
