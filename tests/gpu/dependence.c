@@ -5,6 +5,7 @@
  * the same lines.
  *
  *   dependence [threads]    with streams that it creates, or with those that each thread has
+ *   dependence first WAY    with the legacy stream, and one of its own that has had no work before
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
  */
@@ -134,18 +135,19 @@ static void *hold_own(void *arg)
         return NULL;
 }
 
-/* Without a stream to be held, another thread's own is. */
-static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy, CUstream held)
+/* Up to the second allocation the work is on stream before, from then on on busy. Without a stream to be held, another
+ * thread's own is. */
+static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream before, CUstream busy, CUstream held)
 {
         struct holder holder = {.hold = hold};
         pthread_t thread;
 
         atomic_store(flag, 0);
         allocate();
-        fill(busy);
-        GT_MUST(cuStreamSynchronize(busy));
-        GT_MUST(gt_spin(&gt, busy, SPIN_US));
-        fill(busy);
+        fill(before);
+        GT_MUST(cuStreamSynchronize(before));
+        GT_MUST(gt_spin(&gt, before, SPIN_US));
+        fill(before);
         release();
         if (held)
                 holder.result = hold(held);
@@ -169,7 +171,7 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream busy,
 
 int main(int argc, char **argv)
 {
-        const bool threads = argc > 1 && !strcmp(argv[1], "threads");
+        const bool threads = argc > 1 && !strcmp(argv[1], "threads"), first = argc > 2 && !strcmp(argv[1], "first");
         static const struct {
                 const char *name;
                 CUresult (*hold)(CUstream);
@@ -177,19 +179,21 @@ int main(int argc, char **argv)
                 {"a word in memory", by_word}, {"a batch of words", by_words},      {"a function", by_function},
                 {"a callback", by_callback},   {"a function in a graph", by_graph},
         };
-        CUstream busy = CU_STREAM_PER_THREAD, held = NULL;
+        CUstream before = CU_STREAM_PER_THREAD, busy = before, held = NULL;
         void *host;
 
         gt_open(&gt);
         if (!threads) {
                 busy = gt_stream();
-                held = gt_stream();
+                held = first ? CU_STREAM_LEGACY : gt_stream();
+                before = first ? CU_STREAM_LEGACY : busy;
         }
         GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
         GT_MUST(cuMemHostGetDevicePointer(&word, host, 0));
         flag = host;
         for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
-                try_way(ways[i].name, ways[i].hold, busy, held);
+                if (!first || !strcmp(argv[2], ways[i].name))
+                        try_way(ways[i].name, ways[i].hold, before, busy, held);
         GT_MUST(cuMemFreeHost(host));
         gt_close(&gt);
         return EXIT_SUCCESS;
