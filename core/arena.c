@@ -141,7 +141,7 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         struct gr_bin *bin;
         uint64_t ptr;
 
-        if (!arena || class >= GR_CLASS_EXACT || gr_split_serves(&context->split, bytes))
+        if (!arena || class >= GR_CLASS_EXACT || gr_split_serves(context, bytes))
                 return 0;
         bin = &arena->bins[class];
         gr_arena_lock(arena);

@@ -154,4 +154,14 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
         return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
 }
 
+/*
+ * Whether a request of so many bytes is split's, and not the bins', to serve. Those need cheap barriers: without them
+ * they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver.
+ */
+static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
+{
+        return gr_split_active(&context->split) &&
+               (bytes > GR_SPLIT_LEAST_BYTES || !gr_fence_barrier_is_cheap(context));
+}
+
 #endif

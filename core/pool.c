@@ -33,7 +33,7 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
 
         if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
                 return NULL;
-        if (gr_split_serves(&context->split, bytes) || (may_be_larger && gr_split_active(&context->split))) {
+        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(&context->split))) {
                 block = gr_split_take(context, bytes, may_be_larger);
                 if (block)
                         return block; /* else what bins hold: from before the move, or sized by the driver */
@@ -69,7 +69,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
 
         if (!allocate) {
                 gr_split_consider(context, bytes);
-                if (gr_split_serves(&context->split, bytes))
+                if (gr_split_serves(context, bytes))
                         return gr_split_grow(context, bytes, ret_block);
         }
         rc = gr_budget_reserve(device, capacity, &reserved);
@@ -151,7 +151,7 @@ static bool own_waiting(struct gr_context *context, size_t bytes)
 {
         unsigned class = gr_class_of(bytes);
 
-        return class < GR_CLASS_EXACT && !gr_split_serves(&context->split, bytes) &&
+        return class < GR_CLASS_EXACT && !gr_split_serves(context, bytes) &&
                gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
 }
 
@@ -176,7 +176,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         bool barrier;
         struct gr_block *block;
 
-        if (gr_split_serves(&context->split, bytes)) {
+        if (gr_split_serves(context, bytes)) {
                 if (!gr_split_waiting(context) && class_empty(context, gr_class_of(bytes)))
                         return NULL;
         } else if (class_empty(context, gr_class_of(bytes)) ||
@@ -195,7 +195,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
                 barrier = gr_fence_quarantine_bytes(&context->fence) > bound && gr_fence_barrier_is_safe(context) &&
-                          (!gr_split_serves(&context->split, bytes) || gr_split_would_help(context, bytes));
+                          (!gr_split_serves(context, bytes) || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context))
                 return NULL;

@@ -19,8 +19,8 @@
  * Where it does not, they are allocations of the driver, which go back only as a whole: a request that nothing fits
  * gets one of its own size, and a free one is not cut for a request much smaller than itself. Requests up to 1 MiB are
  * kept apart, in a heap or in segments of one page, so that they do not hold back what large ones leave. The smallest
- * are left to the bins, which serve them in a fraction of the time: in recorded PyTorch programs a sixth to two
- * thirds of all requests, of 1 MiB in all.
+ * are left to the bins, where barriers are cheap: they serve them in a fraction of the time, in recorded PyTorch
+ * programs a sixth to two thirds of all requests, of 1 MiB in all.
  *
  * A rule keeps the footprint near the peak of live memory: before it is lifted further, free pages are moved to where
  * they are needed, and idle memory goes back. That costs calls of the driver, and a fixed share of the time is what
@@ -115,12 +115,8 @@ static inline bool gr_split_has(struct gr_split *split, uint64_t ptr)
                atomic_load_explicit(&split->large_bytes, memory_order_relaxed);
 }
 
-/* Whether requests of so many bytes are split's, and not the bins', to serve. */
+/* Smaller requests may be left to the bins: gr_split_serves. */
 #define GR_SPLIT_LEAST_BYTES ((size_t)16 << 10)
-static inline bool gr_split_serves(struct gr_split *split, size_t bytes)
-{
-        return gr_split_active(split) && bytes > GR_SPLIT_LEAST_BYTES;
-}
 
 /*
  * A cached block for the request, in the ledger as CACHED; NULL: none is usable, or, where not lax, none that is worth

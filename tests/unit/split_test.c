@@ -120,6 +120,16 @@ static void test_least(void)
         gpu_give(a, 1000);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         settle();
+        /* Without cheap barriers bins would take fresh memory again and again. */
+        atomic_store(&device()->hard_bytes, GR_UNLIMITED);
+        atomic_store(&core.overlaps, true);
+        c = core.stats.counters[GR_STAT_driver_allocs];
+        for (int i = 0; i < 100; i++) {
+                a = gpu_take(1000);
+                gpu_give(a, 1000);
+        }
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c + 1);
+        settle();
         end();
 }
 
