@@ -329,8 +329,9 @@ static void measure(struct bench *bench, const struct scenario *scenario)
         void *p;
 
         must(bench->ops->alloc(&p, scenario->bytes, 0), "alloc");
-        /* Enough operations for the clock, few enough for the slowest driver; the first rounds also warm up. */
-        while ((took = scenario->run(bench, scenario, n, p)) < enough_us && took >= 0 && n < 10000000)
+        /* The first round may take what no later one does, and says nothing of how many are enough for the clock. */
+        took = scenario->run(bench, scenario, n, p);
+        while (took >= 0 && (took = scenario->run(bench, scenario, n, p)) >= 0 && took < enough_us && n < 10000000)
                 n *= 2;
         for (int i = 0; i < REPETITIONS && took >= 0; i++)
                 us[i] = scenario->run(bench, scenario, n, p) / (double)n;
