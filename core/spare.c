@@ -90,7 +90,7 @@ bool gr_spare_take(struct gr_context *context, size_t bytes)
         gr_arena_lock(arena);
         have = gr_bin_count(bin);
         asks = have < most && bin->deaf == 0;
-        earned = asks && have < bin->fences / FENCES_PER_SPARE;
+        earned = asks && gr_is_small(bytes) && have < bin->fences / FENCES_PER_SPARE;
         if (bin->deaf > 0)
                 bin->deaf--;
         if (!asks)
