@@ -16,12 +16,19 @@ enum { NONE, SEVERAL, CREATED, LEGACY, FIRST_THREAD };
 
 static _Atomic uint64_t only = NONE; /* the stream that all work has gone to; SEVERAL: for good */
 static _Atomic uint64_t next_thread = FIRST_THREAD;
+
+/* What a launch looks at. */
+static struct {
+        _Atomic bool settled;     /* there is nothing to note any more */
+        _Atomic(CUstream) legacy; /* a handle of the legacy stream, where that is the only one; else no stream's */
+} hot __attribute__((aligned(GR_LINE_BYTES))) = {.legacy = (CUstream)UINTPTR_MAX};
 static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own; /* 0: none yet */
 
 void gr_streams_overlap(void)
 {
         atomic_store(&gr_core.overlaps, true);
         atomic_store_explicit(&only, SEVERAL, memory_order_relaxed);
+        atomic_store_explicit(&hot.settled, true, memory_order_relaxed);
 }
 
 /* A thread that begins where one has ended has its memory, yet a stream of its own: so not by address. */
@@ -46,23 +53,41 @@ void gr_stream_works(CUstream stream, bool null_is_per_thread)
         if (__builtin_expect(seen == number || seen == SEVERAL, 1) || !gr_shim_ready())
                 return;
         if (number != CREATED && seen == NONE &&
-            (atomic_compare_exchange_strong(&only, &seen, number) || seen == number))
+            (atomic_compare_exchange_strong(&only, &seen, number) || seen == number)) {
+                if (number == LEGACY)
+                        atomic_store_explicit(&hot.legacy, NULL, memory_order_relaxed);
                 return;
+        }
         gr_streams_overlap();
 }
 
-/* Work for the parameter stream, and the same where NULL is the thread's own. */
-#define WORK(symbol, parameters, ...)                                                                                  \
-        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+/* Whether there is something to note. */
+static inline bool is_news(CUstream stream, bool null_is_per_thread)
+{
+        return !atomic_load_explicit(&hot.settled, memory_order_relaxed) &&
+               (null_is_per_thread || stream != atomic_load_explicit(&hot.legacy, memory_order_relaxed));
+}
+
+/*
+ * Work for a stream, and the same by the function for which NULL is the thread's own. What there is nothing to say of
+ * goes on with a jump: between a program's own work each cache line of ours counts.
+ */
+#define WORK_FOR(symbol, its_stream, null_is_per_thread, parameters, ...)                                              \
+        static __attribute__((noinline)) CUresult symbol##_news parameters                                             \
         {                                                                                                              \
-                gr_stream_works(stream, false);                                                                        \
+                gr_stream_works(its_stream, null_is_per_thread);                                                       \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
-        GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
-                gr_stream_works(stream, true);                                                                         \
-                return GR_REAL(symbol##_ptsz, __VA_ARGS__);                                                            \
+                if (__builtin_expect(is_news(its_stream, null_is_per_thread) || !gr_real.symbol, 0))                   \
+                        return symbol##_news(__VA_ARGS__);                                                             \
+                return gr_real.symbol(__VA_ARGS__);                                                                    \
         }
+#define WORK_ON(symbol, its_stream, parameters, ...)                                                                   \
+        WORK_FOR(symbol, its_stream, false, parameters, __VA_ARGS__)                                                   \
+        WORK_FOR(symbol##_ptsz, its_stream, true, parameters, __VA_ARGS__)
+#define WORK(symbol, parameters, ...) WORK_ON(symbol, stream, parameters, __VA_ARGS__)
 
 WORK(cuLaunchKernel,
      (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
@@ -74,21 +99,9 @@ WORK(cuLaunchCooperativeKernel,
       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **parameters),
      function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters)
 
-GR_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                                            void **extra)
-{
-        if (config)
-                gr_stream_works(config->hStream, false);
-        return GR_REAL(cuLaunchKernelEx, config, function, parameters, extra);
-}
-
-GR_EXPORT CUresult CUDAAPI cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                                                 void **extra)
-{
-        if (config)
-                gr_stream_works(config->hStream, true);
-        return GR_REAL(cuLaunchKernelEx_ptsz, config, function, parameters, extra);
-}
+WORK_ON(cuLaunchKernelEx, config ? config->hStream : NULL,
+        (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra), config, function,
+        parameters, extra)
 
 GR_EXPORT CUresult CUDAAPI cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {

@@ -91,7 +91,7 @@ under 0 "no cuMemFreeAsync" "$(old cuMemFreeAsync cuMemFreeAsync_ptsz)" GRSIM_MI
 quiet "no cuMemFreeAsync"
 
 # The card is full for one call: the ladder is climbed and the program does not notice.
-under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:3=2 "$process" plain
+under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2 "$process" plain
 quiet "cuMemAlloc fails once"
 [ "$(stat ladder.ready.tries)" -gt 0 ] || fail "cuMemAlloc fails once: the ladder was not used"
 [ "$(stat failures)" -eq 0 ] || fail "cuMemAlloc fails once: the program was told"
