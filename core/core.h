@@ -85,8 +85,8 @@ struct gr_core {
          */
         _Atomic bool waits_for_others;
         /*
-         * Work has gone to a stream that the program created, or to a second default stream: from now on work may run
-         * beside other work, and a barrier would have it wait. For good, and for all contexts.
+         * The program has made a stream, or a context with one of its own: from now on work may run beside other work,
+         * and a barrier would have it wait. For good, and for all contexts.
          */
         _Atomic bool overlaps;
 

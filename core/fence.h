@@ -210,9 +210,9 @@ int gr_fence_poll(struct gr_context *context);
 void gr_fence_look_for(struct gr_context *context, uint64_t epoch);
 
 /*
- * Whether a barrier costs nothing but its call: all work goes to one stream, which runs one thing after the other
- * anyway, it waits for nobody, and nobody else can reach the context's blocks. A program may also ask for barriers
- * whatever they cost.
+ * Whether a barrier costs nothing but its call: all work goes to the default stream, which runs one thing after the
+ * other anyway, it waits for nobody, and nobody else can reach the context's blocks. A program may also ask for
+ * barriers whatever they cost.
  */
 bool gr_fence_barrier_is_cheap(struct gr_context *context);
 

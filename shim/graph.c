@@ -361,14 +361,12 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
-        gr_stream_works(stream, false);
         gr_shim_ready();
         return submit(exec, stream, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-        gr_stream_works(stream, true);
         gr_shim_ready();
         return submit(exec, stream, gr_real.cuGraphLaunch_ptsz);
 }

@@ -1,7 +1,6 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, work.c,
- * sync.c;
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, sync.c;
  * async.c, mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c
  * for what the driver takes by itself; nvml_answers.c for NVML's answers), gives core/ the real driver (driver.c), and
  * looks after the process: options, fork, exit, helper thread (process.c), and the other processes on the card
@@ -22,20 +21,8 @@
 
 #include "pool.h"
 
-/* Newer than the oldest toolkit we build with. */
-#if CUDA_VERSION < 12080
-typedef struct CUmemcpyAttributes_st CUmemcpyAttributes;
-CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *,
-                                    size_t, size_t *, CUstream);
-CUresult CUDAAPI cuMemcpyBatchAsync_ptsz(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *,
-                                         size_t, size_t *, CUstream);
-#endif
-#if CUDA_VERSION < 13000
+#if CUDA_VERSION < 13000 /* newer than the oldest toolkit we build with */
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
-CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *,
-                                       size_t, CUstream);
-CUresult CUDAAPI cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *,
-                                            size_t *, size_t, CUstream);
 #endif
 
 #define GR_EXPORT  __attribute__((visibility("default")))
@@ -231,10 +218,7 @@ void *gr_nvml_hook(const char *name);
 /* Our hook where function is one of NVML's own and the program is to be told its share, else function. */
 void *gr_nvml_swap(void *function);
 
-/* work.c */
-
-/* The stream is about to be given work; null_is_per_thread: by a function for which NULL is the thread's own. */
-void gr_stream_works(CUstream stream, bool null_is_per_thread);
+/* stream.c */
 
 /* Work may run beside other work from now on. After gr_shim_ready. */
 void gr_streams_overlap(void);

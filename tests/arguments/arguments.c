@@ -45,8 +45,6 @@ static unsigned choices(const struct function *function, unsigned parameter)
                 return 3;
         case KIND_ADDRESS:
                 return 6;
-        case KIND_PLACE:
-                return 4;
         case KIND_SIZE:
                 /* Managed memory beyond the card is never asked of a real one. */
                 return strcmp(function->name, "cuMemAllocManaged") || simulated ? 4 : 3;
@@ -76,9 +74,6 @@ static union value choose(enum kind kind, unsigned i)
         case KIND_ADDRESS:
                 value.address =
                         (CUdeviceptr[]){0, freed, (uintptr_t)buffer, live + 1, live + LIVE_BYTES, ~(CUdeviceptr)0}[i];
-                break;
-        case KIND_PLACE: /* not freed nor beyond its end: what is cached the driver takes for memory like any */
-                value.address = (CUdeviceptr[]){0, (uintptr_t)buffer, live + 1, ~(CUdeviceptr)0}[i];
                 break;
         case KIND_SIZE:
                 value.size = (unsigned long long[]){0, 1, 4097, HUGE_BYTES}[i];

@@ -7,14 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PARAMETERS_MAX = 12 };
+enum { PARAMETERS_MAX = 8 };
 
 /* Kinds of parameters; each has its own values to be tried with. */
 enum kind {
         KIND_POINTER,
         KIND_TEXT,
         KIND_ADDRESS,
-        KIND_PLACE, /* an address that only the driver judges */
         KIND_SIZE,
         KIND_NUMBER,
         KIND_GENERIC,

@@ -10,23 +10,23 @@ import re
 import subprocess
 import sys
 
-hooks = re.findall(r"^GR_(HOOK|HOOK_NEEDED|WORK)\((\w+)\)$", open(sys.argv[1]).read(), re.M)
+hooks = re.findall(r"^GR_HOOK(?:_NEEDED)?\((\w+)\)$", open(sys.argv[1]).read(), re.M)
 header = subprocess.run(sys.argv[2:] + ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "cuda.h", "-xc", "/dev/null"],
                         check=True, capture_output=True, text=True).stdout
 prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))
-hooks = [(how, name) for how, name in hooks if name in prototypes]  # cuda.h may be older than the newest of them
+
 
 records = set(re.findall(r"typedef\s+struct\s+\w*\s*\{[^}]*\}\s*(\w+)\s*;", header))
 enumerations = set(re.findall(r"typedef\s+enum\s+\w*\s*\{[^}]*\}\s*(\w+)\s*;", header))
 
 
-def kind(parameter, how):
+def kind(parameter):
     words = parameter.replace("const", " ").split()
     if "*" in parameter:
         return "TEXT" if "char" in words else "POINTER"
     first = " ".join(words[:-1]) if len(words) > 1 else words[0]
     if first.startswith("CUdeviceptr"):
-        return "PLACE" if how == "WORK" else "ADDRESS"
+        return "ADDRESS"
     if first in ("size_t", "unsigned int", "unsigned long long", "cuuint64_t"):
         return "SIZE"
     if first in ("int", "CUdevice", "CUdevice_v1"):
@@ -38,13 +38,15 @@ def kind(parameter, how):
     return "ENUM" if first in enumerations else "HANDLE"  # for handles only NULL is safe natively
 
 
-FIELDS = {"ENUM": "enumeration", "PLACE": "address"}
+FIELDS = {"ENUM": "enumeration"}
 
 print('#include "arguments.h"\n')
 rows = []
-for how, name in hooks:
+for name in hooks:
+    if name not in prototypes:
+        sys.exit(f"generate.py: no prototype of {name} in cuda.h")
     parameters = [p.strip() for p in prototypes[name].split(",")] if prototypes[name].strip() not in ("", "void") else []
-    kinds = [kind(p, how) for p in parameters]
+    kinds = [kind(p) for p in parameters]
     print(f"static CUresult call_{name}(void *function, const union value *v)\n{{")
     arguments = ", ".join(f"*({p.split()[0]} *)v[{i}].pointer" if k == "RECORD" else f"({re.sub(r'[A-Za-z_0-9]+$', '', p) if '*' not in p else 'void *'})v[{i}].{FIELDS.get(k, k.lower())}"
                           for i, (p, k) in enumerate(zip(parameters, kinds)))

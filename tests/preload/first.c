@@ -12,6 +12,7 @@
 
 static CUdeviceptr ptr;
 static CUcontext context;
+static CUstream stream;
 static CUgraph graph;
 static CUipcMemHandle handle;
 static CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
@@ -51,14 +52,8 @@ static void *found;
         CALL(cuDevicePrimaryCtxReset_v2(0))                                                                            \
         CALL(cuDevicePrimaryCtxReset_v2(99))                                                                           \
         CALL(cuCtxEnablePeerAccess(NULL, 0))                                                                           \
-        CALL(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))                                              \
-        CALL(cuLaunchKernel_ptsz(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))                                         \
-        CALL(cuLaunchKernelEx(NULL, NULL, NULL, NULL))                                                                 \
-        CALL(cuMemcpyAsync(0, 0, 16, NULL))                                                                            \
-        CALL(cuMemsetD8Async(4096, 0, 16, NULL))                                                                       \
-        CALL(cuMemsetD8Async_ptsz(4096, 0, 16, NULL))                                                                  \
-        CALL(cuStreamWaitEvent(NULL, NULL, 0))                                                                         \
-        CALL(cuGraphLaunch(NULL, NULL))                                                                                \
+        CALL(cuStreamCreate(&stream, 0))                                                                               \
+        CALL(cuStreamCreateWithPriority(&stream, 0, 0))                                                                \
         CALL(cuStreamDestroy_v2(NULL))                                                                                 \
         CALL(cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL))                                             \
         CALL(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED))                                       \

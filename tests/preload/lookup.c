@@ -32,9 +32,9 @@ static const char *const symbols[] = {
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED
-        "cuInit",          "cuMemAlloc",           "cuMemFree",         "cuMemAllocAsync",
-        "cuMemcpyHtoD_v2", "cuMemcpyHtoD_v2_ptds", "cuMemAllocHost_v2", "cuStreamQuery",
-        "cuGetErrorName",  "cuEventRecord",        "cuNoSuchFunction"};
+        "cuInit",         "cuMemAlloc",          "cuMemFree",         "cuMemAllocAsync",
+        "cuLaunchKernel", "cuLaunchKernel_ptsz", "cuMemAllocHost_v2", "cuMemcpyHtoDAsync_v2_ptsz",
+        "cuGetErrorName", "cuEventRecord",       "cuNoSuchFunction"};
 
 static const char *const plain_names[] = {"cuGetProcAddress",
                                           "cuMemAlloc",

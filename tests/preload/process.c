@@ -474,10 +474,6 @@ static int keeps_errno(void)
         KEEPS(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
         KEEPS(cuPointerGetAttributes(2, attributes, values, ptr));
         KEEPS(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        KEEPS(cuMemsetD8Async(ptr, 0, BLOCK, NULL));
-        KEEPS(cuMemsetD8Async(ptr, 0, BLOCK, stream));
-        KEEPS(cuMemsetD8Async(ptr, 0, BLOCK, CU_STREAM_PER_THREAD));
-        KEEPS(cuCtxSynchronize());
         KEEPS(cuMemFreeAsync(ptr, stream));
         KEEPS(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         KEEPS(cuMemAlloc(&ptr, BLOCK));
