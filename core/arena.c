@@ -179,8 +179,6 @@ struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_m
         if (!arena || core->config.reuse == GR_REUSE_SYNC)
                 return NULL;
         context = arena->context;
-        if (gr_split_has(&context->split, ptr))
-                return NULL;
         place = recent_place(arena, ptr);
         gr_arena_lock(arena);
         block = *place;

@@ -210,10 +210,6 @@ static int heap_open(struct gr_context *context, bool small)
         gr_lock(&split->lock);
         if (!split->heaps[small] && gr_split_add(split, heap)) {
                 split->heaps[small] = heap;
-                if (!small) {
-                        atomic_store(&split->large_ptr, ptr);
-                        atomic_store(&split->large_bytes, bytes);
-                }
                 gr_hole_enter(range);
                 added = true;
         }

@@ -3,8 +3,8 @@
  * fence, as a fence then pays for as many allocations as its thread has blocks. Spares are earned by fences, held
  * within a share of the card for each thread, and cached memory like any other: decay and the ladder give them back.
  * There are none above 1 MiB: to write such a block takes the GPU longer than the fence, and to go round among many
- * takes it out of the GPU's cache (PyTorch training on an H200, November 2026: a tenth less memory without, and some
- * percent less time).
+ * takes it out of the GPU's cache (PyTorch training on an H200, November 2026: a tenth less memory without, and no
+ * more time).
  */
 #ifndef GR_SPARE_H
 #define GR_SPARE_H

@@ -133,7 +133,6 @@ void gr_split_drop(struct gr_context *context)
         }
         memcpy(heaps, split->heaps, sizeof(heaps));
         memset(split->heaps, 0, sizeof(split->heaps));
-        atomic_store(&split->large_bytes, 0);
         split->ghosts = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));

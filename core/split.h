@@ -59,12 +59,11 @@ enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 struct gr_split {
         /* New requests are served here. */
         _Atomic bool active __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic bool moves_refused;              /* the driver does not map memory twice */
-        _Atomic bool heap_refused;               /* the driver has no addresses for one, or memory was short */
-        _Atomic uint64_t waiting_bytes;          /* of ranges in the queue */
-        _Atomic uint64_t ahead_epoch;            /* the latest of ranges that became free ahead of their fence */
-        _Atomic uint64_t wasted_bytes;           /* auto: fresh memory taken while much was cached */
-        _Atomic uint64_t large_ptr, large_bytes; /* of the heap for large requests, for gr_split_has; 0: none */
+        _Atomic bool moves_refused;     /* the driver does not map memory twice */
+        _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
+        _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
+        _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
+        _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;
@@ -106,13 +105,6 @@ void gr_split_drop(struct gr_context *context);
 static inline bool gr_split_active(struct gr_split *split)
 {
         return __builtin_expect(atomic_load_explicit(&split->active, memory_order_relaxed), 0);
-}
-
-/* Whether a pointer is in the heap for large requests. Takes no lock; may be behind, then false. */
-static inline bool gr_split_has(struct gr_split *split, uint64_t ptr)
-{
-        return ptr - atomic_load_explicit(&split->large_ptr, memory_order_relaxed) <
-               atomic_load_explicit(&split->large_bytes, memory_order_relaxed);
 }
 
 /* Smaller requests may be left to the bins: gr_split_serves. */

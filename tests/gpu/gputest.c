@@ -8,7 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+
+int gt_status(const char *name, int ended)
+{
+        if (!WIFEXITED(ended))
+                gt_die("%s: ended by signal %d", name, WTERMSIG(ended));
+        return WEXITSTATUS(ended);
+}
 
 const char *gt_result_name(CUresult result)
 {

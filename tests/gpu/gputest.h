@@ -46,6 +46,8 @@ void gt_close(struct gt *gt);
 void gt_must(CUresult result, const char *call, const char *file, int line);
 /* Ends the program with status 1 and a message. */
 void gt_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+/* The exit status of a process that waitpid says this of; ends the program where a signal ended that one. */
+int gt_status(const char *name, int ended);
 /* CUDA's own name of a result, or "?". Never NULL; the string is static. */
 const char *gt_result_name(CUresult result);
 

@@ -123,11 +123,10 @@ int main(int argc, char **argv)
                 snprintf(name, sizeof name, "%s", ways[i].name);
                 if (posix_spawn(&pid, argv[0], NULL, NULL, arguments, environ) || waitpid(pid, &ended, 0) != pid)
                         gt_die("%s: no process", name);
-                if (!WIFEXITED(ended))
-                        gt_die("%s: ended by signal %d", name, WTERMSIG(ended));
-                if (WEXITSTATUS(ended) == GT_SKIPPED)
+                ended = gt_status(name, ended);
+                if (ended == GT_SKIPPED)
                         return GT_SKIPPED;
-                if (WEXITSTATUS(ended) != EXIT_SUCCESS)
+                if (ended != EXIT_SUCCESS)
                         status = EXIT_FAILURE;
         }
         return status;

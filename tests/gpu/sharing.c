@@ -341,11 +341,10 @@ int main(int argc, char **argv)
                 snprintf(name, sizeof name, "%s", ways[i].name);
                 waitpid(partner_start(argv[0], name, false, &other), &ended, 0);
                 close(other);
-                if (!WIFEXITED(ended))
-                        gt_die("%s: ended by signal %d", name, WTERMSIG(ended));
-                if (WEXITSTATUS(ended) == GT_SKIPPED)
+                ended = gt_status(name, ended);
+                if (ended == GT_SKIPPED)
                         return GT_SKIPPED;
-                if (WEXITSTATUS(ended) != EXIT_SUCCESS)
+                if (ended != EXIT_SUCCESS)
                         status = EXIT_FAILURE;
         }
         return status;
