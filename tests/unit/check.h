@@ -1,6 +1,6 @@
 /*
  * Checks for test programs: a failing one prints where and goes on; main ends with `return GR_CHECK_RESULT();`, 1 where
- * any failed. To be included by one file of each program, from one thread at a time.
+ * any failed, in whichever file of the program. From one thread at a time.
  */
 #ifndef GR_CHECK_H
 #define GR_CHECK_H
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int gr_check_failures;
+__attribute__((weak)) int gr_check_failures; /* one for all files of a program */
 
 #define GR_CHECK(expr)                                                                                                 \
         do {                                                                                                           \

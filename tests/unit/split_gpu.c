@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
+#include "trim.h"
+
 #define UNITS_OF_PAGE (GR_PAGE_BYTES / GPU_UNIT)
 #define UNITS         (GPU_PAGES * UNITS_OF_PAGE)
 #define VPAGES        (4 * GPU_PAGES)
@@ -411,7 +414,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         context = gr_context_add(&core, GPU_CONTEXT, 0);
 }
 
-unsigned gpu_end(void)
+void gpu_end(void)
 {
         for (struct gr_context *c = core.contexts; c; c = c->next)
                 for (unsigned i = 0; i < c->fence.spare_count; i++)
@@ -420,7 +423,31 @@ unsigned gpu_end(void)
                 for (unsigned i = 0; i < c->fence.pending_count; i++)
                         free(c->fence.pending[(c->fence.first_pending + i) % GR_EPOCHS_PENDING].events[0].handle);
         gr_core_destroy(&core);
-        return atomic_exchange(&gpu.bad, 0);
+        GR_CHECK_EQ(atomic_exchange(&gpu.bad, 0), 0);
+}
+
+void gpu_settle(void)
+{
+        uint64_t left;
+
+        gpu_sync();
+        gr_fence_sync(context);
+        gr_trim(context, UINT64_MAX / 2);
+        left = gpu_device()->charged_bytes;
+        if (core.config.pool == GR_POOL_SPLIT) {
+                GR_CHECK_EQ(left, 0);
+                GR_CHECK_EQ(gpu_free_bytes(), GPU_PAGES * GR_PAGE_BYTES);
+        }
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu.handles, 0);
+        GR_CHECK_EQ(context->split.spare_bytes, 0);
+        GR_CHECK_EQ(context->split.free_count, 0);
+}
+
+struct gr_device *gpu_device(void)
+{
+        return context->device;
 }
 
 uint64_t gpu_take(size_t bytes)
@@ -462,4 +489,12 @@ uint64_t gpu_free_bytes(void)
         for (size_t i = 0; i < GPU_PAGES; i++)
                 free_bytes += gpu.owner[i] == 3 ? GR_PAGE_BYTES : 0;
         return free_bytes;
+}
+
+uint64_t gpu_random(uint64_t *seed)
+{
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        return *seed;
 }

@@ -53,9 +53,15 @@ extern struct gr_context *context;
 bool gpu_open(bool mapping);
 void gpu_close(void);
 
-/* A fresh GPU, core and context. The end returns how often memory was misused since, which was said on stderr. */
+/* A fresh GPU, core and context. The end checks that memory was not misused since; what was is said on stderr. */
 void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse);
-unsigned gpu_end(void);
+void gpu_end(void);
+
+/* Checks that each page that the driver gave is charged, and that nothing is left after the last trim. */
+void gpu_settle(void);
+
+/* The card of the context. */
+struct gr_device *gpu_device(void);
 
 /* The program allocates, and uses the memory at once; 0 where it is refused. Then it frees, behind one more work. From
  * any thread. */
@@ -68,5 +74,8 @@ void gpu_sleep(uint64_t ns);
 /* The driver ended the context: its work is done, and nobody has its memory any more. */
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
+
+/* The next of the numbers that the seed, which is not 0, leads to. */
+uint64_t gpu_random(uint64_t *seed);
 
 #endif

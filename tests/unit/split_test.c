@@ -13,39 +13,8 @@
 #include "check.h"
 #include "log.h"
 #include "pool.h"
-#include "range.h"
 #include "split_gpu.h"
 #include "trim.h"
-
-static struct gr_device *device(void)
-{
-        return context->device;
-}
-
-static void end(void)
-{
-        GR_CHECK_EQ(gpu_end(), 0);
-}
-
-/* Each page that the driver gave is charged, and nothing is left after the last trim. */
-static void settle(void)
-{
-        uint64_t left;
-
-        gpu_sync();
-        gr_fence_sync(context);
-        gr_trim(context, UINT64_MAX / 2);
-        left = device()->charged_bytes;
-        if (core.config.pool == GR_POOL_SPLIT) {
-                GR_CHECK_EQ(left, 0);
-                GR_CHECK_EQ(gpu_free_bytes(), GPU_PAGES * GR_PAGE_BYTES);
-        }
-        GR_CHECK_EQ(gr_budget_cached(device()), 0);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
-        GR_CHECK_EQ(gpu.handles, 0);
-        GR_CHECK_EQ(context->split.spare_bytes, 0);
-        GR_CHECK_EQ(context->split.free_count, 0);
-}
 
 static void test_cut_and_merge(void)
 {
@@ -53,26 +22,26 @@ static void test_cut_and_merge(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(12 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 12 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 12 * MIB);
         gpu_give(a, 12 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(device()), 12 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 12 * MIB);
         GR_CHECK_EQ(gpu_take(12 * MIB), a); /* behind a barrier */
         gpu_give(a, 12 * MIB);
         /* Cut where the piece is large enough, and the rest serves too. */
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
-        GR_CHECK_EQ(device()->pinned_bytes, MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, MIB);
         gpu_give(a, 11 * MIB);
         b = gpu_take(11 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(MIB + 512);
         GR_CHECK_EQ(c, a + 11 * MIB - 700 * KIB);
-        GR_CHECK_EQ(device()->charged_bytes, 12 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 12 * MIB);
         /* Small ones have a segment of their own. */
         small = gpu_take(65 * KIB);
         d = gpu_take(70 * KIB + 1);
         GR_CHECK_EQ(d, small + 65 * KIB);
-        GR_CHECK_EQ(device()->charged_bytes, 14 * MIB);
-        GR_CHECK_EQ(gr_budget_live(device()), 11 * MIB - 700 * KIB + MIB + 512 + 135 * KIB + 512);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 14 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 11 * MIB - 700 * KIB + MIB + 512 + 135 * KIB + 512);
         /* Whatever the order of frees, one range is left. */
         gpu_give(c, MIB + 512);
         gpu_give(b, 11 * MIB - 700 * KIB);
@@ -80,9 +49,9 @@ static void test_cut_and_merge(void)
         gpu_give(small, 65 * KIB);
         gpu_give(d, 70 * KIB + 1);
         gpu_give(a, 12 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(device()), 14 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
-        end();
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 14 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        gpu_end();
 }
 
 /* The smallest requests have blocks of their own, in bins. */
@@ -111,17 +80,17 @@ static void test_least(void)
         a = gpu_take(1000); /* though much is free in split */
         GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
         gpu_give(a, 1000);
-        settle();
+        gpu_settle();
         /* Where there is nothing else they take what is left of a page. */
-        atomic_store(&device()->hard_bytes, 2 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 2 * MIB);
         b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
         a = gpu_take(1000);
         GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && info.split);
         gpu_give(a, 1000);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
-        settle();
+        gpu_settle();
         /* Without cheap barriers bins would take fresh memory again and again. */
-        atomic_store(&device()->hard_bytes, GR_UNLIMITED);
+        atomic_store(&gpu_device()->hard_bytes, GR_UNLIMITED);
         atomic_store(&core.overlaps, true);
         c = core.stats.counters[GR_STAT_driver_allocs];
         for (int i = 0; i < 100; i++) {
@@ -129,8 +98,8 @@ static void test_least(void)
                 gpu_give(a, 1000);
         }
         GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c + 1);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 /* A busy class of theirs gets spare blocks, but not many. */
@@ -144,8 +113,8 @@ static void test_least_spares(void)
                 gpu_give(a, 1000);
         }
         GR_CHECK(core.stats.counters[GR_STAT_spares] > 4 && core.stats.counters[GR_STAT_spares] < 16);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 /* What the bins keep of small blocks makes room for large ones. */
@@ -162,10 +131,10 @@ static void test_least_make_room(void)
                 gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
         gpu_sync();
         large = gpu_take(120 * MIB);
-        GR_CHECK(device()->peak_charged_bytes <= 145 * MIB);
+        GR_CHECK(gpu_device()->peak_charged_bytes <= 145 * MIB);
         gpu_give(large, 120 * MIB);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 /* A larger segment is not opened for a small piece; it goes back, so that the footprint stays near what is live. */
@@ -181,11 +150,11 @@ static void test_growth(void)
                 pieces[i] = gpu_take(20 * MIB);
                 gpu_sync();
         }
-        GR_CHECK(device()->peak_charged_bytes <= 420 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 400 * MIB);
+        GR_CHECK(gpu_device()->peak_charged_bytes <= 420 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 400 * MIB);
         for (int i = 0; i < 20; i++)
                 gpu_give(pieces[i], 20 * MIB);
-        end();
+        gpu_end();
 }
 
 static void test_fence(void)
@@ -211,9 +180,9 @@ static void test_fence(void)
         gr_fence_poll(context);
         GR_CHECK_EQ(gr_trim(context, 3 * MIB), 4 * MIB);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 8 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 0);
-        GR_CHECK_EQ(gr_budget_cached(device()), 0);
-        end();
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        gpu_end();
 }
 
 /* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
@@ -266,8 +235,8 @@ static void test_ahead(void)
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
         gpu_give(b, 30 * MIB);
         gpu_give(c, 12 * MIB);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 static void test_misuse(void)
@@ -290,7 +259,7 @@ static void test_misuse(void)
         /* Nobody's, or addresses of ours without memory. */
         GR_CHECK(gr_split_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
         GR_CHECK_EQ(gr_split_find(&core, a - 1, &place), -ENOENT);
-        end();
+        gpu_end();
 }
 
 static void test_exported(void)
@@ -304,11 +273,11 @@ static void test_exported(void)
         gpu_give(a, 512 * 1024);
         GR_CHECK(gpu_take(512 * 1024) != a);
         gpu_give(b + 512 * 1024, 512 * 1024);
-        GR_CHECK_EQ(device()->charged_bytes, GR_PAGE_BYTES);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, GR_PAGE_BYTES);
         gpu_give(b, 512 * 1024); /* the last of the segment: all of it goes, exported block included */
-        GR_CHECK_EQ(device()->charged_bytes, 0);
-        GR_CHECK_EQ(gr_budget_cached(device()), 0);
-        end();
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        gpu_end();
 }
 
 static void test_drop(void)
@@ -326,9 +295,9 @@ static void test_drop(void)
         gr_context_drop(first);
         GR_CHECK_EQ(gpu.handles, 0);
         GR_CHECK_EQ(gpu.reserved, 0);
-        GR_CHECK_EQ(device()->charged_bytes, 0);
-        GR_CHECK_EQ(gr_budget_cached(device()), 0);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
         memset(gpu.owner, 0, GPU_PAGES);
         context = gr_context_add(&core, GPU_CONTEXT2, 0);
@@ -336,7 +305,7 @@ static void test_drop(void)
         a = gpu_take(3 * MIB);
         GR_CHECK(a != 0);
         gpu_give(a, 3 * MIB);
-        end();
+        gpu_end();
 }
 
 /* What does not fit is refused at once: what the request itself gave back is nothing to wait for. */
@@ -345,7 +314,7 @@ static void test_refused(void)
         uint64_t a, b, begin_ns;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&device()->hard_bytes, 100 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 100 * MIB);
         a = gpu_take(60 * MIB);
         b = gpu_take(30 * MIB);
         gpu_give(b, 30 * MIB);
@@ -353,8 +322,8 @@ static void test_refused(void)
         GR_CHECK_EQ(gpu_take(45 * MIB), 0);
         GR_CHECK(gpu.now_ns - begin_ns < 100 * UINT64_C(1000000));
         gpu_give(a, 60 * MIB);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 static void test_auto(void)
@@ -370,7 +339,7 @@ static void test_auto(void)
         GR_CHECK(gpu_take(50 * MIB) != 0);
         gr_split_bar(&core);
         GR_CHECK(!gr_split_active(&context->split));
-        end();
+        gpu_end();
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
         for (unsigned i = 1; i < 200; i++) { /* what bins are good at: they stay */
@@ -378,22 +347,14 @@ static void test_auto(void)
                 gpu_give(ptr, i % 4 * 8 * MIB + 2 * MIB);
         }
         GR_CHECK(!gr_split_active(&context->split));
-        end();
-}
-
-static uint64_t next_random(uint64_t *seed)
-{
-        *seed ^= *seed << 13;
-        *seed ^= *seed >> 7;
-        *seed ^= *seed << 17;
-        return *seed;
+        gpu_end();
 }
 
 static size_t random_bytes(uint64_t *seed)
 {
-        unsigned bits = 1 + (unsigned)(next_random(seed) % 24);
+        unsigned bits = 1 + (unsigned)(gpu_random(seed) % 24);
 
-        return 1 + (size_t)(next_random(seed) & ((UINT64_C(1) << bits) - 1));
+        return 1 + (size_t)(gpu_random(seed) & ((UINT64_C(1) << bits) - 1));
 }
 
 struct walk {
@@ -425,7 +386,7 @@ static void *walk(void *arg)
         bool capturing = false;
 
         for (unsigned i = 0; i < walk->steps; i++) {
-                uint64_t dice = next_random(&walk->seed) % 100;
+                uint64_t dice = gpu_random(&walk->seed) % 100;
 
                 if (walk->overlaps && i == walk->steps / 2)
                         atomic_store(&core.overlaps, true);
@@ -434,7 +395,7 @@ static void *walk(void *arg)
                         ptrs[count] = gpu_take(sizes[count]);
                         count += ptrs[count] != 0;
                 } else if (dice < 96 && count > 0) {
-                        size_t k = next_random(&walk->seed) % count;
+                        size_t k = gpu_random(&walk->seed) % count;
 
                         if (walk->exports && dice % 8 == 0)
                                 GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, ptrs[k]), 0);
@@ -476,10 +437,10 @@ static void test_decay(void)
                 gr_core_decay(&core, gpu.now_ns);
                 gpu_sleep(config.decay_ns / 10);
         }
-        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
         gpu_give(kept, 3 * MIB);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t hard_bytes, bool overlaps)
@@ -493,14 +454,14 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
 
                 gpu_begin(pool, reuse);
                 gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
-                atomic_store(&device()->hard_bytes, hard_bytes);
+                atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.overlaps, overlaps);
                 if (seed % 2)
-                        atomic_store(&device()->threshold_bytes, 16 * MIB);
+                        atomic_store(&gpu_device()->threshold_bytes, 16 * MIB);
                 walk(&one);
-                GR_CHECK(device()->peak_charged_bytes <= hard_bytes);
-                settle();
-                end();
+                GR_CHECK(gpu_device()->peak_charged_bytes <= hard_bytes);
+                gpu_settle();
+                gpu_end();
         }
 }
 
@@ -512,7 +473,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         gpu_begin(pool, reuse);
         gpu.lazy = 3;
         atomic_store(&core.overlaps, overlaps);
-        atomic_store(&device()->hard_bytes, 512 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
                 walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps};
                 if (!overlaps)
@@ -523,374 +484,8 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         }
         for (unsigned i = 0; i < GPU_THREADS; i++)
                 pthread_join(threads[i], NULL);
-        settle();
-        end();
-}
-
-/* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more. */
-static void test_heap(void)
-{
-        uint64_t a, b, c, d;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(40 * MIB);
-        b = gpu_take(10 * MIB);
-        GR_CHECK(a >= GPU_VBASE);
-        GR_CHECK_EQ(b, a + 40 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 50 * MIB);
-        gpu_give(a, 40 * MIB);
-        gpu_sync();
-        c = gpu_take(48 * MIB); /* too large for the gap */
-        GR_CHECK(c > b);
-        GR_CHECK(device()->peak_charged_bytes <= 76 * MIB);
-        GR_CHECK(device()->charged_bytes <= 76 * MIB);
-        gpu_give(b, 10 * MIB);
-        gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
-        /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
-        d = gpu_take(50 * MIB);
-        GR_CHECK_EQ(d, a);
-        GR_CHECK_EQ(device()->charged_bytes, 98 * MIB);
-        gpu_give(c, 48 * MIB);
-        gpu_give(d, 50 * MIB);
-        settle();
-        end();
-}
-
-/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
-static void test_heap_fails(void)
-{
-        uint64_t a, b;
-
-        for (int fails = 1; fails < 60; fails++) {
-                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-                a = gpu_take(6 * MIB);
-                b = gpu_take(6 * MIB);
-                gpu_give(a, 6 * MIB);
-                gpu_sync();
-                gpu.map_fails = fails;
-                a = gpu_take(24 * MIB);
-                GR_CHECK(a != 0); /* the ladder tries again */
-                GR_CHECK_EQ(gr_budget_live(device()), 30 * MIB);
-                gpu_give(a, 24 * MIB);
-                gpu_give(b, 6 * MIB);
-                settle();
-                end();
-        }
-}
-
-/* A block begins with a page where that opens no more of them, and elsewhere where it opens fewer. */
-static void test_fit(void)
-{
-        uint64_t a, b, c, d;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        a = gpu_take(24 * MIB);
-        b = gpu_take(2 * MIB);
-        gpu_give(a, 24 * MIB);
-        c = gpu_take(3 * MIB);
-        GR_CHECK_EQ(c, a);
-        d = gpu_take(4 * MIB);
-        GR_CHECK_EQ(d, a + 4 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, MIB);
-        gpu_give(d, 4 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
-        d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
-        GR_CHECK_EQ(d, a + 3 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
-        gpu_give(d, 9 * MIB);
-        gpu_give(c, 3 * MIB);
-        gpu_give(b, 2 * MIB);
-        settle();
-        end();
-}
-
-/* Of two places that are as good the one is taken that needs no barrier, but not one that is much too large. */
-static void test_ready(size_t ready_bytes, bool taken)
-{
-        uint64_t ready, ahead, between, last, ptr;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        ahead = gpu_take(5 * MIB);
-        between = gpu_take(3 * MIB);
-        ready = gpu_take(ready_bytes);
-        last = gpu_take(3 * MIB);
-        gpu_give(ready, ready_bytes);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
-        gpu_give(ahead, 5 * MIB);
-        ptr = gpu_take(5 * MIB);
-        GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
-        gpu_give(ptr, 5 * MIB);
-        gpu_give(between, 3 * MIB);
-        gpu_give(last, 3 * MIB);
-        settle();
-        end();
-}
-
-/* Of many free ranges the smallest that suffices is found, whatever order they came in. */
-static void test_best(void)
-{
-        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10, BETWEEN = 65 << 10 };
-        uint64_t ranges[COUNT], kept[COUNT];
-        size_t sizes[COUNT];
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        for (int i = 0; i < COUNT; i++) {
-                sizes[i] = (size_t)FIRST + (size_t)i * STEP;
-                ranges[i] = gpu_take(sizes[i]);
-                kept[i] = gpu_take(BETWEEN);
-        }
-        for (int i = 0; i < COUNT; i++)
-                gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
-        for (int i = 0; i < COUNT; i++) {
-                int n = i * 57 % COUNT;
-
-                sizes[n] -= i % 2 ? 512 : 0;
-                GR_CHECK_EQ(gpu_take(sizes[n]), ranges[n]);
-        }
-        for (int i = 0; i < COUNT; i++) {
-                gpu_give(ranges[i], sizes[i]);
-                gpu_give(kept[i], BETWEEN);
-        }
-        settle();
-        end();
-}
-
-/* Small blocks lie apart, and what they leave serves large ones before more is taken from the driver; the other way,
- * too. */
-static void test_small_and_large(void)
-{
-        uint64_t small[60], large;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        large = gpu_take(40 * MIB);
-        for (int i = 0; i < 60; i++) {
-                small[i] = gpu_take(MIB);
-                GR_CHECK(small[i] < context->split.heaps[0]->ptr ||
-                         small[i] >= context->split.heaps[0]->ptr + context->split.heaps[0]->bytes);
-        }
-        for (int i = 0; i < 60; i++)
-                gpu_give(small[i], MIB);
-        gpu_give(large, 40 * MIB);
-        large = gpu_take(90 * MIB);
-        GR_CHECK(gpu.moves > 0);
-        GR_CHECK(device()->peak_charged_bytes <= 120 * MIB);
-        gpu_give(large, 90 * MIB);
-        gpu.moves = 0;
-        for (int i = 0; i < 60; i++)
-                small[i] = gpu_take(MIB - 512);
-        GR_CHECK(gpu.moves > 0);
-        GR_CHECK(device()->peak_charged_bytes <= 120 * MIB);
-        for (int i = 0; i < 60; i++)
-                gpu_give(small[i], MIB - 512);
-        settle();
-        end();
-}
-
-/* Every address says which block it lies in, whatever has been cut and merged there. */
-static void test_find(void)
-{
-        enum { COUNT = 300 };
-        uint64_t ptrs[COUNT], seed = 3;
-        size_t sizes[COUNT];
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        for (int i = 0; i < COUNT; i++)
-                ptrs[i] = 0;
-        for (int step = 0; step < 4000; step++) {
-                size_t i = next_random(&seed) % COUNT;
-                struct gr_split_place place;
-
-                if (ptrs[i]) {
-                        GR_CHECK_EQ(gr_split_find(&core, ptrs[i] + next_random(&seed) % sizes[i], &place), 0);
-                        GR_CHECK(place.live && place.base_ptr == ptrs[i]);
-                        gpu_give(ptrs[i], sizes[i]);
-                        GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
-                        ptrs[i] = 0;
-                } else {
-                        sizes[i] = GR_SPLIT_LEAST_BYTES + 1 + next_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
-                        ptrs[i] = gpu_take(sizes[i]);
-                        GR_CHECK(ptrs[i] != 0);
-                }
-        }
-        for (int i = 0; i < COUNT; i++)
-                if (ptrs[i])
-                        gpu_give(ptrs[i], sizes[i]);
-        settle();
-        end();
-}
-
-/* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
- */
-static void test_heap_moves(bool possible)
-{
-        uint64_t a, b, c, d;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        gpu.no_moves = !possible;
-        context->split.credit_at_ns = 1; /* no time for waits */
-        context->split.credit_ns = -1;
-        a = gpu_take(100 * MIB);
-        b = gpu_take(2 * MIB);
-        gpu_give(a, 100 * MIB);
-        c = gpu_take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
-        GR_CHECK(c > b);
-        if (possible) {
-                GR_CHECK(gpu.moves >= 16);
-                GR_CHECK(device()->peak_charged_bytes <= 140 * MIB);
-        }
-        GR_CHECK_EQ(gpu.done, 0);
-        d = gpu_take(40 * MIB); /* not at the old addresses, which work may still use */
-        GR_CHECK(!possible || d > c);
-        gpu_give(c, 120 * MIB);
-        gpu_give(d, 40 * MIB);
-        gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
-        c = gpu_take(200 * MIB); /* now they are free */
-        gpu_give(c, 200 * MIB);
-        gpu_give(b, 2 * MIB);
-        settle();
-        GR_CHECK(!context->split.ghosts);
-        gr_split_drop(context); /* no address is unmapped twice */
-        GR_CHECK_EQ(gpu.reserved, 0);
-        end();
-}
-
-/*
- * A program with streams whose GPU falls behind, with sizes that keep changing: what it frees serves again behind
- * barriers instead of more memory. Where a kernel runs on there are none.
- */
-static void test_behind(bool stuck)
-{
-        const uint64_t ms = 1000000;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true);
-        for (uint64_t i = 0; i < 40; i++) {
-                uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
-
-                if (!stuck && submitted > gpu.done + behind)
-                        gpu.done = submitted - behind;
-                context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
-                context->split.credit_ns = -1;
-                gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
-                gr_fence_close(context); /* its age says that nothing passes */
-                gpu.now_ns += stuck ? 60 * ms : 10 * ms;
-        }
-        if (stuck)
-                GR_CHECK_EQ(gpu.covered, 0);
-        else
-                GR_CHECK(device()->peak_charged_bytes <= 60 * MIB);
-        gpu_sync();
-        settle();
-        end();
-}
-
-/* An extent goes back by itself; one that a block touches does not. */
-static void test_heap_trim(void)
-{
-        uint64_t a, b;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(3 * MIB);
-        gpu_give(a, 7 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, MIB);
-        gr_fence_close(context);
-        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
-        gpu_sync();
-        gr_fence_poll(context);
-        GR_CHECK_EQ(gr_trim(context, 1), 2 * MIB);
-        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(device()), MIB);
-        gpu_give(b, 3 * MIB);
-        settle();
-        end();
-}
-
-/* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
-static void test_heap_exported(void)
-{
-        uint64_t a, b, c;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        a = gpu_take(7 * MIB);
-        b = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
-        gpu_give(a, 7 * MIB);
-        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
-        c = gpu_take(2 * MIB);
-        GR_CHECK(c < a || c >= a + 6 * MIB);
-        gpu_give(c, 2 * MIB);
-        GR_CHECK_EQ(gr_budget_live(device()), 4 * MIB);
-        gpu_give(b, 3 * MIB);
-        GR_CHECK_EQ(gr_budget_live(device()), 0);
-        GR_CHECK_EQ(device()->charged_bytes, 4 * MIB);
-        GR_CHECK_EQ(gr_budget_cached(device()), 4 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, 0);
-        end();
-}
-
-/* Much is held, so extents have two pages, and blocks lie across their ends: none of those goes back. */
-static void test_large_extents(void)
-{
-        uint64_t a, b;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(700 * MIB);
-        gpu_give(a, 700 * MIB);
-        GR_CHECK_EQ(gpu_take(6 * MIB), a);
-        b = gpu_take(4 * MIB);
-        GR_CHECK_EQ(b, a + 6 * MIB);
-        gpu_give(a, 6 * MIB);
-        gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
-        gr_trim(context, UINT64_MAX / 2);
-        GR_CHECK_EQ(device()->charged_bytes, 8 * MIB);
-        GR_CHECK_EQ(device()->pinned_bytes, 4 * MIB);
-        gpu_give(b, 4 * MIB);
-        settle();
-        end();
-}
-
-/* An extent moves for the same price whatever its size: the large ones first, though small ones lie in smaller ranges.
- */
-static void test_large_moves(bool small_too)
-{
-        uint64_t all, large[2], small[8], kept[10], block;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        all = gpu_take(600 * MIB);
-        for (int i = 0; i < 10; i++) {
-                uint64_t *p = i < 2 ? &large[i] : &small[i - 2];
-
-                *p = gpu_take(i < 2 ? 24 * MIB : 2 * MIB);
-                kept[i] = gpu_take(2 * MIB);
-        }
-        for (int i = 0; i < 2; i++)
-                gpu_give(large[i], 24 * MIB);
-        for (int i = 0; i < 8 && small_too; i++)
-                gpu_give(small[i], 2 * MIB);
-        gpu_give(all, 600 * MIB);
-        GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
-        gpu.moves = 0;
-        block = gpu_take(42 * MIB);
-        GR_CHECK_EQ(gpu.moves, small_too ? 11 : 10); /* the last hole has one page */
-        gpu_give(block, 42 * MIB);
-        for (int i = 0; i < 8 && !small_too; i++)
-                gpu_give(small[i], 2 * MIB);
-        for (int i = 0; i < 10; i++)
-                gpu_give(kept[i], 2 * MIB);
-        gpu_give(all, 598 * MIB);
-        settle();
-        end();
+        gpu_settle();
+        gpu_end();
 }
 
 static void test_all(void)
@@ -926,31 +521,11 @@ int main(int argc, char **argv)
         if (!gpu_open(mapped))
                 return 1;
         gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
-        if (mapped) {
-                test_heap();
-                test_heap_fails();
-                test_fit();
-                test_best();
-                test_ready(5 * MIB, true);
-                test_ready(11 * MIB, false);
-                test_small_and_large();
-                test_find();
-                test_heap_moves(true);
-                test_heap_moves(false);
-                test_behind(false);
-                test_behind(true);
-                test_heap_trim();
-                test_heap_exported();
-        } else {
+        if (!mapped) {
                 test_cut_and_merge();
                 test_growth();
         }
         test_all();
-        if (mapped) { /* last: what they touch is cleared for every test after them */
-                test_large_extents();
-                test_large_moves(true);
-                test_large_moves(false);
-        }
         gpu_close();
         return GR_CHECK_RESULT();
 }

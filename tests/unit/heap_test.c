@@ -1,0 +1,403 @@
+/*
+ * The heaps of split, which it has where memory can be mapped, against a GPU that is only a clock and notices what is
+ * handed out, given back or unmapped too early.
+ */
+#include "split.h"
+
+#include "check.h"
+#include "pool.h"
+#include "range.h"
+#include "split_gpu.h"
+#include "trim.h"
+
+/* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more. */
+static void test_heap(void)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(40 * MIB);
+        b = gpu_take(10 * MIB);
+        GR_CHECK(a >= GPU_VBASE);
+        GR_CHECK_EQ(b, a + 40 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 50 * MIB);
+        gpu_give(a, 40 * MIB);
+        gpu_sync();
+        c = gpu_take(48 * MIB); /* too large for the gap */
+        GR_CHECK(c > b);
+        GR_CHECK(gpu_device()->peak_charged_bytes <= 76 * MIB);
+        GR_CHECK(gpu_device()->charged_bytes <= 76 * MIB);
+        gpu_give(b, 10 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
+        d = gpu_take(50 * MIB);
+        GR_CHECK_EQ(d, a);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 98 * MIB);
+        gpu_give(c, 48 * MIB);
+        gpu_give(d, 50 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
+static void test_heap_fails(void)
+{
+        uint64_t a, b;
+
+        for (int fails = 1; fails < 60; fails++) {
+                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = gpu_take(6 * MIB);
+                b = gpu_take(6 * MIB);
+                gpu_give(a, 6 * MIB);
+                gpu_sync();
+                gpu.map_fails = fails;
+                a = gpu_take(24 * MIB);
+                GR_CHECK(a != 0); /* the ladder tries again */
+                GR_CHECK_EQ(gr_budget_live(gpu_device()), 30 * MIB);
+                gpu_give(a, 24 * MIB);
+                gpu_give(b, 6 * MIB);
+                gpu_settle();
+                gpu_end();
+        }
+}
+
+/* A block begins with a page where that opens no more of them, and elsewhere where it opens fewer. */
+static void test_fit(void)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(24 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 24 * MIB);
+        c = gpu_take(3 * MIB);
+        GR_CHECK_EQ(c, a);
+        d = gpu_take(4 * MIB);
+        GR_CHECK_EQ(d, a + 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, MIB);
+        gpu_give(d, 4 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
+        GR_CHECK_EQ(d, a + 3 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        gpu_give(d, 9 * MIB);
+        gpu_give(c, 3 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Of two places that are as good the one is taken that needs no barrier, but not one that is much too large. */
+static void test_ready(size_t ready_bytes, bool taken)
+{
+        uint64_t ready, ahead, between, last, ptr;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        ahead = gpu_take(5 * MIB);
+        between = gpu_take(3 * MIB);
+        ready = gpu_take(ready_bytes);
+        last = gpu_take(3 * MIB);
+        gpu_give(ready, ready_bytes);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        gpu_give(ahead, 5 * MIB);
+        ptr = gpu_take(5 * MIB);
+        GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
+        gpu_give(ptr, 5 * MIB);
+        gpu_give(between, 3 * MIB);
+        gpu_give(last, 3 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Of many free ranges the smallest that suffices is found, whatever order they came in. */
+static void test_best(void)
+{
+        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10, BETWEEN = 65 << 10 };
+        uint64_t ranges[COUNT], kept[COUNT];
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++) {
+                sizes[i] = (size_t)FIRST + (size_t)i * STEP;
+                ranges[i] = gpu_take(sizes[i]);
+                kept[i] = gpu_take(BETWEEN);
+        }
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        for (int i = 0; i < COUNT; i++) {
+                int n = i * 57 % COUNT;
+
+                sizes[n] -= i % 2 ? 512 : 0;
+                GR_CHECK_EQ(gpu_take(sizes[n]), ranges[n]);
+        }
+        for (int i = 0; i < COUNT; i++) {
+                gpu_give(ranges[i], sizes[i]);
+                gpu_give(kept[i], BETWEEN);
+        }
+        gpu_settle();
+        gpu_end();
+}
+
+/* Small blocks lie apart, and what they leave serves large ones before more is taken from the driver; the other way,
+ * too. */
+static void test_small_and_large(void)
+{
+        uint64_t small[60], large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        large = gpu_take(40 * MIB);
+        for (int i = 0; i < 60; i++) {
+                small[i] = gpu_take(MIB);
+                GR_CHECK(small[i] < context->split.heaps[0]->ptr ||
+                         small[i] >= context->split.heaps[0]->ptr + context->split.heaps[0]->bytes);
+        }
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB);
+        gpu_give(large, 40 * MIB);
+        large = gpu_take(90 * MIB);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(gpu_device()->peak_charged_bytes <= 120 * MIB);
+        gpu_give(large, 90 * MIB);
+        gpu.moves = 0;
+        for (int i = 0; i < 60; i++)
+                small[i] = gpu_take(MIB - 512);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(gpu_device()->peak_charged_bytes <= 120 * MIB);
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB - 512);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Every address says which block it lies in, whatever has been cut and merged there. */
+static void test_find(void)
+{
+        enum { COUNT = 300 };
+        uint64_t ptrs[COUNT], seed = 3;
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++)
+                ptrs[i] = 0;
+        for (int step = 0; step < 4000; step++) {
+                size_t i = gpu_random(&seed) % COUNT;
+                struct gr_split_place place;
+
+                if (ptrs[i]) {
+                        GR_CHECK_EQ(gr_split_find(&core, ptrs[i] + gpu_random(&seed) % sizes[i], &place), 0);
+                        GR_CHECK(place.live && place.base_ptr == ptrs[i]);
+                        gpu_give(ptrs[i], sizes[i]);
+                        GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
+                        ptrs[i] = 0;
+                } else {
+                        sizes[i] = GR_SPLIT_LEAST_BYTES + 1 + gpu_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
+                        ptrs[i] = gpu_take(sizes[i]);
+                        GR_CHECK(ptrs[i] != 0);
+                }
+        }
+        for (int i = 0; i < COUNT; i++)
+                if (ptrs[i])
+                        gpu_give(ptrs[i], sizes[i]);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
+ */
+static void test_heap_moves(bool possible)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        gpu.no_moves = !possible;
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
+        GR_CHECK(c > b);
+        if (possible) {
+                GR_CHECK(gpu.moves >= 16);
+                GR_CHECK(gpu_device()->peak_charged_bytes <= 140 * MIB);
+        }
+        GR_CHECK_EQ(gpu.done, 0);
+        d = gpu_take(40 * MIB); /* not at the old addresses, which work may still use */
+        GR_CHECK(!possible || d > c);
+        gpu_give(c, 120 * MIB);
+        gpu_give(d, 40 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        c = gpu_take(200 * MIB); /* now they are free */
+        gpu_give(c, 200 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        GR_CHECK(!context->split.ghosts);
+        gr_split_drop(context); /* no address is unmapped twice */
+        GR_CHECK_EQ(gpu.reserved, 0);
+        gpu_end();
+}
+
+/*
+ * A program with streams whose GPU falls behind, with sizes that keep changing: what it frees serves again behind
+ * barriers instead of more memory. Where a kernel runs on there are none.
+ */
+static void test_behind(bool stuck)
+{
+        const uint64_t ms = 1000000;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true);
+        for (uint64_t i = 0; i < 40; i++) {
+                uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
+
+                if (!stuck && submitted > gpu.done + behind)
+                        gpu.done = submitted - behind;
+                context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
+                context->split.credit_ns = -1;
+                gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
+                gr_fence_close(context); /* its age says that nothing passes */
+                gpu.now_ns += stuck ? 60 * ms : 10 * ms;
+        }
+        if (stuck)
+                GR_CHECK_EQ(gpu.covered, 0);
+        else
+                GR_CHECK(gpu_device()->peak_charged_bytes <= 60 * MIB);
+        gpu_sync();
+        gpu_settle();
+        gpu_end();
+}
+
+/* An extent goes back by itself; one that a block touches does not. */
+static void test_heap_trim(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
+        gpu_sync();
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gr_trim(context, 1), 2 * MIB);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), MIB);
+        gpu_give(b, 3 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
+static void test_heap_exported(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        c = gpu_take(2 * MIB);
+        GR_CHECK(c < a || c >= a + 6 * MIB);
+        gpu_give(c, 2 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 4 * MIB);
+        gpu_give(b, 3 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        gpu_end();
+}
+
+/* Much is held, so extents have two pages, and blocks lie across their ends: none of those goes back. */
+static void test_large_extents(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(700 * MIB);
+        gpu_give(a, 700 * MIB);
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        b = gpu_take(4 * MIB);
+        GR_CHECK_EQ(b, a + 6 * MIB);
+        gpu_give(a, 6 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 8 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 4 * MIB);
+        gpu_give(b, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* An extent moves for the same price whatever its size: the large ones first, though small ones lie in smaller ranges.
+ */
+static void test_large_moves(bool small_too)
+{
+        uint64_t all, large[2], small[8], kept[10], block;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        all = gpu_take(600 * MIB);
+        for (int i = 0; i < 10; i++) {
+                uint64_t *p = i < 2 ? &large[i] : &small[i - 2];
+
+                *p = gpu_take(i < 2 ? 24 * MIB : 2 * MIB);
+                kept[i] = gpu_take(2 * MIB);
+        }
+        for (int i = 0; i < 2; i++)
+                gpu_give(large[i], 24 * MIB);
+        for (int i = 0; i < 8 && small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        gpu_give(all, 600 * MIB);
+        GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
+        gpu.moves = 0;
+        block = gpu_take(42 * MIB);
+        GR_CHECK_EQ(gpu.moves, small_too ? 11 : 10); /* the last hole has one page */
+        gpu_give(block, 42 * MIB);
+        for (int i = 0; i < 8 && !small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        for (int i = 0; i < 10; i++)
+                gpu_give(kept[i], 2 * MIB);
+        gpu_give(all, 598 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+int main(void)
+{
+        if (!gpu_open(true))
+                return 1;
+        test_heap();
+        test_heap_fails();
+        test_fit();
+        test_best();
+        test_ready(5 * MIB, true);
+        test_ready(11 * MIB, false);
+        test_small_and_large();
+        test_find();
+        test_heap_moves(true);
+        test_heap_moves(false);
+        test_behind(false);
+        test_behind(true);
+        test_heap_trim();
+        test_heap_exported();
+        /* Last: what they touch is cleared for every test after them. */
+        test_large_extents();
+        test_large_moves(true);
+        test_large_moves(false);
+        gpu_close();
+        return GR_CHECK_RESULT();
+}
