@@ -7,8 +7,7 @@
 
 #include "core.h"
 
-#define CLOSE_CARD_PART 256 /* where barriers are cheap: this part of the card, as those close it soon enough */
-#define NOTE_LIVE_HITS  64  /* hits between looks at the peak of live memory */
+#define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 
 _Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
@@ -103,16 +102,6 @@ static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
                 note_live(arena);
 }
 
-/* Whether the epoch should be closed, so that it does not come to cover work that starts only later. */
-static __attribute__((noinline)) bool is_much(struct gr_arena *arena)
-{
-        struct gr_context *context = arena->context;
-        uint64_t card = atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed);
-
-        return arena->open_bytes >= card / CLOSE_CARD_PART ||
-               (!gr_fence_barrier_is_cheap(context) && arena->open_bytes >= gr_fence_close_bytes(context));
-}
-
 /* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
 static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
 {
@@ -126,7 +115,7 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_m
         *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES !=
                                              (arena->open_bytes - bytes) / GR_FENCE_CLOSE_BYTES,
                                      0) &&
-                    is_much(arena); /* asked once in each step */
+                    arena->open_bytes >= gr_fence_close_bytes(arena->context); /* asked once in each step */
         if (*ret_much)
                 arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
         return epoch;

@@ -7,6 +7,7 @@
 #include "trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
+#define AUTO_SLACK_SHARE  4                    /* the same for GR_POOL_AUTO, which is not to cost time */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
 #define CREDIT_SHARE      32 /* of all time, to be spent on better fits; to unmap what moved takes about as much again */
@@ -42,14 +43,20 @@ uint64_t gr_bound_worth_opening(struct gr_context *context, size_t bytes)
         return gr_round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
 }
 
+static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
+{
+        if (context->core->config.pool == GR_POOL_AUTO)
+                return AUTO_SLACK_SHARE;
+        return credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE;
+}
+
 /* How much the device's footprint would pass what growth may lift it to. */
 static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;
         uint64_t peak = gr_max(atomic_load(&device->peak_live_bytes),
                                gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
-        uint64_t slack = peak / (credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE);
-        uint64_t bound = peak + gr_max(slack, SLACK_LEAST_BYTES);
+        uint64_t bound = peak + gr_max(peak / slack_share(context, credit_ns), SLACK_LEAST_BYTES);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
         return charged + growth_bytes > bound ? charged + growth_bytes - bound : 0;

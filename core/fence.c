@@ -9,6 +9,7 @@
 
 /* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
 #define CLOSE_LIVE_PART  8
+#define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
@@ -233,11 +234,15 @@ static void turn_end(struct gr_fence *fence)
 
 uint64_t gr_fence_close_bytes(struct gr_context *context)
 {
-        uint64_t bytes = gr_budget_live(context->device) / CLOSE_LIVE_PART;
+        uint64_t bytes;
 
-        if (bytes < GR_FENCE_CLOSE_BYTES)
-                return GR_FENCE_CLOSE_BYTES;
-        return bytes < CLOSE_MOST_BYTES ? bytes : CLOSE_MOST_BYTES;
+        /* Not by live memory: to know it is to take from each thread the cache line that its every hit writes. */
+        if (gr_fence_barrier_is_cheap(context))
+                return gr_max(atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed) /
+                                      CLOSE_CARD_PART,
+                              CLOSE_MOST_BYTES);
+        bytes = gr_budget_live(context->device) / CLOSE_LIVE_PART;
+        return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);
 }
 
 void gr_fence_close_soon(struct gr_context *context)

@@ -199,7 +199,8 @@ void gr_fence_close_soon(struct gr_context *context);
 
 /*
  * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
- * later: a small part of live memory, as each costs a record and a query. At least GR_FENCE_CLOSE_BYTES.
+ * later: a small part of live memory, as each costs a record and a query, or, where barriers are cheap and close it
+ * anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
  */
 uint64_t gr_fence_close_bytes(struct gr_context *context);
 

@@ -17,6 +17,7 @@ struct gr_split;
 
 enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger */
+        GR_RANGE_QUICK,   /* freed, in a quick list (quick.h), and in the ledger still; its pages count as used */
         GR_RANGE_WAITING, /* in the queue */
         GR_RANGE_FREE,    /* in a list by size */
         GR_RANGE_STUCK,   /* freed, never to be reused */

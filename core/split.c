@@ -17,6 +17,7 @@
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
+#define QUICK_SHARE       4                    /* of the peak of live memory, in quick lists */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
@@ -53,6 +54,23 @@ static void use(struct gr_context *context, struct gr_range *range, int sign)
         atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
 }
 
+/* What lies in quick lists becomes free ranges. The split's lock is held. */
+static void merge_quick(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block, *tmp;
+
+        if (split->quick.bytes == 0)
+                return;
+        DL_FOREACH_SAFE (gr_quick_empty(&split->quick), block, tmp) {
+                split->free_count--;
+                gr_ledger_drop(&context->core->ledger, block);
+                gr_budget_uncache(context->device, block->capacity_bytes);
+                use(context, gr_range_of(block), -1);
+                gr_range_free(split, gr_range_of(block));
+        }
+}
+
 void gr_split_init(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
@@ -68,7 +86,7 @@ static void segment_destroy(struct gr_segment *segment)
 
         for (range = segment->first; range; range = after) {
                 after = range->after;
-                if (range->state != GR_RANGE_USED)
+                if (range->state != GR_RANGE_USED && range->state != GR_RANGE_QUICK)
                         free(range);
         }
         free(segment->pages);
@@ -121,6 +139,7 @@ void gr_split_drop(struct gr_context *context)
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
                 gr_lock(&split->lock);
         }
+        merge_quick(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
 
@@ -137,6 +156,7 @@ void gr_split_drop(struct gr_context *context)
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
         split->queue = NULL;
+        split->stuck = false;
         split->free_count = 0;
         split->spare_bytes = split->spare_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
@@ -220,6 +240,38 @@ static bool goes_ahead(struct gr_context *context, const struct gr_segment *segm
         return !segment->small && gr_fence_barrier_is_cheap(context);
 }
 
+/* Whether those that go ahead wait in quick lists, which takes more memory and less time. */
+static bool goes_quick(struct gr_context *context)
+{
+        return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
+}
+
+/* A block of this size from a quick list, behind a barrier where one is needed and cheap; NULL. */
+static struct gr_block *take_quick(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block = gr_quick_find(&split->quick, bytes);
+        struct gr_range *range;
+
+        if (block && !gr_fence_usable(&context->fence, block->freed_epoch) && gr_fence_barrier_is_cheap(context)) {
+                uint64_t epoch = block->freed_epoch;
+
+                gr_unlock(&split->lock);
+                gr_fence_barrier_for(context, epoch);
+                gr_lock(&split->lock);
+                block = gr_quick_find(&split->quick, bytes);
+        }
+        if (!block || !gr_fence_usable(&context->fence, block->freed_epoch))
+                return NULL;
+        range = gr_range_of(block);
+        gr_quick_leave(&split->quick, block);
+        split->free_count--;
+        range->state = GR_RANGE_USED;
+        block->handouts = range->segment->handouts++;
+        gr_budget_uncache(context->device, bytes);
+        return block;
+}
+
 /* Lock not held. */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
@@ -232,7 +284,12 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        range = fit(context, bytes, lax, UINT64_MAX, &at);
+        block = take_quick(context, bytes);
+        range = block ? NULL : fit(context, bytes, lax, UINT64_MAX, &at);
+        if (!block && !range && !gr_is_small(bytes)) {
+                merge_quick(context);
+                range = fit(context, bytes, lax, UINT64_MAX, &at);
+        }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 uint64_t epoch = range->block.freed_epoch;
 
@@ -254,9 +311,9 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
                         }
                 }
                 block = gr_split_carve(context, range, bytes);
-                if (block && ++split->hits % NOTE_LIVE_HITS == 0)
-                        gr_budget_note_live(context->device);
         }
+        if (block && ++split->hits % NOTE_LIVE_HITS == 0)
+                gr_budget_note_live(context->device);
         gr_unlock(&split->lock);
         return block;
 }
@@ -463,6 +520,17 @@ out:
         return rc;
 }
 
+static void enter_quick(struct gr_context *context, struct gr_range *range)
+{
+        struct gr_split *split = &context->split;
+
+        range->state = GR_RANGE_QUICK;
+        gr_quick_enter(&split->quick, &range->block);
+        split->free_count++;
+        if (split->quick.bytes > atomic_load(&context->device->peak_live_bytes) / QUICK_SHARE)
+                merge_quick(context);
+}
+
 /* Lock not held. */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
 {
@@ -471,10 +539,17 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         struct gr_split *split = &context->split;
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
+        bool ahead, quick;
         int rc;
 
         gr_lock(&split->lock);
-        if (gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
+        if (epoch == GR_SPLIT_NEVER) {
+                split->stuck = true;
+                merge_quick(context);
+        }
+        ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
+        quick = ahead && !by_driver && goes_quick(context);
+        if (!quick && gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 free(range);
                 return 0;
@@ -489,7 +564,10 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 return 0;
         }
         block->freed_epoch = epoch;
-        use(context, range, -1);
+        if (quick)
+                gr_budget_cache(context->device, block->capacity_bytes);
+        else
+                use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
         *ret_much = split->open_bytes >= split->close_bytes;
         if (*ret_much) {
@@ -499,17 +577,20 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;
                 segment->stuck = true;
-        } else if (goes_ahead(context, segment)) {
+        } else if (ahead) {
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
-                gr_range_free(split, range); /* which may be part of another one now */
+                if (quick)
+                        enter_quick(context, range);
+                else
+                        gr_range_free(split, range); /* which may be part of another one now */
         } else {
                 range->state = GR_RANGE_WAITING;
                 DL_APPEND(split->queue, block);
                 split->free_count++;
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
-        if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
-                bool ends_stuck = segment->pages && gr_heap_ends_stuck(segment, ptr, last);
+        if (quick || segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
+                bool ends_stuck = !quick && segment->pages && gr_heap_ends_stuck(segment, ptr, last);
 
                 split->busy += ends_stuck;
                 gr_unlock(&split->lock);
@@ -577,6 +658,9 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         uint64_t back;
 
         gr_returns_begin(context->device);
+        gr_lock(&context->split.lock);
+        merge_quick(context);
+        gr_unlock(&context->split.lock);
         back = gr_heap_trim(context, want_bytes, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split.lock);
@@ -624,6 +708,7 @@ uint64_t gr_split_unneeded(struct gr_context *context)
 
         gr_lock(&split->lock);
         bytes = split->spare_low_bytes;
+        merge_quick(context); /* so that it counts from now on */
         split->spare_low_bytes = split->spare_bytes;
         gr_unlock(&split->lock);
         return bytes;
@@ -636,7 +721,7 @@ bool gr_split_empty(struct gr_context *context)
         bool empty;
 
         gr_lock(&split->lock);
-        empty = split->spare_bytes == 0;
+        empty = split->spare_bytes == 0 && split->quick.bytes == 0;
         gr_unlock(&split->lock);
         return empty;
 }

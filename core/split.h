@@ -26,6 +26,9 @@
  * they are needed, and idle memory goes back. That costs calls of the driver, and a fixed share of the time is what
  * they may cost: the more was spent lately, the more footprint is accepted.
  *
+ * GR_POOL_AUTO is for programs that bins are fast enough for, and too large: there a quarter above the peak is
+ * accepted, and large ranges that go ahead of their fence wait in quick lists (quick.h) before they are merged.
+ *
  * Every used range is a block in the ledger. Free ones are not; gr_split_find knows them.
  */
 #ifndef GR_SPLIT_H
@@ -38,6 +41,7 @@
 
 #include "ledger.h"
 #include "lock.h"
+#include "quick.h"
 
 struct gr_context;
 struct gr_core;
@@ -70,12 +74,14 @@ struct gr_split {
         struct gr_range *kept;    /* structures of ranges that are no more, by after: those to come need no malloc */
         struct gr_block *queue;   /* waiting ranges, oldest first */
         uint64_t hits, frees;     /* requests served without the driver; ranges freed */
-        uint64_t free_count;      /* free and waiting ranges */
+        uint64_t free_count;      /* free and waiting ranges, and those in quick lists */
         uint64_t open_bytes;      /* freed since an epoch was closed for it */
         uint64_t close_bytes;     /* of it, at which one is closed again */
         uint64_t spare_bytes;     /* what could go back once it is idle: free segments, free extents of heaps */
         uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
         struct gr_free_lists free[GR_FREE_KINDS];
+        struct gr_quick quick;
+        bool stuck; /* some range was, so that each must be merged as it is freed: no more quick ones */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or

@@ -350,6 +350,176 @@ static void test_auto(void)
         gpu_end();
 }
 
+/* A fresh context of GR_POOL_AUTO that has moved to split. */
+static void begin_moved(void)
+{
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        atomic_store(&context->split.active, true);
+}
+
+/* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
+static void test_quick(void)
+{
+        struct gr_block_info first, again;
+        struct gr_split_place place;
+        const size_t most = 11 * MIB - 700 * KIB, less = MIB + 700 * KIB;
+        uint64_t barriers, charged, a, b, c, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB); /* of which a quarter may wait */
+        a = gpu_take(12 * MIB);
+        gpu_give(a, 12 * MIB);
+        a = gpu_take(most);
+        b = gpu_take(less);
+        GR_CHECK_EQ(b, a + most);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &first), 0);
+        barriers = core.stats.counters[GR_STAT_barriers];
+        gpu_give(b, less);
+        gpu_give(a, most);
+        GR_CHECK_EQ(context->split.quick.bytes, most + less);
+        GR_CHECK(gr_budget_cached(gpu_device()) >= most + less);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK(!again.live);
+        GR_CHECK_EQ(gr_split_find(&core, a + 1000, &place), 0);
+        GR_CHECK(!place.live);
+        GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
+        GR_CHECK_EQ(gr_pool_free(&core, a + 512), -EALREADY);
+        GR_CHECK(!gr_pool_empty(context));
+        GR_CHECK_EQ(gpu_take(less), b);
+        GR_CHECK_EQ(gpu_take(most), a);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK(again.live && again.handouts > first.handouts);
+        c = gpu_take(5 * MIB);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, c, &first), 0);
+        GR_CHECK(first.handouts != again.handouts); /* they may be of one allocation of the driver's */
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, b, &again), 0);
+        GR_CHECK(first.handouts != again.handouts);
+        gpu_give(c, 5 * MIB);
+        charged = gpu_device()->charged_bytes;
+        gpu_give(a, most);
+        gpu_give(b, less);
+        GR_CHECK_EQ(gpu_take(12 * MIB), a);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, charged);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        /* Not more than their share, and all of it goes back where memory is asked for. */
+        c = gpu_take(16 * MIB);
+        gpu_give(a, 12 * MIB);
+        gpu_give(c, 16 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(7 * MIB);
+        gpu_give(b, 7 * MIB);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_take(7 * MIB), b); /* the one that was freed first */
+        GR_CHECK_EQ(gpu_take(7 * MIB), a);
+        gpu_give(a, 7 * MIB);
+        gpu_give(b, 7 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 14 * MIB);
+        charged = gr_budget_cached(gpu_device());
+        gpu_sync();
+        gr_fence_sync(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), charged);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO); /* takes no more memory than it must */
+        gpu_give(gpu_take(80 * MIB), 80 * MIB);
+        gpu_give(gpu_take(6 * MIB), 6 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        gpu_end();
+}
+
+/* Where they cannot be handed out they are passed by, and what comes then merges them. */
+static void test_quick_waits(void)
+{
+        uint64_t barriers, a, b, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        barriers = core.stats.counters[GR_STAT_barriers];
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        b = gpu_take(6 * MIB);
+        GR_CHECK(b != a);
+        gr_gate_end(&core.gate);
+        gpu_give(b, 6 * MIB);
+        a = gpu_take(8 * MIB);
+        gpu_give(a, 8 * MIB);
+        GR_CHECK(context->split.quick.bytes > 0);
+        atomic_store(&core.overlaps, true);
+        b = gpu_take(8 * MIB);
+        GR_CHECK(b != a);
+        GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 1);
+        gpu_give(b, 8 * MIB);
+        GR_CHECK(context->split.waiting_bytes > 0); /* as without quick lists */
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Those that end otherwise: by the driver, with one of their neighbours that must not be reused, with the context. */
+static void test_quick_ends(void)
+{
+        struct gr_config config = {.pool = GR_POOL_AUTO, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
+        uint64_t a, b, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(6 * MIB);
+        b = gpu_take(3 * MIB);
+        atomic_store(&gpu_device()->bypass_until_ns, UINT64_MAX);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        atomic_store(&gpu_device()->bypass_until_ns, 0);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 6 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, b), 0);
+        gpu_give(b, 3 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        begin_moved();
+        core.config = config;
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        for (int i = 0; i < 14; i++) {
+                gr_core_decay(&core, gpu.now_ns);
+                gpu_sleep(config.decay_ns / 10);
+        }
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 80 * MIB);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        for (int dropped = 0; dropped < 2; dropped++) {
+                begin_moved();
+                gpu_take(80 * MIB);
+                a = gpu_take(6 * MIB);
+                gpu_give(a, 6 * MIB);
+                GR_CHECK_EQ(context->split.quick.bytes, 6 * MIB);
+                if (dropped) {
+                        gpu_forget();
+                        gr_context_drop(context);
+                        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+                        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+                        GR_CHECK_EQ(context->split.quick.bytes, 0);
+                        GR_CHECK_EQ(gr_pool_free(&core, a), -ENOENT);
+                }
+                gpu_end();
+        }
+}
+
 static size_t random_bytes(uint64_t *seed)
 {
         unsigned bits = 1 + (unsigned)(gpu_random(seed) % 24);
@@ -453,6 +623,8 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                                    .overlaps = seed > 4};
 
                 gpu_begin(pool, reuse);
+                if (pool == GR_POOL_AUTO && seed % 2)
+                        atomic_store(&context->split.active, true);
                 gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.overlaps, overlaps);
@@ -471,6 +643,8 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         pthread_t threads[GPU_THREADS];
 
         gpu_begin(pool, reuse);
+        if (pool == GR_POOL_AUTO)
+                atomic_store(&context->split.active, true);
         gpu.lazy = 3;
         atomic_store(&core.overlaps, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
@@ -500,6 +674,9 @@ static void test_all(void)
         test_drop();
         test_decay();
         test_auto();
+        test_quick();
+        test_quick_waits();
+        test_quick_ends();
         test_refused();
         for (unsigned overlaps = 0; overlaps < 2; overlaps++) {
                 test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, overlaps);
@@ -512,6 +689,7 @@ static void test_all(void)
         test_threads(GR_POOL_SPLIT, GR_REUSE_AUTO, true);
         test_threads(GR_POOL_SPLIT, GR_REUSE_POLL, true);
         test_threads(GR_POOL_AUTO, GR_REUSE_BARRIER, true);
+        test_threads(GR_POOL_AUTO, GR_REUSE_AUTO, false);
 }
 
 int main(int argc, char **argv)
