@@ -119,8 +119,8 @@ static void test_poll_many(void)
 static void test_close_bytes(void)
 {
         start();
-        atomic_store(&context->device->total_bytes, 8192 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(context), 256 * SG_MIB);
+        atomic_store(&context->device->total_bytes, 1024 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
         atomic_store(&context->device->total_bytes, 131072 * SG_MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 512 * SG_MIB);
         atomic_store(&core.overlaps, true);
