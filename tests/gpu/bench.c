@@ -62,10 +62,12 @@ struct bench_settings bench_arguments(int argc, char **argv)
                         settings.async = true;
                 } else if (!strcmp(argv[i], "--quick")) {
                         settings.quick = true;
+                } else if (!strcmp(argv[i], "--gate")) {
+                        settings.gate = true;
                 } else if (!strncmp(argv[i], "--group=", 8) && groups < BENCH_GROUPS) {
                         settings.groups[groups++] = argv[i] + 8;
                 } else {
-                        fprintf(stderr, "%s: unknown argument %s (known: --json --async --quick --group=NAME)\n",
+                        fprintf(stderr, "%s: unknown argument %s (known: --json --async --quick --gate --group=NAME)\n",
                                 settings.program, argv[i]);
                         exit(2);
                 }
@@ -286,6 +288,7 @@ static const struct scenario scenarios[] = {
         {"threads", "4 threads", threads, 64 * KIB, 4, 64, .settle = true},
         {"threads", "8 threads", threads, 64 * KIB, 8, 64, .settle = true},
         {"threads", "16 threads", threads, 64 * KIB, 16, 64, .settle = true},
+        {"alone", "one thread", threads, 64 * KIB, 1, 64, .settle = true},
         {"streams", "2 streams, fresh", kernels, MIB, 2, 64, 0, true},
         {"streams", "2 streams alone", kernels, MIB, 2, 64, 0, false},
         {"streams", "4 streams, fresh", kernels, MIB, 4, 64, 0, true},
@@ -366,7 +369,15 @@ static void print_json(const struct bench *bench)
 void bench_run(const struct bench_settings *settings, const struct bench_ops *ops)
 {
         struct bench bench = {.settings = settings, .ops = ops, .seed = 1};
+        void *p;
 
+        if (settings->gate) {
+                must(ops->alloc(&p, MIB, 0), "alloc");
+                must(ops->release(p, 0), "free");
+                puts("ready");
+                fflush(stdout);
+                getchar();
+        }
         for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)
                 if (wanted(settings, &scenarios[i]))
                         measure(&bench, &scenarios[i]);

@@ -37,9 +37,11 @@ struct bench_settings {
         bool async;
         /* Shorter repetitions, without the dearest scenarios: for a simulated device or a quick look. */
         bool quick;
+        /* Says "ready" once CUDA is there, and waits for a line of input: for several of them at the same time. */
+        bool gate;
 };
 
-/* Reads --json, --async, --quick and --group=NAME; anything else ends the program with status 2. */
+/* Reads --json, --async, --quick, --gate and --group=NAME; anything else ends the program with status 2. */
 struct bench_settings bench_arguments(int argc, char **argv);
 /* Runs the groups of scenarios and prints them. */
 void bench_run(const struct bench_settings *settings, const struct bench_ops *ops);

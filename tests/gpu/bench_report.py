@@ -137,6 +137,7 @@ def headlines(tables, pool):
         over(f"the same on 8 streams, 100 us kernels, {name}", table, "8 streams, 100 us kernels, fresh",
              "8 streams, 100 us kernels alone")
     over("a pair in each of 16 threads / in one thread", "threads", "16 threads", "1 thread")
+    over("a pair in each of 16 processes / in one thread", "threads", "1 thread in each of 16 processes", "1 thread")
     over("a pair among 100,000 live blocks / among 10", "live", "100000 live blocks", "10 live blocks")
     plain("pinned memory, 64 MiB, allocated + freed", "pinned", "pinned 64 MiB", "us")
     for name in tables.get("traces", {}):

@@ -92,6 +92,24 @@ for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "
     assert samples["training: time, 100 steps later on", column] == [5.0, 5.0], samples
 assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 13, samples
 assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.complaints[0], bench.complaints
+
+# Processes side by side: none begins before all are there, and what fails is named.
+bench.complaints.clear()
+(Path(folder) / "pair_driver").write_text("""#!/bin/sh
+echo x >>"$0.begun"
+echo ready
+read go
+echo '{"results": {"one thread": {"median": '$(wc -l <"$0.begun")'}}}'
+""")
+(Path(folder) / "pair_driver").chmod(0o755)
+bench.programs = Path(folder)
+bench.processes(3)
+samples = {row: values for (_, _, row, _), values in bench.results.samples.items()}
+assert samples["1 thread in each of 3 processes"] == [3.0], samples
+assert not bench.complaints, bench.complaints
+(Path(folder) / "pair_driver").write_text("#!/bin/sh\necho oops >&2\nexit 3\n")
+bench.processes(2)
+assert len(bench.complaints) == 1 and "2 failed, one with: oops" in bench.complaints[0], bench.complaints
 PY
 
 # Tables and plots from figures that are known.
