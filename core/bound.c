@@ -7,14 +7,15 @@
 #include "trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
-#define AUTO_SLACK_SHARE  4                    /* the same for GR_POOL_AUTO, which is not to cost time */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
 #define CREDIT_SHARE      32 /* of all time, to be spent on better fits; to unmap what moved takes about as much again */
 #define CREDIT_DEBT_NS    UINT64_C(20000000) /* so much overspent, and more footprint is the lesser evil, ... */
 #define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
-#define WAIT_MOST_NS      UINT64_C(5000000)  /* for work that is about to end, before the footprint grows */
-#define TELL_SHARE        32                 /* DEBUG: the footprint, each time it has grown by so much of it */
+#define AUTO_SLACK_SHARE  4                  /* the same two for GR_POOL_AUTO, which is to cost less time */
+#define AUTO_DEBT_SHARE   2
+#define WAIT_MOST_NS      UINT64_C(5000000) /* for work that is about to end, before the footprint grows */
+#define TELL_SHARE        32                /* DEBUG: the footprint, each time it has grown by so much of it */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)
@@ -45,9 +46,11 @@ uint64_t gr_bound_worth_opening(struct gr_context *context, size_t bytes)
 
 static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
 {
+        bool in_debt = credit_ns < -(int64_t)CREDIT_DEBT_NS;
+
         if (context->core->config.pool == GR_POOL_AUTO)
-                return AUTO_SLACK_SHARE;
-        return credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE;
+                return in_debt ? AUTO_DEBT_SHARE : AUTO_SLACK_SHARE;
+        return in_debt ? DEBT_SLACK_SHARE : SLACK_SHARE;
 }
 
 /* How much the device's footprint would pass what growth may lift it to. */

@@ -43,22 +43,26 @@ static void test_heap(void)
 }
 
 /* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
-/* How much memory may be held beside what is live, before some is moved: a little, or with GR_POOL_AUTO a quarter. */
-static void test_bound(enum gr_pool_kind pool, uint64_t least_bytes, uint64_t most_bytes)
+/*
+ * How much memory may be held beside what is live, before some is moved: a little, or with GR_POOL_AUTO a quarter; more
+ * of it where moves have taken too much time.
+ */
+static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
 {
         uint64_t a, b, c;
 
         gpu_begin(pool, GR_REUSE_AUTO);
         atomic_store(&context->split.active, true);
-        a = gpu_take(400 * MIB);
-        b = gpu_take(100 * MIB);
-        gpu_give(a, 400 * MIB);
-        c = gpu_take(480 * MIB); /* of 580 live */
+        a = gpu_take(280 * MIB);
+        b = gpu_take(200 * MIB);
+        gpu_give(a, 280 * MIB);
+        context->split.credit_ns = credit_ns;
+        context->split.credit_at_ns = gpu.now_ns;
+        c = gpu_take(380 * MIB); /* of 580 live */
         GR_CHECK(gpu_device()->charged_bytes > least_bytes);
         GR_CHECK(gpu_device()->charged_bytes <= most_bytes);
-        GR_CHECK(core.stats.counters[GR_STAT_moved_bytes] > 0);
-        gpu_give(b, 100 * MIB);
-        gpu_give(c, 480 * MIB);
+        gpu_give(b, 200 * MIB);
+        gpu_give(c, 380 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -415,8 +419,9 @@ int main(void)
         test_heap_trim();
         test_heap_exported();
         /* Last: what they touch is cleared for every test after them. */
-        test_bound(GR_POOL_SPLIT, 580 * MIB, 608 * MIB);
-        test_bound(GR_POOL_AUTO, 680 * MIB, 726 * MIB);
+        test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
+        test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
+        test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);
