@@ -1,9 +1,9 @@
 /*
  * Quick lists: freed ranges of pool kind `split` that stay as they are, for the next request of exactly their size, as
- * in quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; its
- * pages count as used until somebody merges them all after all. In a recorded training program three of four large
- * requests find their size there, at a fifth more memory: fewer are served from what was freed just before, behind a
- * barrier (November 2026).
+ * in quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; the
+ * pages count as used until a request fits nowhere else, and all of them are merged. In a recorded training program
+ * three of four large requests find their size there, and half as many need a barrier, as fewer are served from what
+ * was freed just before; that takes a quarter more memory (November 2026).
  *
  * The split's lock is held for everything here.
  */

@@ -17,7 +17,6 @@
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
-#define QUICK_SHARE       4                    /* of the peak of live memory, in quick lists */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
@@ -520,17 +519,6 @@ out:
         return rc;
 }
 
-static void enter_quick(struct gr_context *context, struct gr_range *range)
-{
-        struct gr_split *split = &context->split;
-
-        range->state = GR_RANGE_QUICK;
-        gr_quick_enter(&split->quick, &range->block);
-        split->free_count++;
-        if (split->quick.bytes > atomic_load(&context->device->peak_live_bytes) / QUICK_SHARE)
-                merge_quick(context);
-}
-
 /* Lock not held. */
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
 {
@@ -579,10 +567,13 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 segment->stuck = true;
         } else if (ahead) {
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
-                if (quick)
-                        enter_quick(context, range);
-                else
+                if (quick) {
+                        range->state = GR_RANGE_QUICK;
+                        gr_quick_enter(&split->quick, block);
+                        split->free_count++;
+                } else {
                         gr_range_free(split, range); /* which may be part of another one now */
+                }
         } else {
                 range->state = GR_RANGE_WAITING;
                 DL_APPEND(split->queue, block);
