@@ -64,8 +64,8 @@ static void merge_quick(struct gr_context *context)
         DL_FOREACH_SAFE (gr_quick_empty(&split->quick), block, tmp) {
                 split->free_count--;
                 gr_ledger_drop(&context->core->ledger, block);
-                gr_budget_uncache(context->device, block->capacity_bytes);
                 use(context, gr_range_of(block), -1);
+                gr_budget_uncache(context->device, block->capacity_bytes); /* after it, or it would look live */
                 gr_range_free(split, gr_range_of(block));
         }
 }
@@ -283,7 +283,7 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        block = take_quick(context, bytes);
+        block = goes_quick(context) ? take_quick(context, bytes) : NULL;
         range = block ? NULL : fit(context, bytes, lax, UINT64_MAX, &at);
         if (!block && !range && !gr_is_small(bytes)) {
                 merge_quick(context);

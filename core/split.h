@@ -71,6 +71,7 @@ struct gr_split {
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;
+        bool stuck;               /* some range was: from then on each is merged as it is freed, and none is quick */
         struct gr_range *kept;    /* structures of ranges that are no more, by after: those to come need no malloc */
         struct gr_block *queue;   /* waiting ranges, oldest first */
         uint64_t hits, frees;     /* requests served without the driver; ranges freed */
@@ -81,7 +82,6 @@ struct gr_split {
         uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
         struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_quick quick;
-        bool stuck; /* some range was, so that each must be merged as it is freed: no more quick ones */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
