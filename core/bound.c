@@ -128,19 +128,8 @@ bool gr_bound_is_passed(struct gr_context *context, size_t request_bytes, uint64
 
 bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
-        uint64_t above = above_bound(context, request_bytes, growth_bytes, 0);
-        int64_t credit_ns;
-
-        if (above == 0)
-                return true;
-        credit_ns = credit(context, 0);
-        above = above_bound(context, request_bytes, growth_bytes, credit_ns);
-        if (above > 0 && context->core->config.pool == GR_POOL_AUTO) {
-                gr_fence_poll(context);
-                gr_trim_bins(context, above);
-                above = above_bound(context, request_bytes, growth_bytes, credit_ns);
-        }
-        return above == 0;
+        return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
+               above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
 }
 
 void gr_bound_spend(struct gr_context *context, uint64_t spent_ns)

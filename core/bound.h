@@ -16,8 +16,7 @@ struct gr_context;
 
 /*
  * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
- * share of it that depends on the time left to spend; with GR_POOL_AUTO once what bins hold from before the move went
- * back, as far as it is in the way and idle. Calls the driver.
+ * share of it that depends on the time left to spend.
  */
 bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -94,7 +94,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
         return bytes;
 }
 
-static uint64_t trim(struct gr_context *context, uint64_t want_bytes, bool split_too)
+uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
         struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t back = 0;
@@ -121,22 +121,12 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, bool split
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
-        if (split_too && back < want_bytes)
+        if (back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
         gr_returns_end(context->device, back);
         return back;
-}
-
-uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
-{
-        return trim(context, want_bytes, true);
-}
-
-uint64_t gr_trim_bins(struct gr_context *context, uint64_t want_bytes)
-{
-        return trim(context, want_bytes, false);
 }
 
 uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)

@@ -67,34 +67,6 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         gpu_end();
 }
 
-/* What bins hold from before a move goes back before anything is moved. */
-static void test_bins_first(void)
-{
-        uint64_t a, b, c, live, idle[2];
-
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        live = gpu_take(300 * MIB);
-        for (int i = 0; i < 2; i++)
-                idle[i] = gpu_take(160 * MIB);
-        for (int i = 0; i < 2; i++)
-                gpu_give(idle[i], 160 * MIB);
-        gr_fence_close(context);
-        gpu_sync();
-        atomic_store(&context->split.active, true);
-        a = gpu_take(100 * MIB);
-        b = gpu_take(4 * MIB);
-        gpu_give(a, 100 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 724 * MIB);
-        c = gpu_take(200 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 764 * MIB);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
-        gpu_give(b, 4 * MIB);
-        gpu_give(c, 200 * MIB);
-        gpu_give(live, 300 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
 static void test_heap_fails(void)
 {
         uint64_t a, b;
@@ -450,7 +422,6 @@ int main(void)
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
         test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
-        test_bins_first();
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);
