@@ -571,17 +571,18 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                         range->state = GR_RANGE_QUICK;
                         gr_quick_enter(&split->quick, block);
                         split->free_count++;
-                } else {
-                        gr_range_free(split, range); /* which may be part of another one now */
+                        gr_unlock(&split->lock);
+                        return 0;
                 }
+                gr_range_free(split, range); /* which may be part of another one now */
         } else {
                 range->state = GR_RANGE_WAITING;
                 DL_APPEND(split->queue, block);
                 split->free_count++;
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
-        if (quick || segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
-                bool ends_stuck = !quick && segment->pages && gr_heap_ends_stuck(segment, ptr, last);
+        if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
+                bool ends_stuck = segment->pages && gr_heap_ends_stuck(segment, ptr, last);
 
                 split->busy += ends_stuck;
                 gr_unlock(&split->lock);

@@ -96,6 +96,7 @@ assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.compl
 # Processes side by side: none begins before all are there, and what fails is named.
 bench.complaints.clear()
 (Path(folder) / "pair_driver").write_text("""#!/bin/sh
+mkdir "$0.first" 2>/dev/null || sleep 0.3
 echo x >>"$0.begun"
 echo ready
 read go

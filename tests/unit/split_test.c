@@ -461,7 +461,6 @@ static void test_quick_waits(void)
 /* Those that end otherwise: by the driver, with one of their neighbours that must not be reused, with the context. */
 static void test_quick_ends(void)
 {
-        struct gr_config config = {.pool = GR_POOL_AUTO, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
         uint64_t a, b, rest;
 
         begin_moved();
@@ -481,20 +480,6 @@ static void test_quick_ends(void)
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(context->split.quick.bytes, 0);
-        gpu_give(rest, 80 * MIB);
-        gpu_settle();
-        gpu_end();
-
-        begin_moved();
-        core.config = config;
-        rest = gpu_take(80 * MIB);
-        a = gpu_take(6 * MIB);
-        gpu_give(a, 6 * MIB);
-        for (int i = 0; i < 14; i++) {
-                gr_core_decay(&core, gpu.now_ns);
-                gpu_sleep(config.decay_ns / 10);
-        }
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 80 * MIB);
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();
@@ -589,13 +574,14 @@ static void *walk(void *arg)
         return NULL;
 }
 
-static void test_decay(void)
+static void test_decay(enum gr_pool_kind pool)
 {
-        struct gr_config config = {.pool = GR_POOL_SPLIT, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
+        struct gr_config config = {.pool = pool, .reuse = GR_REUSE_AUTO, .decay_ns = UINT64_C(1000000000)};
         uint64_t a, kept;
 
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu_begin(pool, GR_REUSE_AUTO);
         core.config = config;
+        atomic_store(&context->split.active, true);
         a = gpu_take(60 * MIB);
         kept = gpu_take(3 * MIB);
         gpu_give(gpu_take(5000), 5000);
@@ -669,7 +655,8 @@ static void test_all(void)
         test_misuse();
         test_exported();
         test_drop();
-        test_decay();
+        test_decay(GR_POOL_SPLIT);
+        test_decay(GR_POOL_AUTO); /* from quick lists, too */
         test_auto();
         test_quick();
         test_quick_waits();
