@@ -311,6 +311,19 @@ void gr_arenas_shut(struct gr_context *context)
         }
 }
 
+uint64_t gr_arenas_cached(struct gr_context *context)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                const struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena)
+                        bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
+        }
+        return bytes;
+}
+
 void gr_arenas_open(struct gr_context *context)
 {
         atomic_fetch_sub(&context->arenas_shut, 1);

@@ -72,6 +72,9 @@ static inline uint32_t gr_bin_count(struct gr_bin *bin)
         return atomic_load_explicit(&bin->count, memory_order_relaxed);
 }
 
+/* The footprint of what lies in the bins of all shards. */
+uint64_t gr_arenas_cached(struct gr_context *context);
+
 /* Takes a block out of its bin. Arena lock held. */
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 

@@ -14,8 +14,10 @@
 #define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
 #define AUTO_SLACK_SHARE  4                  /* the same two for GR_POOL_AUTO, which is to cost less time */
 #define AUTO_DEBT_SHARE   2
-#define WAIT_MOST_NS      UINT64_C(5000000) /* for work that is about to end, before the footprint grows */
-#define TELL_SHARE        32                /* DEBUG: the footprint, each time it has grown by so much of it */
+#define AUTO_BINS_SHARE   8                    /* auto: above it, what bins hold from before the move goes back, ... */
+#define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* ... unless it is less */
+#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
+#define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
 
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)
@@ -53,16 +55,37 @@ static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
         return in_debt ? DEBT_SLACK_SHARE : SLACK_SHARE;
 }
 
-/* How much the device's footprint would pass what growth may lift it to. */
-static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
+/* How much the device's footprint would pass a share above the peak of live memory if it grew so much. */
+static uint64_t above_line(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, uint64_t share)
 {
         struct gr_device *device = context->device;
         uint64_t peak = gr_max(atomic_load(&device->peak_live_bytes),
                                gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
-        uint64_t bound = peak + gr_max(peak / slack_share(context, credit_ns), SLACK_LEAST_BYTES);
+        uint64_t line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
         uint64_t charged = atomic_load(&device->charged_bytes);
 
-        return charged + growth_bytes > bound ? charged + growth_bytes - bound : 0;
+        return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
+}
+
+/* The same for what growth may lift it to. */
+static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
+{
+        return above_line(context, request_bytes, growth_bytes, slack_share(context, credit_ns));
+}
+
+/* What bins hold from before a move to split is asked back before it is in the way; not in this thread: see trim. */
+static void clear_bins(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        struct gr_core *core = context->core;
+        uint64_t bytes;
+
+        if (core->config.pool != GR_POOL_AUTO || !core->wake)
+                return;
+        bytes = gr_min(above_line(context, request_bytes, growth_bytes, AUTO_BINS_SHARE), gr_arenas_cached(context));
+        if (bytes < BINS_LEAST_BYTES)
+                return;
+        atomic_store(&context->split.unwanted_bytes, bytes);
+        core->wake(core);
 }
 
 /* What is left of the credit after so much time was spent. */
@@ -79,12 +102,16 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
         return left;
 }
 
-/* What bins hold from before a move goes first; else only what split does not have. */
+/*
+ * What bins hold goes only where it is worth the calls, and behind no barrier whose work still runs: there the driver
+ * would have this thread wait for it.
+ */
 static void trim(struct gr_context *context, uint64_t want_bytes)
 {
-        uint64_t gone = context->core->config.pool == GR_POOL_AUTO ? 0 : gr_split_trim(context, want_bytes);
+        uint64_t gone = gr_split_trim(context, want_bytes);
 
-        if (gone < want_bytes)
+        if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
+            gr_fence_idle(&context->fence, gr_fence_usable_epoch(&context->fence)))
                 gr_trim(context, want_bytes - gone);
 }
 
@@ -128,6 +155,7 @@ bool gr_bound_is_passed(struct gr_context *context, size_t request_bytes, uint64
 
 bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
+        clear_bins(context, request_bytes, growth_bytes);
         return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
                above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
 }

@@ -67,7 +67,7 @@ struct gr_device {
 
         /*
          * How often memory began to be given back to the driver, and how often that ended (gr_returns_begin and end):
-         * what lies between is in no cache any more and charged still. How often something had been.
+         * what lies between is not to be found in any cache, and charged still. How often something had been.
          */
         _Atomic uint64_t returns_begun, returns_ended, returns_done;
 

@@ -68,6 +68,8 @@ struct gr_split {
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
+        _Atomic uint64_t
+                unwanted_bytes; /* auto: of what bins hold from before the move, to go back by gr_core_maintain */
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;

@@ -36,6 +36,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
                             !gr_fence_idle(&context->fence, block->freed_epoch))
                                 continue;
                         gr_bin_remove(arena, &arena->bins[class], block);
+                        gr_budget_cache(context->device, footprint); /* or it would look live until it has gone */
                         blocks[count++] = block;
                         bytes += footprint;
                 }
@@ -73,12 +74,13 @@ uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const ui
 /* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
 static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
 {
-        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
+        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes, cached = 0;
         size_t left = 0;
 
         for (size_t i = 0; i < count; i++) {
                 struct gr_block *block = blocks[i];
 
+                cached += gr_footprint_bytes(block->capacity_bytes);
                 if (gr_ledger_remove(&context->core->ledger, block)) {
                         ptrs[left] = block->ptr;
                         sizes[left] = block->capacity_bytes;
@@ -89,12 +91,14 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                 }
         }
         bytes = gr_trim_ptrs(context, ptrs, sizes, left);
+        gr_budget_uncache(context->device, cached);
         for (size_t i = 0; i < left; i++)
                 free(blocks[i]);
         return bytes;
 }
 
-uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
+/* From what the bins hold of at least this class, then from split where it is asked, too. */
+static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned least, bool split_too)
 {
         struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t back = 0;
@@ -112,7 +116,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
                                 break;
                         }
         }
-        for (unsigned class = GR_CLASS_COUNT; class -- > 0 && back < want_bytes;) {
+        for (unsigned class = GR_CLASS_COUNT; class -- > least && back < want_bytes;) {
                 size_t count;
 
                 do {
@@ -121,12 +125,17 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
                                 back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
-        if (back < want_bytes)
+        if (split_too && back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
                 gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
         gr_returns_end(context->device, back);
         return back;
+}
+
+uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
+{
+        return trim(context, want_bytes, 0, true);
 }
 
 uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
@@ -186,14 +195,17 @@ static bool maintain_one(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
         uint64_t excess = gr_budget_excess(context->device);
+        uint64_t unwanted = atomic_exchange(&context->split.unwanted_bytes, 0);
 
         *waiting |= gr_spill_collect(context);
-        if (excess == 0 || atomic_load(&context->fence.broken))
+        if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence.broken))
                 return true;
         if (gr_fence_close(context) == -ENOTSUP)
                 gr_fence_sync(context); /* an older driver: this thread waits, no one else */
         gr_fence_poll(context);
-        gr_trim(context, excess);
+        /* The smallest are still served by bins. What is not idle yet is asked for again. */
+        trim(context, unwanted, gr_class_of(GR_SPLIT_LEAST_BYTES) + 1, false);
+        gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
                 *waiting = true;
         return true;

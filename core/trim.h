@@ -26,7 +26,10 @@ uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const ui
  */
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes);
 
-/* Gives back what the caches hold beyond threshold and soft limit. Returns whether more is waiting for its fence. */
+/*
+ * Gives back what the caches hold beyond threshold and soft limit, and what of the bins is in split's way. Returns
+ * whether more is waiting for its fence.
+ */
 bool gr_core_maintain(struct gr_core *core);
 
 /*

@@ -67,6 +67,65 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         gpu_end();
 }
 
+static unsigned wakes;
+
+static void wake(struct gr_core *woken)
+{
+        (void)woken;
+        wakes++;
+}
+
+/*
+ * What bins hold from before a move is asked back before it is in the way, and goes back in another thread: as much as
+ * is too much, in whole blocks; the smallest stay.
+ */
+static void test_bins_leave(bool woken)
+{
+        uint64_t live, idle[2], small, a, b, c, cached;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.wake = woken ? wake : NULL;
+        live = gpu_take(300 * MIB);
+        for (int i = 0; i < 2; i++)
+                idle[i] = gpu_take(160 * MIB);
+        small = gpu_take(16 * KIB);
+        gpu_give(small, 16 * KIB);
+        for (int i = 0; i < 2; i++)
+                gpu_give(idle[i], 160 * MIB);
+        gr_fence_close(context);
+        gpu_sync();
+        cached = gr_arenas_cached(context);
+        GR_CHECK_EQ(cached, 320 * MIB + 16 * KIB);
+        atomic_store(&context->split.active, true);
+        wakes = 0;
+        a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
+        GR_CHECK_EQ(wakes, 0);
+        b = gpu_take(40 * MIB);
+        GR_CHECK_EQ(wakes, woken);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 748 * MIB); /* nothing went in this thread */
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, (woken ? 588 : 748) * MIB);
+        c = gpu_take(20 * MIB);
+        GR_CHECK_EQ(wakes, woken);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
+        gpu_give(c, 20 * MIB); /* of split, which keeps it */
+        gr_fence_close(context);
+        gpu_sync();
+        atomic_store(&context->split.unwanted_bytes, cached);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gpu_device()->peak_live_bytes, 622 * MIB); /* what is on its way back is not live */
+        GR_CHECK_EQ(gr_arenas_cached(context), 16 * KIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 448 * MIB);
+        gpu_give(a, 85 * MIB);
+        gpu_give(b, 40 * MIB);
+        gpu_give(live, 300 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 static void test_heap_fails(void)
 {
         uint64_t a, b;
@@ -422,6 +481,8 @@ int main(void)
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
         test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
+        test_bins_leave(true);
+        test_bins_leave(false);
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);

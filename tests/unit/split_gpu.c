@@ -267,6 +267,7 @@ static int mem_release(void *handle, const uint64_t *ptrs, size_t count, size_t 
         (void)handle;
         for (size_t i = 0; i < count; i++)
                 give_back(ptrs[i], done);
+        gr_budget_note_live(gpu_device()); /* as another thread may while the driver is at it */
         *ret_done = count;
         return 0;
 }
