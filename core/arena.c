@@ -124,13 +124,18 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_m
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 {
         struct gr_core *core = context->core;
-        unsigned shard = gr_shard(), class = gr_class_of(bytes);
-        struct gr_arena *arena = gr_arena_at(context, shard);
         struct gr_block *block, **place;
+        struct gr_arena *arena;
+        unsigned shard, class;
         struct gr_bin *bin;
         uint64_t ptr;
 
-        if (!arena || class >= GR_CLASS_EXACT || gr_split_serves(context, bytes))
+        if (gr_split_serves(context, bytes))
+                return 0;
+        shard = gr_shard();
+        class = gr_class_of(bytes);
+        arena = gr_arena_at(context, shard);
+        if (!arena || class >= GR_CLASS_EXACT)
                 return 0;
         bin = &arena->bins[class];
         gr_arena_lock(arena);
@@ -161,11 +166,14 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
 {
-        struct gr_arena *arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
+        struct gr_arena *arena;
         struct gr_context *context;
         struct gr_block *block, **place;
 
-        if (!arena || core->config.reuse == GR_REUSE_SYNC)
+        if (core->config.reuse == GR_REUSE_SYNC || gr_core_in_heap(core, ptr))
+                return NULL;
+        arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
+        if (!arena)
                 return NULL;
         context = arena->context;
         place = recent_place(arena, ptr);

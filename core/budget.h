@@ -39,6 +39,7 @@ struct gr_cached {
 };
 
 struct gr_device {
+        /* What every free reads is in the first cache line. */
         int ordinal;
         _Atomic uint64_t total_bytes;     /* of the card; 0 until known */
         _Atomic uint64_t card_free_bytes; /* as last seen; 0: never */
@@ -47,16 +48,18 @@ struct gr_device {
         _Atomic uint64_t soft_bytes;      /* above it nothing is kept in the cache */
         _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
 
-        _Atomic uint64_t charged_bytes;         /* taken from the driver: live, cached, and slabs' unused rest */
-        struct gr_counter cached_bytes;         /* footprint of the cached blocks; <= charged_bytes with ... */
-        struct gr_cached *_Atomic cached_apart; /* ... these, which only become more */
+        _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
+
+        _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
+
+        struct gr_counter cached_bytes;                 /* footprint of the cached blocks; <= charged_bytes with ... */
+        struct gr_cached *_Atomic cached_apart;         /* ... these, which only become more */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* what the pool did not serve: of the charge, or beside it */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
-        _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
 
         bool integrated;                /* host memory and the device's are one; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */

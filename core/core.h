@@ -34,8 +34,12 @@
 #define GR_DEVICES_MAX 64
 
 struct gr_context {
+        /* What every hit reads. */
         struct gr_core *core;
         struct gr_device *device;
+        _Atomic unsigned arenas_shut; /* how many want it so: gr_arenas_shut */
+        _Atomic bool split_active;    /* new requests are served by split */
+
         void *handle;      /* of the driver; guarded by core->contexts_lock, constant while alive */
         bool alive;        /* guarded by core->contexts_lock */
         bool ending;       /* it may be gone in the driver: no new visit; guarded likewise */
@@ -43,7 +47,6 @@ struct gr_context {
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;
-        _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         _Atomic unsigned arena_count;               /* that there are */
         struct gr_arena first_arena;
@@ -62,8 +65,13 @@ struct gr_config {
 };
 
 struct gr_core {
-        const struct gr_driver *driver;
+        /* What every free reads, a cache line of it. */
         struct gr_config config;
+        _Atomic uint64_t heap_ptrs[2]; /* where the latest heaps of split begin, and ... */
+        _Atomic uint32_t heap_pages;   /* ... how large each is; 0: there is none. For gr_core_in_heap */
+        _Atomic bool decay_armed;      /* somebody calls gr_core_decay in time */
+
+        const struct gr_driver *driver;
         struct gr_ledger ledger;
         struct gr_foreign_ledger foreign;
         struct gr_gate gate;
@@ -74,7 +82,6 @@ struct gr_core {
         struct gr_stats stats;
         struct gr_registry registry;
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
-        _Atomic bool decay_armed;     /* somebody calls gr_core_decay in time */
         struct gr_early early;
         _Atomic bool split_barred; /* gr_split_bar */
         /*
@@ -148,10 +155,26 @@ void gr_context_drop(struct gr_context *context);
 void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
                           void *arg);
 
+/* Whether ptr is most likely a block of split's, and not worth a look among what bins handed out lately. */
+static inline bool gr_core_in_heap(struct gr_core *core, uint64_t ptr)
+{
+        uint64_t bytes = (uint64_t)atomic_load_explicit(&core->heap_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
+
+        return __builtin_expect(bytes > 0, 0) &&
+               (ptr - atomic_load_explicit(&core->heap_ptrs[0], memory_order_relaxed) < bytes ||
+                ptr - atomic_load_explicit(&core->heap_ptrs[1], memory_order_relaxed) < bytes);
+}
+
 /* The bins that shard uses, or NULL where it has none yet. */
 static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned shard)
 {
         return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
+}
+
+/* Whether new requests are served by split. */
+static inline bool gr_split_active(struct gr_context *context)
+{
+        return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
 }
 
 /*
@@ -160,8 +183,7 @@ static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned 
  */
 static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_split_active(&context->split) &&
-               (bytes > GR_SPLIT_LEAST_BYTES || !gr_fence_barrier_is_cheap(context));
+        return gr_split_active(context) && (bytes > GR_SPLIT_LEAST_BYTES || !gr_fence_barrier_is_cheap(context));
 }
 
 #endif

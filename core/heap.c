@@ -173,6 +173,14 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t *re
         return 0;
 }
 
+/* For gr_core_in_heap. */
+static void note_heap(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
+{
+        atomic_store(&core->heap_ptrs[small], ptr);
+        atomic_compare_exchange_strong(&core->heap_ptrs[!small], &(uint64_t){0}, ptr);
+        atomic_store(&core->heap_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
+}
+
 /* The addresses for a heap, as one hole. Lock not held. -ENOSPC: there is none. */
 static int heap_open(struct gr_context *context, bool small)
 {
@@ -210,6 +218,7 @@ static int heap_open(struct gr_context *context, bool small)
         gr_lock(&split->lock);
         if (!split->heaps[small] && gr_split_add(split, heap)) {
                 split->heaps[small] = heap;
+                note_heap(context->core, small, ptr, bytes);
                 gr_hole_enter(range);
                 added = true;
         }

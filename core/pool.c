@@ -25,19 +25,14 @@ void gr_block_drop(struct gr_block *block)
         free(block);
 }
 
-struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+/* As gr_pool_take, of what the bins hold. */
+static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
+                                                                 bool may_be_larger)
 {
         unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
         size_t at_most = SIZE_MAX;
         struct gr_block *block = NULL;
 
-        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
-                return NULL;
-        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(&context->split))) {
-                block = gr_split_take(context, bytes, may_be_larger);
-                if (block)
-                        return block; /* else what bins hold: from before the move, or sized by the driver */
-        }
         if (may_be_larger) {
                 /* Under pressure a block of up to twice the size is better than a failure or a stall. */
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
@@ -55,6 +50,19 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
                         block = gr_arena_take(arena, class, last, bytes, at_most);
         }
         return block;
+}
+
+struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+{
+        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
+                return NULL;
+        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
+                struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
+
+                if (block)
+                        return block; /* else from before the move, or sized by the driver */
+        }
+        return take_from_bins(context, bytes, may_be_larger);
 }
 
 int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
@@ -149,10 +157,12 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 /* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
 static bool own_waiting(struct gr_context *context, size_t bytes)
 {
-        unsigned class = gr_class_of(bytes);
+        unsigned class;
 
-        return class < GR_CLASS_EXACT && !gr_split_serves(context, bytes) &&
-               gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
+        if (gr_split_serves(context, bytes))
+                return false;
+        class = gr_class_of(bytes);
+        return class < GR_CLASS_EXACT && gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
 }
 
 /* The epoch that, once usable, gives the calling thread a block for the request; UINT64_MAX: more than that has a say.
@@ -218,7 +228,9 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return true;
 }
 
-static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg, uint64_t *ret_ptr)
+/* looked: split has nothing that is ready. */
+static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate,
+                                           void *arg, bool looked, uint64_t *ret_ptr)
 {
         struct gr_block *block = NULL;
         int rc;
@@ -231,7 +243,7 @@ static int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *all
                         if (context->core->config.reuse != GR_REUSE_AUTO || !gr_spare_take(context, bytes))
                                 block = take_behind_barrier(context, bytes);
                 } else {
-                        block = gr_pool_take(context, bytes, false);
+                        block = looked ? take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
                         if (!block)
                                 block = take_fenced(context, bytes);
                 }
@@ -254,18 +266,24 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
                 *ret_ptr = ptr;
                 return 0;
         }
-        return alloc(context, bytes, NULL, NULL, ret_ptr);
+        return bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_slow(context, bytes, ret_ptr) : -E2BIG;
 }
 
 int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        return alloc(context, bytes, NULL, NULL, ret_ptr);
+        bool looks =
+                gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+        struct gr_block *block = looks ? gr_split_take(context, bytes, false) : NULL;
+
+        if (block)
+                return hand_out(block, bytes, ret_ptr) ? 0 : -ENOMEM;
+        return alloc(context, bytes, NULL, NULL, looks, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
+        return alloc(context, expected_bytes, allocate, arg, false, ret_ptr);
 }
 
 static bool bypassed(struct gr_core *core, struct gr_device *device)
@@ -304,11 +322,10 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         return 0;
 }
 
-/* After something was cached: the helper has excess to give back, or must begin to count the time. */
-static void wake_if_needed(struct gr_core *core, struct gr_device *device)
+static void wake_if_needed(struct gr_context *context)
 {
-        if (core->wake && (gr_budget_excess(device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed))))
-                core->wake(core);
+        if (gr_pool_wants_wake(context) && context->core->wake)
+                context->core->wake(context->core);
 }
 
 /* As gr_pool_free goes on, for a range of a segment: it can go back to the driver only with its whole segment. */
@@ -334,18 +351,16 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         rc = gr_split_put(block, epoch, by_driver, &much);
         if (!rc && much)
                 gr_fence_close(context);
-        wake_if_needed(core, context->device);
+        wake_if_needed(context);
         return rc;
 }
 
-/* After a block went into a bin. much: the epoch is to be closed. */
-static int freed(struct gr_context *context, bool much)
+void gr_pool_freed(struct gr_context *context, bool much)
 {
         /* An epoch left open would come to cover work that starts only later. */
-        if (__builtin_expect(much, 0))
+        if (much)
                 gr_fence_close_soon(context);
-        wake_if_needed(context->core, context->device);
-        return 0;
+        wake_if_needed(context);
 }
 
 /* As gr_pool_free goes on, for host memory. */
@@ -365,15 +380,23 @@ static int free_host(struct gr_core *core, struct gr_block *block)
 
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
+        bool much = false;
+        struct gr_context *context = gr_arena_free(core, ptr, &much);
+
+        if (!context)
+                return gr_pool_free_slow(core, ptr);
+        gr_pool_freed(context, much);
+        return 0;
+}
+
+int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+{
         struct gr_context *context;
         struct gr_fence *fence;
         struct gr_block *block;
         bool much = false;
         int rc;
 
-        context = gr_arena_free(core, ptr, &much);
-        if (__builtin_expect(context != NULL, 1))
-                return freed(context, much);
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment of ours, which the driver must not be asked to free */
@@ -394,7 +417,8 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
         gr_arena_put(context, block, rc == 0, &much);
-        return freed(context, much);
+        gr_pool_freed(context, much);
+        return 0;
 }
 
 bool gr_pool_empty(struct gr_context *context)

@@ -20,7 +20,7 @@
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
-/* As gr_pool_alloc goes on where gr_arena_alloc had nothing. */
+/* As gr_pool_alloc goes on where gr_arena_alloc had nothing; bytes are no more than GR_BLOCK_MAX_BYTES. */
 int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
 /*
@@ -36,6 +36,20 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_
  * what the driver said where the block went straight back to it, and then the program still has it.
  */
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
+
+/* As gr_pool_free goes on where gr_arena_free has no such block. */
+int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
+
+/* Where it had one: what is left to do after much was freed (of gr_arena_free), or where gr_pool_wants_wake. */
+void gr_pool_freed(struct gr_context *context, bool much);
+
+/* After something was cached: the helper has excess to give back, or must begin to count the time. */
+static inline bool gr_pool_wants_wake(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+
+        return gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed));
+}
 
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);

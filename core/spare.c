@@ -26,7 +26,7 @@ static uint32_t class_blocks(struct gr_context *context)
 {
         if (threads_of(context) >= MANY_THREADS)
                 return 2 * CLASS_BLOCKS;
-        return gr_split_active(&context->split) ? SPLIT_BLOCKS : CLASS_BLOCKS;
+        return gr_split_active(context) ? SPLIT_BLOCKS : CLASS_BLOCKS;
 }
 
 /* What spare blocks may take in all, and those of one class of one thread. */

@@ -76,7 +76,7 @@ void gr_split_init(struct gr_context *context)
 
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        atomic_init(&split->active, context->core->config.pool == GR_POOL_SPLIT);
+        atomic_init(&context->split_active, context->core->config.pool == GR_POOL_SPLIT);
 }
 
 static void segment_destroy(struct gr_segment *segment)
@@ -161,7 +161,7 @@ void gr_split_drop(struct gr_context *context)
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
         atomic_store(&split->wasted_bytes, 0);
-        atomic_store(&split->active,
+        atomic_store(&context->split_active,
                      context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
         gr_unlock(&split->lock);
         for (int small = 0; small < 2; small++)
@@ -763,11 +763,11 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
         /* Blocks taken to save fences would be taken from split as well. */
         uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->core->spare_bytes);
 
-        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + spare || gr_split_active(split) ||
+        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + spare || gr_split_active(context) ||
             atomic_load(&context->core->split_barred))
                 return;
         if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {
-                atomic_store(&split->active, true);
+                atomic_store(&context->split_active, true);
                 gr_count(context->core, GR_STAT_split_moves, 1);
         }
 }
@@ -775,7 +775,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
 static bool bar_one(struct gr_context *context, void *arg)
 {
         (void)arg;
-        atomic_store(&context->split.active, false);
+        atomic_store(&context->split_active, false);
         return true;
 }
 

@@ -61,9 +61,8 @@ struct gr_free_lists {
 enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 
 struct gr_split {
-        /* New requests are served here. */
-        _Atomic bool active __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic bool moves_refused;     /* the driver does not map memory twice */
+        /* The driver does not map memory twice. */
+        _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
@@ -109,11 +108,6 @@ void gr_split_destroy(struct gr_context *context);
 
 /* The context has gone and its memory with it: forgets all segments; used ranges leave the ledger. */
 void gr_split_drop(struct gr_context *context);
-
-static inline bool gr_split_active(struct gr_split *split)
-{
-        return __builtin_expect(atomic_load_explicit(&split->active, memory_order_relaxed), 0);
-}
 
 /* Smaller requests may be left to the bins: gr_split_serves. */
 #define GR_SPLIT_LEAST_BYTES ((size_t)16 << 10)

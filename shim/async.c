@@ -176,10 +176,7 @@ static struct gr_device *device_of(CUstream stream)
         context = gr_context_known(handle);
         if (context)
                 return context->device;
-        if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
-                return NULL;
-        context = gr_current_context();
-        gr_real.cuCtxPopCurrent_v2(&handle);
+        context = gr_context_visit(handle);
         return context ? context->device : NULL;
 }
 

@@ -24,9 +24,18 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
         CUcontext handle;
         uint64_t generation;
         struct gr_context *context;
+        uint64_t sure; /* the generation in which it is current still, unless the thread changes that; 0: ask */
 } last;
 
 static _Atomic uint64_t generation = 1; /* moves on when a context ends, so that no thread trusts its last one */
+
+/*
+ * The process has had more than one context. Until then a thread that found one and has not changed what is current is
+ * spared the question, a fifth of an allocation: there is no other one for it to have. From then on each asks the
+ * driver, as not all that changes it need come by here.
+ */
+static _Atomic bool several;
+static struct gr_context *_Atomic only;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static struct alias aliases[ALIASES_MAX];
@@ -111,6 +120,17 @@ struct gr_context *gr_context_known(CUcontext handle)
         return gr_context_find(&gr_core, owner ? owner : handle);
 }
 
+static struct gr_context *add(CUcontext handle, CUdevice dev)
+{
+        struct gr_context *context = gr_context_add(&gr_core, handle, dev), *first = NULL;
+
+        if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
+                atomic_store(&several, true);
+                atomic_fetch_add(&generation, 1);
+        }
+        return context;
+}
+
 /* The slow way: a context that this thread did not use last. */
 static struct gr_context *look_up(CUcontext handle)
 {
@@ -139,28 +159,82 @@ static struct gr_context *look_up(CUcontext handle)
                 return NULL;
         gr_process_in_use();
         gr_neighbour_join(dev);
-        context = gr_context_add(&gr_core, owner, dev);
+        context = add(owner, dev);
         if (context && gr_own_counted())
                 gr_own_look(context->device, 0);
         return context;
 }
 
-struct gr_context *gr_current_context(void)
+/* What the driver says is current. */
+static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
 {
-        uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
         CUcontext handle = NULL;
         int saved_errno;
 
+        last.sure = 0;
         if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
                 return NULL;
-        if (__builtin_expect(last.handle == handle && last.generation == now, 1))
-                return last.context;
-        saved_errno = errno;
-        last.context = look_up(handle);
-        last.handle = handle;
-        last.generation = last.context ? now : 0;
-        errno = saved_errno;
+        if (last.handle != handle || last.generation != now) {
+                saved_errno = errno;
+                last.context = look_up(handle);
+                last.handle = handle;
+                last.generation = last.context ? now : 0;
+                errno = saved_errno;
+        }
+        if (last.context && !atomic_load_explicit(&several, memory_order_acquire))
+                last.sure = now;
         return last.context;
+}
+
+struct gr_context *gr_current_context(void)
+{
+        uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
+
+        return __builtin_expect(last.sure == now, 1) ? last.context : ask(now);
+}
+
+struct gr_context *gr_context_visit(CUcontext handle)
+{
+        struct gr_context *context;
+
+        if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
+                return NULL;
+        context = ask(atomic_load_explicit(&generation, memory_order_acquire));
+        gr_real.cuCtxPopCurrent_v2(&handle);
+        last.sure = 0;
+        return context;
+}
+
+/* What is current changes, or may have. */
+GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
+{
+        if (ctx != last.handle)
+                last.sure = 0;
+        return GR_REAL(cuCtxSetCurrent, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
+{
+        last.sure = 0;
+        return GR_REAL(cuCtxPushCurrent, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
+{
+        last.sure = 0;
+        return GR_REAL(cuCtxPushCurrent_v2, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *context)
+{
+        last.sure = 0;
+        return GR_REAL(cuCtxPopCurrent, context);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
+{
+        last.sure = 0;
+        return GR_REAL(cuCtxPopCurrent_v2, context);
 }
 
 /*
@@ -171,10 +245,11 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 {
         int saved_errno = errno;
 
+        last.sure = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_get(dev)) {
                 gr_process_in_use();
                 gr_neighbour_join(dev);
-                gr_context_add(&gr_core, *context, dev);
+                add(*context, dev);
                 if (gr_own_counted())
                         gr_own_look(&gr_core.devices[dev], 0);
                 errno = saved_errno;
@@ -487,10 +562,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         current = gr_current_context();
-        if (gr_real.cuCtxPushCurrent_v2(peer) != CUDA_SUCCESS)
-                return result;
-        owner = gr_current_context();
-        gr_real.cuCtxPopCurrent_v2(&peer);
+        owner = gr_context_visit(peer);
         if (current && owner)
                 gr_fence_add_reach(owner, current);
         return result;

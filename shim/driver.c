@@ -50,7 +50,7 @@ static int to_errno_or_busy(CUresult result)
         return because_of_capture(result) ? -EBUSY : gr_errno(result);
 }
 
-CUresult gr_result(int rc)
+CUresult gr_result_of(int rc)
 {
         switch (rc) {
         case 0:

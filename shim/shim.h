@@ -133,7 +133,12 @@ void gr_driver_forget(CUcontext context);
 
 /* The driver's answer as core/ wants it, and back: rc is 0 or -errno. */
 int gr_errno(CUresult result);
-CUresult gr_result(int rc);
+CUresult gr_result_of(int rc);
+
+static inline CUresult gr_result(int rc)
+{
+        return rc == 0 ? CUDA_SUCCESS : gr_result_of(rc);
+}
 
 /* The calling thread neither disturbs captures nor is refused because of them until the mode is given back. */
 CUstreamCaptureMode gr_capture_relax(void);
@@ -146,6 +151,9 @@ struct gr_context *gr_current_context(void);
 
 /* The pool of a context that need not be current; NULL where it is not known yet. */
 struct gr_context *gr_context_known(CUcontext handle);
+
+/* The same, made known by making it current for a moment; NULL where the driver refuses that. */
+struct gr_context *gr_context_visit(CUcontext handle);
 
 /* device.c */
 

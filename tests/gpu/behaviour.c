@@ -287,6 +287,20 @@ static struct job in_thread(bool attach, CUdeviceptr p)
         return job;
 }
 
+/* An allocation in whatever context is current, and whether that is the expected one. */
+static void where(const char *what, CUcontext expected)
+{
+        CUcontext owner = NULL;
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAlloc(&p, 4096);
+
+        if (result == CUDA_SUCCESS) {
+                GT_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, p));
+                GT_MUST(cuMemFree(p));
+        }
+        say(what, result, "in the expected context %d", owner == expected);
+}
+
 static void threads_and_contexts(void)
 {
         __typeof__(&cuCtxCreate) create = GT_OPTIONAL(cuCtxCreate);
@@ -300,8 +314,15 @@ static void threads_and_contexts(void)
         say("another thread without a context", job.alloc, "allocates, frees ours with %d", (int)job.release);
 
         GT_MUST(cuCtxPopCurrent(&popped));
-        say("alloc without a context", cuMemAlloc(&p, 4096), "-");
+        where("alloc without a context", NULL);
         GT_MUST(cuCtxPushCurrent(popped));
+        where("alloc in the context pushed again", popped);
+        GT_MUST(cuCtxSetCurrent(NULL));
+        where("alloc with the context set to none", NULL);
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        where("alloc with the context set again", gt.ctx);
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        where("alloc with the same context set", gt.ctx);
 
         p = block(3 * GT_MIB);
         say("cuMemFreeAsync of a cuMemAlloc block", cuMemFreeAsync(p, stream), "-");
@@ -316,9 +337,15 @@ static void threads_and_contexts(void)
                 say("second context", CUDA_ERROR_NOT_SUPPORTED, "-");
                 return;
         }
+        where("alloc in a second context", other);
+        GT_MUST(cuCtxPushCurrent(gt.ctx));
+        where("alloc in the first, pushed above it", gt.ctx);
+        GT_MUST(cuCtxPopCurrent(&popped));
+        where("alloc in the second below it", other);
         p = block(4096);
         q = block(GT_MIB);
         GT_MUST(cuCtxSetCurrent(gt.ctx));
+        where("alloc in the first, set", gt.ctx);
         say("free of another context's block", cuMemFree(p), "-");
         GT_MUST(cuCtxSetCurrent(other));
         p = block(3 * GT_MIB);
@@ -369,6 +396,7 @@ static void exits(void)
         p = block(3 * GT_MIB);
         say("primary context reset", cuDevicePrimaryCtxReset(gt.device), "-");
         say("free after the reset", cuMemFree(p), "-");
+        where("alloc in a context that was reset", gt.ctx);
         GT_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
         GT_MUST(cuCtxSetCurrent(gt.ctx));
         p = block(3 * GT_MIB);

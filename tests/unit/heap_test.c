@@ -4,6 +4,8 @@
  */
 #include "split.h"
 
+#include <errno.h>
+
 #include "check.h"
 #include "pool.h"
 #include "range.h"
@@ -52,7 +54,7 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         uint64_t a, b, c;
 
         gpu_begin(pool, GR_REUSE_AUTO);
-        atomic_store(&context->split.active, true);
+        atomic_store(&context->split_active, true);
         a = gpu_take(280 * MIB);
         b = gpu_take(200 * MIB);
         gpu_give(a, 280 * MIB);
@@ -96,7 +98,7 @@ static void test_bins_leave(bool woken)
         gpu_sync();
         cached = gr_arenas_cached(context);
         GR_CHECK_EQ(cached, 320 * MIB + 16 * KIB);
-        atomic_store(&context->split.active, true);
+        atomic_store(&context->split_active, true);
         wakes = 0;
         a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
         GR_CHECK_EQ(wakes, 0);
@@ -122,6 +124,37 @@ static void test_bins_leave(bool woken)
         gpu_give(a, 85 * MIB);
         gpu_give(b, 40 * MIB);
         gpu_give(live, 300 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A free passes the bins' recent blocks by where split most likely has the block; a block of theirs there is freed all
+ * the same. */
+static void test_hint(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(4 * MIB);
+        b = gpu_take(32 * KIB);
+        GR_CHECK(gr_core_in_heap(&core, a) && gr_core_in_heap(&core, b) && !gr_core_in_heap(&core, GPU_BASE));
+        gpu_give(a, 4 * MIB);
+        gpu_give(b, 32 * KIB);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_BINS, GR_REUSE_BARRIER);
+        a = gpu_take(4 * MIB);
+        GR_CHECK(!gr_core_in_heap(&core, a));
+        gpu_give(a, 4 * MIB);
+        GR_CHECK_EQ(gpu_take(4 * MIB), a);
+        core.heap_ptrs[0] = core.heap_ptrs[1] = a;
+        core.heap_pages = 2;
+        gpu_give(a, 4 * MIB);
+        GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
+        GR_CHECK_EQ(gpu_take(4 * MIB), a);
+        core.heap_pages = 0;
+        gpu_give(a, 4 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -481,6 +514,7 @@ int main(void)
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
         test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
+        test_hint();
         test_bins_leave(true);
         test_bins_leave(false);
         test_large_extents();

@@ -203,7 +203,7 @@ static void test_auto(void)
                 pairs(MIB / parts, 20000);
         GR_CHECK(atomic_load(&core.spare_bytes) >= 100 * MIB);
         GR_CHECK(gr_budget_cached(device) >= 100 * MIB);
-        GR_CHECK(!gr_split_active(&context->split));
+        GR_CHECK(!gr_split_active(context));
         finish();
 }
 

@@ -351,14 +351,14 @@ static void test_auto(void)
         uint64_t ptr;
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        for (unsigned i = 1; i < 60 && !gr_split_active(&context->split); i++) {
+        for (unsigned i = 1; i < 60 && !gr_split_active(context); i++) {
                 ptr = gpu_take(i * 3 * MIB);
                 gpu_give(ptr, i * 3 * MIB);
         }
-        GR_CHECK(gr_split_active(&context->split));
+        GR_CHECK(gr_split_active(context));
         GR_CHECK(gpu_take(50 * MIB) != 0);
         gr_split_bar(&core);
-        GR_CHECK(!gr_split_active(&context->split));
+        GR_CHECK(!gr_split_active(context));
         gpu_end();
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
@@ -366,7 +366,7 @@ static void test_auto(void)
                 ptr = gpu_take(i % 4 * 8 * MIB + 2 * MIB);
                 gpu_give(ptr, i % 4 * 8 * MIB + 2 * MIB);
         }
-        GR_CHECK(!gr_split_active(&context->split));
+        GR_CHECK(!gr_split_active(context));
         gpu_end();
 }
 
@@ -374,7 +374,7 @@ static void test_auto(void)
 static void begin_moved(void)
 {
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        atomic_store(&context->split.active, true);
+        atomic_store(&context->split_active, true);
 }
 
 /* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
@@ -601,7 +601,7 @@ static void test_decay(enum gr_pool_kind pool)
 
         gpu_begin(pool, GR_REUSE_AUTO);
         core.config = config;
-        atomic_store(&context->split.active, true);
+        atomic_store(&context->split_active, true);
         a = gpu_take(60 * MIB);
         kept = gpu_take(3 * MIB);
         gpu_give(gpu_take(5000), 5000);
@@ -627,7 +627,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
 
                 gpu_begin(pool, reuse);
                 if (pool == GR_POOL_AUTO && seed % 2)
-                        atomic_store(&context->split.active, true);
+                        atomic_store(&context->split_active, true);
                 gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.overlaps, overlaps);
@@ -647,7 +647,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
 
         gpu_begin(pool, reuse);
         if (pool == GR_POOL_AUTO)
-                atomic_store(&context->split.active, true);
+                atomic_store(&context->split_active, true);
         gpu.lazy = 3;
         atomic_store(&core.overlaps, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
