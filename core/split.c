@@ -13,7 +13,7 @@
 #include "range.h"
 #include "trim.h"
 
-#define BARRIER_SHARE     64 /* of the peak of live memory: less that waits is not worth a barrier */
+#define BARRIER_SHARE     64 /* of the peak of live memory: less that waits, or is asked for, is not worth a barrier */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
@@ -245,21 +245,27 @@ static bool goes_quick(struct gr_context *context)
         return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
 }
 
-/* A block of this size from a quick list, behind a barrier where one is needed and cheap; NULL. */
+/* A barrier behind which a block of this size in a quick list is usable, if there is one and the barrier cheap. */
+static void ready_quick(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block = gr_quick_find(&split->quick, bytes);
+        uint64_t epoch = block ? block->freed_epoch : 0;
+
+        if (gr_fence_usable(&context->fence, epoch) || !gr_fence_barrier_is_cheap(context))
+                return;
+        gr_unlock(&split->lock);
+        gr_fence_barrier_for(context, epoch);
+        gr_lock(&split->lock);
+}
+
+/* A usable block of this size from a quick list; NULL. */
 static struct gr_block *take_quick(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block = gr_quick_find(&split->quick, bytes);
         struct gr_range *range;
 
-        if (block && !gr_fence_usable(&context->fence, block->freed_epoch) && gr_fence_barrier_is_cheap(context)) {
-                uint64_t epoch = block->freed_epoch;
-
-                gr_unlock(&split->lock);
-                gr_fence_barrier_for(context, epoch);
-                gr_lock(&split->lock);
-                block = gr_quick_find(&split->quick, bytes);
-        }
         if (!block || !gr_fence_usable(&context->fence, block->freed_epoch))
                 return NULL;
         range = gr_range_of(block);
@@ -271,20 +277,35 @@ static struct gr_block *take_quick(struct gr_context *context, size_t bytes)
         return block;
 }
 
+/* Whether so little is asked for that a place which is usable, if a worse one, is better than a barrier. */
+static bool is_slight(struct gr_context *context, size_t bytes)
+{
+        return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / BARRIER_SHARE;
+}
+
 /* Lock not held. */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
         struct gr_fence *fence = &context->fence;
         struct gr_block *block = NULL;
-        struct gr_range *range;
+        struct gr_range *range = NULL;
         uint64_t at = 0;
+        bool quick;
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
-        block = goes_quick(context) ? take_quick(context, bytes) : NULL;
-        range = block ? NULL : fit(context, bytes, lax, UINT64_MAX, &at);
+        quick = goes_quick(context);
+        block = quick ? take_quick(context, bytes) : NULL;
+        if (!block && quick && is_slight(context, bytes))
+                range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);
+        if (!block && !range && quick) {
+                ready_quick(context, bytes);
+                block = take_quick(context, bytes);
+        }
+        if (!block && !range)
+                range = fit(context, bytes, lax, UINT64_MAX, &at);
         if (!block && !range && !gr_is_small(bytes)) {
                 merge_quick(context);
                 range = fit(context, bytes, lax, UINT64_MAX, &at);

@@ -448,6 +448,42 @@ static void test_quick(void)
         gpu_end();
 }
 
+/* A small request takes what is usable elsewhere before a barrier is laid for a block of its size; a larger one does
+ * not.
+ */
+static void test_slight(void)
+{
+        const size_t slight = MIB + 512 * KIB, more = 3 * MIB;
+        uint64_t barriers, rest, a, b, c, others[8];
+        unsigned count = 0;
+
+        begin_moved();
+        rest = gpu_take(64 * MIB);
+        a = gpu_take(80 * MIB);
+        gpu_give(a, 80 * MIB);
+        gpu_sync();
+        gr_fence_sync(context);
+        a = gpu_take(71 * MIB); /* 9 MiB are left that need no barrier */
+        barriers = core.stats.counters[GR_STAT_barriers];
+        b = gpu_take(more);
+        gpu_give(b, more);
+        GR_CHECK_EQ(gpu_take(more), b);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        c = gpu_take(slight);
+        gpu_give(c, slight);
+        while (core.stats.counters[GR_STAT_barriers] == barriers + 1 && count < 8)
+                others[count++] = gpu_take(slight);
+        GR_CHECK(count > 2 && count < 8);
+        GR_CHECK_EQ(others[count - 1], c);
+        while (count > 0)
+                gpu_give(others[--count], slight);
+        gpu_give(b, more);
+        gpu_give(a, 71 * MIB);
+        gpu_give(rest, 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Where they cannot be handed out they are passed by, and what comes then merges them. */
 static void test_quick_waits(void)
 {
@@ -680,6 +716,7 @@ static void test_all(void)
         test_decay(GR_POOL_AUTO); /* from quick lists, too */
         test_auto();
         test_quick();
+        test_slight();
         test_quick_waits();
         test_quick_ends();
         test_refused();
