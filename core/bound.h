@@ -16,7 +16,8 @@ struct gr_context;
 
 /*
  * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
- * share of it that depends on the time left to spend.
+ * share of it that depends on the time left to spend. With GR_POOL_AUTO, what bins hold from before the move is asked
+ * back (core->wake) when the footprint is half the way there.
  */
 bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
@@ -28,7 +29,8 @@ void gr_bound_spend(struct gr_context *context, uint64_t spent_ns);
 
 /*
  * Where there is no room, gives idle memory back, and waits a little, as time allows, for what is about to be idle.
- * False: there still is none. Calls the driver.
+ * What bins hold is left alone while a barrier stands before work that still runs: the driver would have this thread
+ * wait. False: there still is none. Calls the driver.
  */
 bool gr_bound_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -27,7 +27,8 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
         uint64_t sure; /* the generation in which it is current still, unless the thread changes that; 0: ask */
 } last;
 
-static _Atomic uint64_t generation = 1; /* moves on when a context ends, so that no thread trusts its last one */
+/* Moves on when a context ends, so that no thread trusts its last one. */
+static GR_HOT _Atomic uint64_t generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
 
 /*
  * The process has had more than one context. Until then a thread that found one and has not changed what is current is

@@ -34,7 +34,7 @@ struct symbol {
 };
 
 struct gr_real gr_real;
-_Atomic int gr_shim_state = GR_SHIM_UNRESOLVED;
+GR_HOT _Atomic int gr_shim_state = GR_SHIM_UNRESOLVED;
 
 /* Used by dlsym.S. Every writer writes the same value. */
 __attribute__((visibility("hidden"))) dlsym_function *gr_real_dlsym;

@@ -17,7 +17,7 @@
 #define BUFFER_BYTES 65536
 #define LINE_BYTES   128 /* no line is longer */
 
-_Atomic bool gr_trace_on;
+GR_HOT _Atomic bool gr_trace_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; held across write */
 static char buffer[BUFFER_BYTES];
