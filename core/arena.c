@@ -289,6 +289,19 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         return done;
 }
 
+uint64_t gr_arenas_cached(struct gr_context *context)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                const struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena)
+                        bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
+        }
+        return bytes;
+}
+
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
 {
         struct gr_block **place = recent_place(arena, ptr);
@@ -317,19 +330,6 @@ void gr_arenas_shut(struct gr_context *context)
                 }
                 gr_arena_unlock(arena);
         }
-}
-
-uint64_t gr_arenas_cached(struct gr_context *context)
-{
-        uint64_t bytes = 0;
-
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                const struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena)
-                        bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
-        }
-        return bytes;
 }
 
 void gr_arenas_open(struct gr_context *context)

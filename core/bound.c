@@ -176,6 +176,7 @@ bool gr_bound_make_room(struct gr_context *context, size_t request_bytes, uint64
         int64_t credit_ns;
         int rc = 0;
 
+        clear_bins(context, request_bytes, growth_bytes); /* without a heap nobody asked gr_bound_has_room */
         if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
                 return true;
         credit_ns = credit(context, 0);

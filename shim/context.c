@@ -32,8 +32,8 @@ static GR_HOT _Atomic uint64_t generation __attribute__((aligned(GR_LINE_BYTES))
 
 /*
  * The process has had more than one context. Until then a thread that found one and has not changed what is current is
- * spared the question, a fifth of an allocation: there is no other one for it to have. From then on each asks the
- * driver, as not all that changes it need come by here.
+ * spared the question: there is no other one for it to have. From then on each asks the driver, as not all that changes
+ * it need come by here.
  */
 static _Atomic bool several;
 static struct gr_context *_Atomic only;

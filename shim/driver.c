@@ -53,8 +53,6 @@ static int to_errno_or_busy(CUresult result)
 CUresult gr_result_of(int rc)
 {
         switch (rc) {
-        case 0:
-                return CUDA_SUCCESS;
         case -ENOMEM:
         case -EDQUOT:
                 return CUDA_ERROR_OUT_OF_MEMORY;

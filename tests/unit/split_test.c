@@ -152,6 +152,8 @@ static void test_least_make_room(bool behind_barrier)
         }
         GR_CHECK(gr_arenas_cached(context) < 24 * MIB);
         GR_CHECK(gpu_device()->charged_bytes <= 145 * MIB);
+        if (!behind_barrier)
+                GR_CHECK(gpu_device()->peak_charged_bytes <= 145 * MIB);
         gpu_give(large, 120 * MIB);
         gpu_settle();
         gpu_end();
@@ -448,8 +450,38 @@ static void test_quick(void)
         gpu_end();
 }
 
-/* A small request takes what is usable elsewhere before a barrier is laid for a block of its size; a larger one does
- * not.
+static unsigned wakes;
+
+static void wake(struct gr_core *woken)
+{
+        (void)woken;
+        wakes++;
+}
+
+/* What bins hold from before the move is asked back, whether split has a heap or segments. */
+static void test_bins_asked(void)
+{
+        uint64_t live, idle, more;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.wake = wake;
+        live = gpu_take(100 * MIB);
+        idle = gpu_take(100 * MIB);
+        gpu_give(idle, 100 * MIB);
+        atomic_store(&context->split_active, true);
+        wakes = 0;
+        more = gpu_take(45 * MIB); /* 245 of 250, and above 225 */
+        GR_CHECK(wakes > 0);
+        gpu_sync();
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), 0);
+        gpu_give(more, 45 * MIB);
+        gpu_give(live, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A small request takes what is usable elsewhere before a barrier is laid for a block of its size; no larger one does.
  */
 static void test_slight(void)
 {
@@ -716,6 +748,7 @@ static void test_all(void)
         test_decay(GR_POOL_AUTO); /* from quick lists, too */
         test_auto();
         test_quick();
+        test_bins_asked();
         test_slight();
         test_quick_waits();
         test_quick_ends();
