@@ -9,7 +9,7 @@
 
 #define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 
-_Static_assert(offsetof(struct gr_block, split) == GR_LINE_BYTES, "a hit needs one cache line of the block");
+_Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
@@ -94,10 +94,9 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
         arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
 }
 
-/* A request was served from bin. Arena lock held. */
-static inline void hit(struct gr_arena *arena, struct gr_bin *bin)
+/* A request was served. Arena lock held. */
+static inline void hit(struct gr_arena *arena)
 {
-        bin->hits++;
         if (__builtin_expect(++arena->hits >= arena->note_at, 0))
                 note_live(arena);
 }
@@ -121,76 +120,154 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_m
         return epoch;
 }
 
+/* Whether the short way may hand out a block that is usable once its epoch is. Arena lock held. */
+static inline bool is_ready(const struct gr_block *block, struct gr_context *context)
+{
+        return gr_fence_usable(&context->fence, block->freed_epoch) && is_open(context) &&
+               atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
+               !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+}
+
+/* Hands a block that is ready, and in no list any more, to the program, with this arena as its home. Arena lock held.
+ */
+static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, uint32_t handouts, size_t bytes)
+{
+        uint64_t ptr = block->ptr;
+        struct gr_block **place = recent_place(arena, ptr);
+
+        if (*place)
+                atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
+        *place = block;
+        atomic_store_explicit(&block->handouts, handouts, memory_order_relaxed);
+        atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
+        atomic_store_explicit(&block->state, (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE),
+                              memory_order_release);
+        hit(arena);
+        return ptr;
+}
+
+/* Where this thread's frees look first from now on. */
+static inline void look_in(struct gr_arena *own)
+{
+        struct gr_arena *_Atomic *used = &own->context->core->used_arenas[own->shard].arena;
+
+        if (atomic_load_explicit(used, memory_order_relaxed) != own)
+                atomic_store_explicit(used, own, memory_order_release);
+}
+
+/* As gr_arena_alloc, for what is split's. */
+static uint64_t alloc_quick(struct gr_context *context, size_t bytes)
+{
+        struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = &context->first_arena;
+        struct gr_quick *quick = &context->quick;
+        struct gr_block *block;
+        uint64_t ptr = 0;
+
+        if (!own || gr_is_small(bytes))
+                return 0;
+        gr_arena_lock(arena);
+        block = gr_quick_find(quick, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        if (block && is_ready(block, context)) {
+                gr_quick_leave(quick, block);
+                quick->hits++;
+                ptr = hand_out(arena, block, gr_split_handout(&context->split, &quick->handouts) + 1, bytes);
+                look_in(own);
+        }
+        gr_arena_unlock(arena);
+        return ptr;
+}
+
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 {
-        struct gr_core *core = context->core;
-        struct gr_block *block, **place;
+        struct gr_block *block;
         struct gr_arena *arena;
-        unsigned shard, class;
         struct gr_bin *bin;
-        uint64_t ptr;
+        uint64_t ptr = 0;
+        unsigned class;
 
         if (gr_split_serves(context, bytes))
-                return 0;
-        shard = gr_shard();
+                return alloc_quick(context, bytes);
         class = gr_class_of(bytes);
-        arena = gr_arena_at(context, shard);
+        arena = gr_arena_at(context, gr_shard());
         if (!arena || class >= GR_CLASS_EXACT)
                 return 0;
         bin = &arena->bins[class];
         gr_arena_lock(arena);
         block = bin->blocks;
-        if (!block || !gr_fence_usable(&context->fence, block->freed_epoch) || block->capacity_bytes < bytes ||
-            !is_open(context) || atomic_load_explicit(&block->state, memory_order_relaxed) != GR_BLOCK_CACHED ||
-            atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
-                gr_arena_unlock(arena);
-                return 0;
+        if (block && block->capacity_bytes >= bytes && is_ready(block, context)) {
+                remove_from(arena, bin, block);
+                bin->hits++;
+                ptr = hand_out(arena, block, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1, bytes);
+                look_in(arena);
         }
-        remove_from(arena, bin, block);
-        ptr = block->ptr;
-        place = recent_place(arena, ptr);
-        if (*place)
-                atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
-        *place = block;
-        atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
-                              memory_order_relaxed);
-        atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
-        atomic_store_explicit(&block->state, (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE),
-                              memory_order_release);
-        hit(arena, bin);
-        if (atomic_load_explicit(&core->used_arenas[shard].arena, memory_order_relaxed) != arena)
-                atomic_store_explicit(&core->used_arenas[shard].arena, arena, memory_order_release);
         gr_arena_unlock(arena);
         return ptr;
 }
 
-struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
 {
-        struct gr_arena *arena;
-        struct gr_context *context;
-        struct gr_block *block, **place;
+        struct gr_context *context = block->context;
+        struct gr_arena *arena = &context->first_arena;
+        uint64_t ptr = 0;
 
-        if (core->config.reuse == GR_REUSE_SYNC || gr_core_in_heap(core, ptr))
-                return NULL;
-        arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
-        if (!arena)
-                return NULL;
-        context = arena->context;
-        place = recent_place(arena, ptr);
+        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT ||
+            gr_is_small(block->capacity_bytes))
+                return 0;
+        gr_arena_lock(arena);
+        if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split.stuck))
+                ptr = hand_out(arena, block, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1, bytes);
+        gr_arena_unlock(arena);
+        look_in(gr_arena_own(context));
+        return ptr;
+}
+
+/* As gr_arena_free, for what this arena handed out, and whose flags are these. */
+static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_much)
+{
+        struct gr_context *context = arena->context;
+        struct gr_block *block, **place = recent_place(arena, ptr);
+
         gr_arena_lock(arena);
         block = *place;
-        if (!block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != 0 ||
+        if (!block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
             atomic_load_explicit(&context->fence.broken, memory_order_relaxed) || gr_fence_overflow(&context->fence) ||
             atomic_load_explicit(&context->device->bypass_until_ns, memory_order_relaxed)) {
                 gr_arena_unlock(arena);
-                return NULL;
+                return false;
         }
         *place = NULL;
         block->freed_epoch = freed(arena, block->capacity_bytes, ret_much);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
-        put(arena, block);
+        if (flags == GR_BLOCK_SPLIT) {
+                gr_quick_enter(&context->quick, block);
+                context->quick.frees++;
+        } else {
+                put(arena, block);
+        }
         gr_arena_unlock(arena);
-        return context;
+        return true;
+}
+
+/* The same for a block of split's: what goes into quick lists is the first arena's, whoever frees it. */
+static __attribute__((noinline)) bool take_back_split(struct gr_context *context, uint64_t ptr, bool *ret_much)
+{
+        return context->core->config.pool == GR_POOL_AUTO && gr_split_active(context) &&
+               gr_fence_barrier_is_cheap(context) && take_back(&context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much);
+}
+
+struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+{
+        bool in_heap = gr_core_in_heap(core, ptr);
+        struct gr_arena *arena;
+
+        if (core->config.reuse == GR_REUSE_SYNC)
+                return NULL;
+        arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
+        if (!arena)
+                return NULL;
+        if ((in_heap || !take_back(arena, ptr, 0, ret_much)) && !take_back_split(arena->context, ptr, ret_much))
+                return NULL;
+        return arena->context;
 }
 
 void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)
@@ -240,7 +317,8 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
                 block = best(arena->context, bin, class, at_least, at_most);
                 if (block) {
                         gr_bin_remove(arena, bin, block);
-                        hit(arena, bin);
+                        bin->hits++;
+                        hit(arena);
                 }
                 gr_arena_unlock(arena);
         }

@@ -1,6 +1,7 @@
 /*
  * The bins of one shard of a context: a thread puts what it frees into those of its own shard and looks there first,
- * then in those of the others.
+ * then in those of the others. The first arena also guards the context's quick lists (quick.h), for what is split's:
+ * the blocks in them are ranges of its segments, and as such in use.
  *
  * A hit is one lock and some loads and stores, for a free as for an allocation: an arena remembers the blocks that it
  * handed out lately, so that their free needs no look into the ledger, and all that a hit changes is guarded by the
@@ -80,14 +81,21 @@ void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *
 
 /*
  * The way of most allocations: hands the oldest block of the request's class to the program, if it is usable and lies
- * in the calling thread's arena. Its address; 0 where that is not so, or only the longer way may say.
+ * in the calling thread's arena; where split serves it, of its size, from the quick lists. Its address; 0 where that is
+ * not so, or only the longer way may say.
  */
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
- * The way of most frees: takes back a block that the calling thread's arena handed out lately, in the context that the
- * thread's shard last allocated in. The context; NULL where it is no such block, and nothing has happened. *ret_much:
- * so much was freed that the epoch should be closed.
+ * Hands a block that is CACHED and the caller's, in no list, to the program, so that its free may go into a quick list
+ * the short way. Its address; 0 where that is not so, and nothing has happened. No lock from GR_RANK_ARENA up is held.
+ */
+uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
+
+/*
+ * The way of most frees: takes back a block that the calling thread's arena, or the first for what is split's, handed
+ * out lately, in the context that the thread's shard last allocated in. The context; NULL where it is no such block,
+ * and nothing has happened. *ret_much: so much was freed that the epoch should be closed.
  */
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much);
 

@@ -34,6 +34,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         atomic_init(&context->arenas[0], &context->first_arena);
         atomic_init(&context->arena_count, 1);
         gr_split_init(context);
+        gr_budget_keep(context->device, &context->quick.cached);
 }
 
 static void context_fini(struct gr_context *context)

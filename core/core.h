@@ -24,6 +24,7 @@
 #include "lock.h"
 #include "options.h"
 #include "pinned.h"
+#include "quick.h"
 #include "reclaimable.h"
 #include "shard.h"
 #include "spare.h"
@@ -50,6 +51,7 @@ struct gr_context {
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         _Atomic unsigned arena_count;               /* that there are */
         struct gr_arena first_arena;
+        struct gr_quick quick; /* guarded by the first arena's lock */
         struct gr_spilled spilled;
         struct gr_decay decay;
 };
@@ -155,7 +157,7 @@ void gr_context_drop(struct gr_context *context);
 void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
                           void *arg);
 
-/* Whether ptr is most likely a block of split's, and not worth a look among what bins handed out lately. */
+/* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
 static inline bool gr_core_in_heap(struct gr_core *core, uint64_t ptr)
 {
         uint64_t bytes = (uint64_t)atomic_load_explicit(&core->heap_pages, memory_order_relaxed) << GR_PAGE_SHIFT;

@@ -214,7 +214,7 @@ static int heap_open(struct gr_context *context, bool small)
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
-        range->block.split = true;
+        range->block.flags = GR_BLOCK_SPLIT;
         gr_lock(&split->lock);
         if (!split->heaps[small] && gr_split_add(split, heap)) {
                 split->heaps[small] = heap;

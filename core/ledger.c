@@ -97,11 +97,6 @@ static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
         empty(shard, slot_of(shard, gr_ledger_mix(block->ptr), block->ptr));
 }
 
-static bool is_live(const struct gr_block *block)
-{
-        return (atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE;
-}
-
 void gr_ledger_init(struct gr_ledger *ledger)
 {
         memset(ledger, 0, sizeof(*ledger));
@@ -127,7 +122,7 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_bl
         bool added;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        while ((stale = find_locked(shard, hash, block->ptr)) && stale->context != shut && !stale->split) {
+        while ((stale = find_locked(shard, hash, block->ptr)) && stale->context != shut) {
                 struct gr_context *context = stale->context;
 
                 /* It may be among an arena's recent blocks, or on its way there. */
@@ -225,11 +220,11 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .requested_bytes = block->requested_bytes,
                         .capacity_bytes = block->capacity_bytes,
                         .handouts = atomic_load_explicit(&block->handouts, memory_order_relaxed),
-                        .live = is_live(block),
+                        .live = gr_block_is_live(block),
                         .exported = block->flags & GR_BLOCK_EXPORTED,
                         .spilled = block->flags & GR_BLOCK_SPILLED,
                         .host = block->flags & GR_BLOCK_HOST,
-                        .split = block->split,
+                        .split = block->flags & GR_BLOCK_SPLIT,
                         .kind = block->kind,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
@@ -245,7 +240,7 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
                 for (size_t j = 0; j < shard->room; j++) {
                         const struct gr_block *block = shard->slots[j].block;
 
-                        if (!block || !is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
+                        if (!block || !gr_block_is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
                             block->context->device->ordinal != device)
                                 continue;
                         counts[block->class]++;
@@ -264,7 +259,7 @@ int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
-        marked = block && is_live(block);
+        marked = block && gr_block_is_live(block);
         if (marked)
                 block->flags |= GR_BLOCK_EXPORTED;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);

@@ -31,6 +31,7 @@ enum gr_block_flags {
         GR_BLOCK_EXPORTED = 1, /* others may know it (IPC, RDMA, attributes set): its free goes to the driver */
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
+        GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
 };
 
 /* One driver allocation. Fields without a note are constant while the block is in the ledger. */
@@ -47,17 +48,22 @@ struct gr_block {
         uint8_t class;
         _Atomic uint8_t flags; /* changed with the shard's lock held */
 
-        bool split;    /* a range of a segment (split.h), not an allocation of its own */
         unsigned kind; /* of pinned memory: as gr_pinned_alloc was asked */
 };
 
 /*
  * A block's state: enum gr_block_state, and for one that is LIVE its home << GR_HOME_SHIFT: 1 + the number of the arena
  * of its context that has it among its recent blocks (arena.h), or 0. A state with a home changes only with that
- * arena's lock held, and so does that of a block in its bins to one with a home, in plain stores. All else that changes
+ * arena's lock held, and so does that of a block in its bins, in quick lists or of whoever hands it out to one with a
+ * home, in plain stores. All else that changes
  * it from LIVE or to GONE holds the shard's lock, and finds no home and no arena that could give it one.
  */
 #define GR_HOME_SHIFT 8
+
+static inline bool gr_block_is_live(const struct gr_block *block)
+{
+        return (atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE;
+}
 
 struct gr_ledger_slot {
         uint64_t ptr;

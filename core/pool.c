@@ -9,7 +9,7 @@
 
 void gr_block_uncharge(struct gr_block *block)
 {
-        if (block->split)
+        if (block->flags & GR_BLOCK_SPLIT)
                 return; /* its segment is charged, and released as a whole */
         if (block->flags & GR_BLOCK_HOST)
                 gr_pinned_uncharge(block);
@@ -215,8 +215,13 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 /* Hands block to the program; false where it went with its context meanwhile. */
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
-        uint64_t ptr = block->ptr;
+        uint64_t ptr = gr_arena_adopt(block, bytes);
 
+        if (ptr) {
+                *ret_ptr = ptr;
+                return true;
+        }
+        ptr = block->ptr;
         /* Nobody else has the block now. */
         atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
                               memory_order_relaxed);
@@ -406,7 +411,7 @@ int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
         fence = &context->fence;
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
-        if (block->split)
+        if (block->flags & GR_BLOCK_SPLIT)
                 return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) ||

@@ -26,7 +26,8 @@ void gr_quick_enter(struct gr_quick *quick, struct gr_block *block)
         struct gr_block **list = &quick->lists[list_of(block->capacity_bytes)];
 
         DL_APPEND(*list, block);
-        quick->bytes += block->capacity_bytes;
+        quick->count++;
+        gr_cached_add(&quick->cached, (int64_t)block->capacity_bytes);
 }
 
 void gr_quick_leave(struct gr_quick *quick, struct gr_block *block)
@@ -34,17 +35,20 @@ void gr_quick_leave(struct gr_quick *quick, struct gr_block *block)
         struct gr_block **list = &quick->lists[list_of(block->capacity_bytes)];
 
         DL_DELETE(*list, block);
-        quick->bytes -= block->capacity_bytes;
+        quick->count--;
+        gr_cached_add(&quick->cached, -(int64_t)block->capacity_bytes);
 }
 
 struct gr_block *gr_quick_empty(struct gr_quick *quick)
 {
         struct gr_block *all = NULL;
 
+        if (quick->count == 0)
+                return NULL;
         for (size_t i = 0; i < 1u << GR_QUICK_LISTS_LOG2; i++) {
                 DL_CONCAT(all, quick->lists[i]);
                 quick->lists[i] = NULL;
         }
-        quick->bytes = 0;
+        quick->count = 0;
         return all;
 }

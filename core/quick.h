@@ -6,13 +6,17 @@
  * place that is usable before a barrier is laid for a block of its size: 11,600 barriers in 1,300 training steps
  * instead of 57,000, and bins, with twice the memory, lay 21,000 (November 2026).
  *
- * The split's lock is held for everything here.
+ * A context has one set of them for all threads, as what one frees another often needs next: PyTorch's forward pass
+ * and its backward pass are two threads, which take turns. The lock of the context's first arena, which is the home of
+ * what such a hit hands out, is held for everything here.
  */
 #ifndef GR_QUICK_H
 #define GR_QUICK_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "budget.h"
 
 struct gr_block;
 
@@ -21,7 +25,10 @@ struct gr_block;
 /* Zero bytes are empty lists. */
 struct gr_quick {
         struct gr_block *lists[1u << GR_QUICK_LISTS_LOG2]; /* by a hash of the size, oldest first */
-        uint64_t bytes;                                    /* of all of them */
+        struct gr_cached cached;                           /* bytes of all of them; on the device's account */
+        uint64_t count;                                    /* of them */
+        uint32_t handouts;                                 /* gr_split_handout's */
+        uint64_t hits, frees; /* blocks that the arena itself handed out, and took back: the others are split's */
 };
 
 /* The oldest block of so many bytes; NULL: none was soon found. */
@@ -30,7 +37,7 @@ struct gr_block *gr_quick_find(const struct gr_quick *quick, size_t bytes);
 void gr_quick_enter(struct gr_quick *quick, struct gr_block *block);
 void gr_quick_leave(struct gr_quick *quick, struct gr_block *block);
 
-/* All blocks, in a list by next; the lists are empty then. */
+/* All blocks, in a list by next; the lists are empty then, and the account is the caller's to change. */
 struct gr_block *gr_quick_empty(struct gr_quick *quick);
 
 #endif

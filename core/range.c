@@ -284,7 +284,7 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
         rest->block.capacity_bytes = range->block.capacity_bytes - bytes;
         rest->block.freed_epoch = range->block.freed_epoch;
         rest->block.context = range->block.context;
-        rest->block.split = true;
+        rest->block.flags = GR_BLOCK_SPLIT;
         rest->segment = range->segment;
         rest->state = range->state;
         rest->before = range;

@@ -16,8 +16,7 @@ struct gr_page;
 struct gr_split;
 
 enum gr_range_state {
-        GR_RANGE_USED,    /* a block in the ledger */
-        GR_RANGE_QUICK,   /* freed, in a quick list (quick.h), and in the ledger still; its pages count as used */
+        GR_RANGE_USED,    /* a block in the ledger; also one that lies in a quick list (quick.h) */
         GR_RANGE_WAITING, /* in the queue */
         GR_RANGE_FREE,    /* in a list by size */
         GR_RANGE_STUCK,   /* freed, never to be reused */
@@ -40,7 +39,6 @@ struct gr_segment {
         size_t bytes;
         struct gr_range *first;
         size_t used_count, used_bytes;
-        uint32_t handouts;        /* of its ranges: the driver has one BUFFER_ID for all, this tells them apart */
         struct gr_page *pages;    /* a heap of mapped memory (heap.h); NULL: one allocation of the driver */
         struct gr_range **begins; /* of a heap: for each page the first range that begins in it, or NULL */
         struct gr_block *holes;   /* of a heap */

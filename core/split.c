@@ -53,19 +53,31 @@ static void use(struct gr_context *context, struct gr_range *range, int sign)
         atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
 }
 
+/* What lies in quick lists, by next, on the account of what is cached otherwise; NULL. */
+static struct gr_block *empty_quick(struct gr_context *context)
+{
+        struct gr_cached *cached = &context->quick.cached;
+        struct gr_block *blocks;
+
+        gr_arena_lock(&context->first_arena);
+        blocks = gr_quick_empty(&context->quick);
+        gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
+        gr_cached_add(cached, -(int64_t)cached->bytes);
+        gr_arena_unlock(&context->first_arena);
+        return blocks;
+}
+
 /* What lies in quick lists becomes free ranges. The split's lock is held. */
 static void merge_quick(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block, *tmp;
 
-        if (split->quick.bytes == 0)
-                return;
-        DL_FOREACH_SAFE (gr_quick_empty(&split->quick), block, tmp) {
-                split->free_count--;
+        DL_FOREACH_SAFE (empty_quick(context), block, tmp) {
+                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
                 gr_ledger_drop(&context->core->ledger, block);
                 use(context, gr_range_of(block), -1);
-                gr_budget_uncache(context->device, block->capacity_bytes); /* after it, or it would look live */
+                gr_budget_uncache(context->device, block->capacity_bytes);
                 gr_range_free(split, gr_range_of(block));
         }
 }
@@ -85,7 +97,7 @@ static void segment_destroy(struct gr_segment *segment)
 
         for (range = segment->first; range; range = after) {
                 after = range->after;
-                if (range->state != GR_RANGE_USED && range->state != GR_RANGE_QUICK)
+                if (range->state != GR_RANGE_USED)
                         free(range);
         }
         free(segment->pages);
@@ -191,14 +203,14 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
         struct gr_range *rest;
 
         block->state = GR_BLOCK_CACHED;
-        block->flags = 0;
+        block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        block->handouts = range->segment->handouts++;
+        block->handouts = gr_split_handout(split, &split->handouts);
         if (gr_ledger_add(&context->core->ledger, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;
         }
-        if (stale && !stale->split) {
+        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
                 free(stale);
         }
@@ -245,35 +257,23 @@ static bool goes_quick(struct gr_context *context)
         return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
 }
 
-/* A barrier behind which a block of this size in a quick list is usable, if there is one and the barrier cheap. */
-static void ready_quick(struct gr_context *context, size_t bytes)
+/* A usable block of this size from a quick list. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
+ */
+static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uint64_t *ret_epoch)
 {
-        struct gr_split *split = &context->split;
-        struct gr_block *block = gr_quick_find(&split->quick, bytes);
-        uint64_t epoch = block ? block->freed_epoch : 0;
+        struct gr_quick *quick = &context->quick;
+        struct gr_block *block;
 
-        if (gr_fence_usable(&context->fence, epoch) || !gr_fence_barrier_is_cheap(context))
-                return;
-        gr_unlock(&split->lock);
-        gr_fence_barrier_for(context, epoch);
-        gr_lock(&split->lock);
-}
-
-/* A usable block of this size from a quick list; NULL. */
-static struct gr_block *take_quick(struct gr_context *context, size_t bytes)
-{
-        struct gr_split *split = &context->split;
-        struct gr_block *block = gr_quick_find(&split->quick, bytes);
-        struct gr_range *range;
-
-        if (!block || !gr_fence_usable(&context->fence, block->freed_epoch))
-                return NULL;
-        range = gr_range_of(block);
-        gr_quick_leave(&split->quick, block);
-        split->free_count--;
-        range->state = GR_RANGE_USED;
-        block->handouts = range->segment->handouts++;
-        gr_budget_uncache(context->device, bytes);
+        gr_arena_lock(&context->first_arena);
+        block = gr_quick_find(quick, bytes);
+        *ret_epoch = block ? block->freed_epoch : 0;
+        if (block && gr_fence_usable(&context->fence, block->freed_epoch))
+                gr_quick_leave(quick, block);
+        else
+                block = NULL;
+        gr_arena_unlock(&context->first_arena);
+        if (block)
+                block->handouts = gr_split_handout(&context->split, &context->split.handouts);
         return block;
 }
 
@@ -290,19 +290,21 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
         struct gr_fence *fence = &context->fence;
         struct gr_block *block = NULL;
         struct gr_range *range = NULL;
-        uint64_t at = 0;
+        uint64_t at = 0, epoch = 0;
         bool quick;
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_split_drain(context);
         quick = goes_quick(context);
-        block = quick ? take_quick(context, bytes) : NULL;
+        block = quick ? take_quick(context, bytes, &epoch) : NULL;
         if (!block && quick && is_slight(context, bytes))
                 range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);
-        if (!block && !range && quick) {
-                ready_quick(context, bytes);
-                block = take_quick(context, bytes);
+        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(context)) {
+                gr_unlock(&split->lock);
+                gr_fence_barrier_for(context, epoch);
+                gr_lock(&split->lock);
+                block = take_quick(context, bytes, &epoch);
         }
         if (!block && !range)
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
@@ -311,8 +313,7 @@ struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool la
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
         }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
-                uint64_t epoch = range->block.freed_epoch;
-
+                epoch = range->block.freed_epoch;
                 if (gr_fence_barrier_is_cheap(context)) {
                         gr_unlock(&split->lock);
                         gr_fence_barrier_for(context, epoch);
@@ -454,7 +455,7 @@ static int segment_take(struct gr_context *context, size_t bytes, struct gr_segm
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
-        range->block.split = true;
+        range->block.flags = GR_BLOCK_SPLIT;
         *ret_segment = segment;
         return 0;
 fail:
@@ -551,10 +552,13 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         bool ahead, quick;
         int rc;
 
+        if (epoch == GR_SPLIT_NEVER)
+                gr_arenas_shut(context); /* none that was handed out before goes into a quick list any more */
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
                 split->stuck = true;
                 merge_quick(context);
+                gr_arenas_open(context);
         }
         ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         quick = ahead && !by_driver && goes_quick(context);
@@ -573,9 +577,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
                 return 0;
         }
         block->freed_epoch = epoch;
-        if (quick)
-                gr_budget_cache(context->device, block->capacity_bytes);
-        else
+        if (!quick)
                 use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
         *ret_much = split->open_bytes >= split->close_bytes;
@@ -586,15 +588,14 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;
                 segment->stuck = true;
+        } else if (quick) {
+                gr_arena_lock(&context->first_arena);
+                gr_quick_enter(&context->quick, block);
+                gr_arena_unlock(&context->first_arena);
+                gr_unlock(&split->lock);
+                return 0;
         } else if (ahead) {
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
-                if (quick) {
-                        range->state = GR_RANGE_QUICK;
-                        gr_quick_enter(&split->quick, block);
-                        split->free_count++;
-                        gr_unlock(&split->lock);
-                        return 0;
-                }
                 gr_range_free(split, range); /* which may be part of another one now */
         } else {
                 range->state = GR_RANGE_WAITING;
@@ -734,7 +735,7 @@ bool gr_split_empty(struct gr_context *context)
         bool empty;
 
         gr_lock(&split->lock);
-        empty = split->spare_bytes == 0 && split->quick.bytes == 0;
+        empty = split->spare_bytes == 0 && atomic_load(&context->quick.cached.bytes) == 0;
         gr_unlock(&split->lock);
         return empty;
 }
@@ -757,7 +758,7 @@ static bool find_in(struct gr_context *context, void *arg)
                 struct gr_range *range = gr_range_at(split->segments[at - 1], find->ptr);
 
                 find->place.base_ptr = range->block.ptr;
-                find->place.live = range->state == GR_RANGE_USED;
+                find->place.live = range->state == GR_RANGE_USED && gr_block_is_live(&range->block);
                 find->found = true;
         }
         gr_unlock(&split->lock);

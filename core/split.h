@@ -41,7 +41,6 @@
 
 #include "ledger.h"
 #include "lock.h"
-#include "quick.h"
 
 struct gr_context;
 struct gr_core;
@@ -69,20 +68,22 @@ struct gr_split {
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
         _Atomic uint64_t
                 unwanted_bytes; /* auto: of what bins hold from before the move, to go back by gr_core_maintain */
+        _Atomic uint32_t handouts_taken; /* gr_split_handout */
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;
-        bool stuck;               /* some range was: from then on each is merged as it is freed, and none is quick */
+        _Atomic bool stuck;       /* some range was: from then on each is merged as it is freed, and none is quick; also
+                                     read without the lock */
         struct gr_range *kept;    /* structures of ranges that are no more, by after: those to come need no malloc */
         struct gr_block *queue;   /* waiting ranges, oldest first */
         uint64_t hits, frees;     /* requests served without the driver; ranges freed */
-        uint64_t free_count;      /* free and waiting ranges, and those in quick lists */
+        uint64_t free_count;      /* free and waiting ranges */
         uint64_t open_bytes;      /* freed since an epoch was closed for it */
         uint64_t close_bytes;     /* of it, at which one is closed again */
         uint64_t spare_bytes;     /* what could go back once it is idle: free segments, free extents of heaps */
         uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
         struct gr_free_lists free[GR_FREE_KINDS];
-        struct gr_quick quick;
+        uint32_t handouts;            /* gr_split_handout's */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
@@ -171,6 +172,18 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
 
 /* Adds a segment to the list; false: out of memory. */
 bool gr_split_add(struct gr_split *split, struct gr_segment *segment);
+
+/*
+ * How often blocks were handed out before: the driver has one BUFFER_ID for all of a segment, this tells them apart.
+ * From a supply of the caller's, at first 0, that it keeps under a lock of its own.
+ */
+#define GR_HANDOUTS 256
+static inline uint32_t gr_split_handout(struct gr_split *split, uint32_t *supply)
+{
+        if (*supply % GR_HANDOUTS == 0)
+                *supply = atomic_fetch_add_explicit(&split->handouts_taken, GR_HANDOUTS, memory_order_relaxed);
+        return (*supply)++;
+}
 
 /* So much more, or less, could go back. */
 static inline void gr_split_spare(struct gr_split *split, int64_t bytes)

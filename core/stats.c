@@ -54,6 +54,11 @@ static void sum_bins(struct gr_core *core, struct bin_totals *ret)
                 ret->frees += split->frees;
                 ret->cached_blocks += split->free_count;
                 gr_unlock(&split->lock);
+                gr_arena_lock(&context->first_arena);
+                ret->hits += context->quick.hits;
+                ret->frees += context->quick.frees;
+                ret->cached_blocks += context->quick.count;
+                gr_arena_unlock(&context->first_arena);
                 for (unsigned i = 0; i < GR_SHARDS; i++) {
                         struct gr_arena *arena = gr_arena_at(context, i);
 

@@ -379,6 +379,11 @@ static void begin_moved(void)
         atomic_store(&context->split_active, true);
 }
 
+static uint64_t quick_bytes(void)
+{
+        return context->quick.cached.bytes;
+}
+
 /* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
 static void test_quick(void)
 {
@@ -398,7 +403,7 @@ static void test_quick(void)
         barriers = core.stats.counters[GR_STAT_barriers];
         gpu_give(b, less);
         gpu_give(a, most);
-        GR_CHECK_EQ(context->split.quick.bytes, most + less);
+        GR_CHECK_EQ(quick_bytes(), most + less);
         GR_CHECK(gr_budget_cached(gpu_device()) >= most + less);
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
         GR_CHECK(!again.live);
@@ -423,7 +428,7 @@ static void test_quick(void)
         gpu_give(b, less);
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
         GR_CHECK_EQ(gpu_device()->charged_bytes, charged);
-        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
         gpu_give(a, 12 * MIB);
         a = gpu_take(7 * MIB);
         b = gpu_take(7 * MIB);
@@ -433,7 +438,7 @@ static void test_quick(void)
         GR_CHECK_EQ(gpu_take(7 * MIB), a);
         gpu_give(a, 7 * MIB);
         gpu_give(b, 7 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 14 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 14 * MIB);
         /* All of it goes back where memory is asked for. */
         charged = gr_budget_cached(gpu_device());
         gpu_sync();
@@ -446,7 +451,60 @@ static void test_quick(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO); /* takes no more memory than it must */
         gpu_give(gpu_take(80 * MIB), 80 * MIB);
         gpu_give(gpu_take(6 * MIB), 6 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_end();
+}
+
+static void *give_elsewhere(void *ptr)
+{
+        uint64_t own = gpu_take(7 * MIB);
+
+        gpu_give(*(uint64_t *)ptr, 6 * MIB);
+        gpu_give(own, 7 * MIB);
+        return NULL;
+}
+
+/* What one thread frees another is handed; both take the short way, for all but small blocks. */
+static void test_quick_arena(void)
+{
+        uint64_t a, b, small, hits, frees;
+        bool much = false;
+        pthread_t thread;
+
+        begin_moved();
+        a = gpu_take(6 * MIB);
+        b = gpu_take(20 * MIB);
+        small = gpu_take(100 * KIB);
+        GR_CHECK(!gr_arena_free(&core, small, &much));
+        hits = context->quick.hits;
+        frees = context->quick.frees;
+        GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(context->quick.frees, frees + 2);
+        GR_CHECK_EQ(context->quick.count, 2);
+        GR_CHECK_EQ(quick_bytes(), 13 * MIB);
+        GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB), 0); /* not usable yet */
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        gpu_give(a, 6 * MIB); /* handed out the longer way, and yet */
+        GR_CHECK_EQ(context->quick.frees, frees + 3);
+        GR_CHECK_EQ(quick_bytes(), 13 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB + 512), 0);
+        GR_CHECK_EQ(context->quick.hits, hits);
+        GR_CHECK_EQ(gpu_take(6 * MIB - 100), a);
+        GR_CHECK_EQ(context->quick.hits, hits + 1);
+        GR_CHECK_EQ(context->quick.count, 1);
+        gpu_give(a, 6 * MIB - 100);
+        GR_CHECK_EQ(context->quick.frees, frees + 4);
+        gr_arenas_shut(context);
+        a = gpu_take(6 * MIB);
+        GR_CHECK(!gr_arena_free(&core, a, &much));
+        gr_arenas_open(context);
+        GR_CHECK(!gr_arena_free(&core, a, &much));
+        gpu_give(a, 6 * MIB);
+        gpu_give(small, 100 * KIB);
+        gpu_give(b, 20 * MIB);
+        gpu_settle();
         gpu_end();
 }
 
@@ -516,6 +574,45 @@ static void test_slight(void)
         gpu_end();
 }
 
+static uint32_t handouts_of(uint64_t ptr)
+{
+        struct gr_block_info info = {0};
+
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        return info.handouts;
+}
+
+/* Whatever way a block is handed out: no other had its number. */
+static void test_handouts(void)
+{
+        enum { TIMES = 3 * GR_HANDOUTS };
+        static uint32_t seen[3 * TIMES];
+        uint64_t a, rest;
+        size_t count = 0;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        for (unsigned i = 0; i < TIMES; i++) {
+                a = gpu_take(6 * MIB); /* behind a barrier */
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 6 * MIB);
+                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                a = gpu_take(6 * MIB); /* the short way */
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 6 * MIB);
+                a = gpu_take(100 * KIB);
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 100 * KIB);
+        }
+        for (size_t i = 0; i < count; i++)
+                for (size_t j = 0; j < i; j++)
+                        if (seen[i] == seen[j])
+                                GR_CHECK_EQ(seen[i], UINT32_MAX);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Where they cannot be handed out they are passed by, and what comes then merges them. */
 static void test_quick_waits(void)
 {
@@ -534,11 +631,16 @@ static void test_quick_waits(void)
         gpu_give(b, 6 * MIB);
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
-        GR_CHECK(context->split.quick.bytes > 0);
+        GR_CHECK(quick_bytes() > 0);
+        gr_split_unneeded(context);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK(gr_split_waiting(context)); /* for a barrier */
+        a = gpu_take(8 * MIB);
+        gpu_give(a, 8 * MIB);
         atomic_store(&core.overlaps, true);
         b = gpu_take(8 * MIB);
         GR_CHECK(b != a);
-        GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 1);
+        GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
         GR_CHECK(context->split.waiting_bytes > 0); /* as without quick lists */
         gpu_give(rest, 80 * MIB);
@@ -549,7 +651,7 @@ static void test_quick_waits(void)
 /* Those that end otherwise: by the driver, with one of their neighbours that must not be reused, with the context. */
 static void test_quick_ends(void)
 {
-        uint64_t a, b, rest;
+        uint64_t a, b, c, rest;
 
         begin_moved();
         rest = gpu_take(80 * MIB);
@@ -557,17 +659,20 @@ static void test_quick_ends(void)
         b = gpu_take(3 * MIB);
         atomic_store(&gpu_device()->bypass_until_ns, UINT64_MAX);
         gpu_give(a, 6 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
         atomic_store(&gpu_device()->bypass_until_ns, 0);
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 6 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 6 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, b), 0);
+        c = gpu_take(5 * MIB);
         gpu_give(b, 3 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_give(c, 5 * MIB); /* handed out before */
+        GR_CHECK_EQ(quick_bytes(), 0);
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
-        GR_CHECK_EQ(context->split.quick.bytes, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();
@@ -577,13 +682,13 @@ static void test_quick_ends(void)
                 gpu_take(80 * MIB);
                 a = gpu_take(6 * MIB);
                 gpu_give(a, 6 * MIB);
-                GR_CHECK_EQ(context->split.quick.bytes, 6 * MIB);
+                GR_CHECK_EQ(quick_bytes(), 6 * MIB);
                 if (dropped) {
                         gpu_forget();
                         gr_context_drop(context);
                         GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
                         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-                        GR_CHECK_EQ(context->split.quick.bytes, 0);
+                        GR_CHECK_EQ(quick_bytes(), 0);
                         GR_CHECK_EQ(gr_pool_free(&core, a), -ENOENT);
                 }
                 gpu_end();
@@ -603,7 +708,30 @@ struct walk {
         bool exports;  /* now and then a block that others may know when it is freed */
         bool captures; /* ... and a capture */
         bool overlaps; /* after half of the steps work goes to several streams */
+        bool passes;   /* blocks to other threads, who free them */
 };
+
+/* What one thread has left for another. */
+static struct {
+        pthread_mutex_t mutex;
+        uint64_t ptr;
+        size_t bytes;
+} passed = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void pass(uint64_t *ptr, size_t *bytes)
+{
+        uint64_t other;
+        size_t other_bytes;
+
+        pthread_mutex_lock(&passed.mutex);
+        other = passed.ptr;
+        other_bytes = passed.bytes;
+        passed.ptr = *ptr;
+        passed.bytes = *bytes;
+        pthread_mutex_unlock(&passed.mutex);
+        *ptr = other;
+        *bytes = other_bytes;
+}
 
 /* One begins, or ends. */
 static void capture(bool *going_on)
@@ -637,9 +765,12 @@ static void *walk(void *arg)
                 } else if (dice < 96 && count > 0) {
                         size_t k = gpu_random(&walk->seed) % count;
 
-                        if (walk->exports && dice % 8 == 0)
+                        if (walk->passes)
+                                pass(&ptrs[k], &sizes[k]);
+                        if (walk->exports && ptrs[k] && dice % 8 == 0)
                                 GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, ptrs[k]), 0);
-                        gpu_give(ptrs[k], sizes[k]);
+                        if (ptrs[k])
+                                gpu_give(ptrs[k], sizes[k]);
                         ptrs[k] = ptrs[--count];
                         sizes[k] = sizes[count];
                 } else if (dice < 97) {
@@ -720,7 +851,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         atomic_store(&core.overlaps, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
-                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps};
+                walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps, .passes = i > 0};
                 if (!overlaps)
                         walks[i].captures = i == 0;
                 else
@@ -729,6 +860,9 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         }
         for (unsigned i = 0; i < GPU_THREADS; i++)
                 pthread_join(threads[i], NULL);
+        if (passed.ptr)
+                gpu_give(passed.ptr, passed.bytes);
+        passed.ptr = 0;
         gpu_settle();
         gpu_end();
 }
@@ -748,6 +882,8 @@ static void test_all(void)
         test_decay(GR_POOL_AUTO); /* from quick lists, too */
         test_auto();
         test_quick();
+        test_quick_arena();
+        test_handouts();
         test_bins_asked();
         test_slight();
         test_quick_waits();
