@@ -549,17 +549,18 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         struct gr_split *split = &context->split;
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
-        bool ahead, quick;
+        bool ends_quick = epoch == GR_SPLIT_NEVER && goes_quick(context), ahead, quick;
         int rc;
 
-        if (epoch == GR_SPLIT_NEVER)
-                gr_arenas_shut(context); /* none that was handed out before goes into a quick list any more */
+        if (ends_quick)
+                gr_arenas_shut(context); /* what was handed out before goes into no quick list any more */
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
                 split->stuck = true;
                 merge_quick(context);
-                gr_arenas_open(context);
         }
+        if (ends_quick)
+                gr_arenas_open(context);
         ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         quick = ahead && !by_driver && goes_quick(context);
         if (!quick && gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
