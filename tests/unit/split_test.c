@@ -670,6 +670,7 @@ static void test_quick_ends(void)
         GR_CHECK_EQ(quick_bytes(), 0);
         gpu_give(c, 5 * MIB); /* handed out before */
         GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK_EQ(context->arenas_shut, 0);
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(quick_bytes(), 0);
