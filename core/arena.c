@@ -170,7 +170,7 @@ static uint64_t alloc_quick(struct gr_context *context, size_t bytes)
         if (block && is_ready(block, context)) {
                 gr_quick_leave(quick, block);
                 quick->hits++;
-                ptr = hand_out(arena, block, gr_split_handout(&context->split, &quick->handouts) + 1, bytes);
+                ptr = hand_out(arena, block, ++quick->handouts, bytes);
                 look_in(own);
         }
         gr_arena_unlock(arena);

@@ -27,7 +27,7 @@ struct gr_quick {
         struct gr_block *lists[1u << GR_QUICK_LISTS_LOG2]; /* by a hash of the size, oldest first */
         struct gr_cached cached;                           /* bytes of all of them; on the device's account */
         uint64_t count;                                    /* of them */
-        uint32_t handouts;                                 /* gr_split_handout's */
+        uint32_t handouts; /* of blocks of split's: the driver has one BUFFER_ID for a segment, this tells them apart */
         uint64_t hits, frees; /* blocks that the arena itself handed out, and took back: the others are split's */
 };
 

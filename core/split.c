@@ -205,7 +205,9 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        block->handouts = gr_split_handout(split, &split->handouts);
+        gr_arena_lock(&context->first_arena);
+        block->handouts = context->quick.handouts++;
+        gr_arena_unlock(&context->first_arena);
         if (gr_ledger_add(&context->core->ledger, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;
@@ -267,13 +269,13 @@ static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uin
         gr_arena_lock(&context->first_arena);
         block = gr_quick_find(quick, bytes);
         *ret_epoch = block ? block->freed_epoch : 0;
-        if (block && gr_fence_usable(&context->fence, block->freed_epoch))
+        if (block && gr_fence_usable(&context->fence, block->freed_epoch)) {
                 gr_quick_leave(quick, block);
-        else
+                block->handouts = quick->handouts++;
+        } else {
                 block = NULL;
+        }
         gr_arena_unlock(&context->first_arena);
-        if (block)
-                block->handouts = gr_split_handout(&context->split, &context->split.handouts);
         return block;
 }
 

@@ -68,7 +68,6 @@ struct gr_split {
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
         _Atomic uint64_t
                 unwanted_bytes; /* auto: of what bins hold from before the move, to go back by gr_core_maintain */
-        _Atomic uint32_t handouts_taken; /* gr_split_handout */
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;
@@ -83,7 +82,6 @@ struct gr_split {
         uint64_t spare_bytes;     /* what could go back once it is idle: free segments, free extents of heaps */
         uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
         struct gr_free_lists free[GR_FREE_KINDS];
-        uint32_t handouts;            /* gr_split_handout's */
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
         struct gr_segment *heaps[2]; /* for large requests and for small ones, among the segments; NULL: none yet, or
@@ -172,18 +170,6 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
 
 /* Adds a segment to the list; false: out of memory. */
 bool gr_split_add(struct gr_split *split, struct gr_segment *segment);
-
-/*
- * How often blocks were handed out before: the driver has one BUFFER_ID for all of a segment, this tells them apart.
- * From a supply of the caller's, at first 0, that it keeps under a lock of its own.
- */
-#define GR_HANDOUTS 256
-static inline uint32_t gr_split_handout(struct gr_split *split, uint32_t *supply)
-{
-        if (*supply % GR_HANDOUTS == 0)
-                *supply = atomic_fetch_add_explicit(&split->handouts_taken, GR_HANDOUTS, memory_order_relaxed);
-        return (*supply)++;
-}
 
 /* So much more, or less, could go back. */
 static inline void gr_split_spare(struct gr_split *split, int64_t bytes)

@@ -69,14 +69,6 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         gpu_end();
 }
 
-static unsigned wakes;
-
-static void wake(struct gr_core *woken)
-{
-        (void)woken;
-        wakes++;
-}
-
 /*
  * What bins hold from before a move is asked back before it is in the way, and goes back in another thread: as much as
  * is too much, in whole blocks; the smallest stay.
@@ -86,7 +78,7 @@ static void test_bins_leave(bool woken)
         uint64_t live, idle[2], small, a, b, c, cached;
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        core.wake = woken ? wake : NULL;
+        core.wake = woken ? gpu_wake : NULL;
         live = gpu_take(300 * MIB);
         for (int i = 0; i < 2; i++)
                 idle[i] = gpu_take(160 * MIB);
@@ -99,17 +91,17 @@ static void test_bins_leave(bool woken)
         cached = gr_arenas_cached(context);
         GR_CHECK_EQ(cached, 320 * MIB + 16 * KIB);
         atomic_store(&context->split_active, true);
-        wakes = 0;
+        gpu_wakes = 0;
         a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
-        GR_CHECK_EQ(wakes, 0);
+        GR_CHECK_EQ(gpu_wakes, 0);
         b = gpu_take(40 * MIB);
-        GR_CHECK_EQ(wakes, woken);
+        GR_CHECK_EQ(gpu_wakes, woken);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 748 * MIB); /* nothing went in this thread */
         gr_core_maintain(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(gpu_device()->charged_bytes, (woken ? 588 : 748) * MIB);
         c = gpu_take(20 * MIB);
-        GR_CHECK_EQ(wakes, woken);
+        GR_CHECK_EQ(gpu_wakes, woken);
         gr_core_maintain(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);

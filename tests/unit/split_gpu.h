@@ -75,6 +75,10 @@ void gpu_sleep(uint64_t ns);
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
 
+/* For core.wake: counts. */
+extern unsigned gpu_wakes;
+void gpu_wake(struct gr_core *woken);
+
 /* The next of the numbers that the seed, which is not 0, leads to. */
 uint64_t gpu_random(uint64_t *seed);
 

@@ -1,0 +1,371 @@
+/*
+ * GR_POOL_AUTO: the move from bins to split, and the quick lists of what comes then, against a GPU that is only a clock
+ * and notices what is handed out or given back too early.
+ *
+ *   auto_test [mapped]     without mapped memory, or with it
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "check.h"
+#include "pool.h"
+#include "split.h"
+#include "split_gpu.h"
+#include "trim.h"
+
+static void test_auto(void)
+{
+        uint64_t ptr;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        for (unsigned i = 1; i < 60 && !gr_split_active(context); i++) {
+                ptr = gpu_take(i * 3 * MIB);
+                gpu_give(ptr, i * 3 * MIB);
+        }
+        GR_CHECK(gr_split_active(context));
+        GR_CHECK(gpu_take(50 * MIB) != 0);
+        gr_split_bar(&core);
+        GR_CHECK(!gr_split_active(context));
+        gpu_end();
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        for (unsigned i = 1; i < 200; i++) { /* what bins are good at: they stay */
+                ptr = gpu_take(i % 4 * 8 * MIB + 2 * MIB);
+                gpu_give(ptr, i % 4 * 8 * MIB + 2 * MIB);
+        }
+        GR_CHECK(!gr_split_active(context));
+        gpu_end();
+}
+
+/* A fresh context of GR_POOL_AUTO that has moved to split. */
+static void begin_moved(void)
+{
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+}
+
+static uint64_t quick_bytes(void)
+{
+        return context->quick.cached.bytes;
+}
+
+/* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
+static void test_quick(void)
+{
+        struct gr_block_info first, again;
+        struct gr_split_place place;
+        const size_t most = 11 * MIB - 700 * KIB, less = MIB + 700 * KIB;
+        uint64_t barriers, charged, a, b, c, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(12 * MIB);
+        gpu_give(a, 12 * MIB);
+        a = gpu_take(most);
+        b = gpu_take(less);
+        GR_CHECK_EQ(b, a + most);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &first), 0);
+        barriers = core.stats.counters[GR_STAT_barriers];
+        gpu_give(b, less);
+        gpu_give(a, most);
+        GR_CHECK_EQ(quick_bytes(), most + less);
+        GR_CHECK(gr_budget_cached(gpu_device()) >= most + less);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK(!again.live);
+        GR_CHECK_EQ(gr_split_find(&core, a + 1000, &place), 0);
+        GR_CHECK(!place.live);
+        GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
+        GR_CHECK_EQ(gr_pool_free(&core, a + 512), -EALREADY);
+        GR_CHECK(!gr_pool_empty(context));
+        GR_CHECK_EQ(gpu_take(less), b);
+        GR_CHECK_EQ(gpu_take(most), a);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK(again.live && again.handouts > first.handouts);
+        c = gpu_take(5 * MIB);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, c, &first), 0);
+        GR_CHECK(first.handouts != again.handouts); /* they may be of one allocation of the driver's */
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, b, &again), 0);
+        GR_CHECK(first.handouts != again.handouts);
+        gpu_give(c, 5 * MIB);
+        charged = gpu_device()->charged_bytes;
+        gpu_give(a, most);
+        gpu_give(b, less);
+        GR_CHECK_EQ(gpu_take(12 * MIB), a);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, charged);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_give(a, 12 * MIB);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(7 * MIB);
+        gpu_give(b, 7 * MIB);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_take(7 * MIB), b); /* the one that was freed first */
+        GR_CHECK_EQ(gpu_take(7 * MIB), a);
+        gpu_give(a, 7 * MIB);
+        gpu_give(b, 7 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 14 * MIB);
+        /* All of it goes back where memory is asked for. */
+        charged = gr_budget_cached(gpu_device());
+        gpu_sync();
+        gr_fence_sync(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), charged);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO); /* takes no more memory than it must */
+        gpu_give(gpu_take(80 * MIB), 80 * MIB);
+        gpu_give(gpu_take(6 * MIB), 6 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_end();
+}
+
+static void *give_elsewhere(void *ptr)
+{
+        uint64_t own = gpu_take(7 * MIB);
+
+        gpu_give(*(uint64_t *)ptr, 6 * MIB);
+        gpu_give(own, 7 * MIB);
+        return NULL;
+}
+
+/* What one thread frees another is handed; both take the short way, for all but small blocks. */
+static void test_quick_threads(void)
+{
+        uint64_t a, b, small, hits, frees;
+        bool much = false;
+        pthread_t thread;
+
+        begin_moved();
+        a = gpu_take(6 * MIB);
+        b = gpu_take(20 * MIB);
+        small = gpu_take(100 * KIB);
+        GR_CHECK(!gr_arena_free(&core, small, &much));
+        hits = context->quick.hits;
+        frees = context->quick.frees;
+        GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(context->quick.frees, frees + 2);
+        GR_CHECK_EQ(context->quick.count, 2);
+        GR_CHECK_EQ(quick_bytes(), 13 * MIB);
+        GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB), 0); /* not usable yet */
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        gpu_give(a, 6 * MIB); /* handed out the longer way, and yet */
+        GR_CHECK_EQ(context->quick.frees, frees + 3);
+        GR_CHECK_EQ(quick_bytes(), 13 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB + 512), 0);
+        GR_CHECK_EQ(context->quick.hits, hits);
+        GR_CHECK_EQ(gpu_take(6 * MIB - 100), a);
+        GR_CHECK_EQ(context->quick.hits, hits + 1);
+        GR_CHECK_EQ(context->quick.count, 1);
+        gpu_give(a, 6 * MIB - 100);
+        GR_CHECK_EQ(context->quick.frees, frees + 4);
+        gr_arenas_shut(context);
+        a = gpu_take(6 * MIB);
+        GR_CHECK(!gr_arena_free(&core, a, &much));
+        gr_arenas_open(context);
+        GR_CHECK(!gr_arena_free(&core, a, &much));
+        gpu_give(a, 6 * MIB);
+        gpu_give(small, 100 * KIB);
+        gpu_give(b, 20 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What bins hold from before the move is asked back, whether split has a heap or segments. */
+static void test_bins_asked(void)
+{
+        uint64_t live, idle, more;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.wake = gpu_wake;
+        live = gpu_take(100 * MIB);
+        idle = gpu_take(100 * MIB);
+        gpu_give(idle, 100 * MIB);
+        atomic_store(&context->split_active, true);
+        gpu_wakes = 0;
+        more = gpu_take(45 * MIB); /* 245 of 250, and above 225 */
+        GR_CHECK(gpu_wakes > 0);
+        gpu_sync();
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), 0);
+        gpu_give(more, 45 * MIB);
+        gpu_give(live, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A small request takes what is usable elsewhere before a barrier is laid for a block of its size; no larger one does.
+ */
+static void test_slight(void)
+{
+        const size_t slight = MIB + 512 * KIB, more = 3 * MIB;
+        uint64_t barriers, rest, a, b, c, others[8];
+        unsigned count = 0;
+
+        begin_moved();
+        rest = gpu_take(64 * MIB);
+        a = gpu_take(80 * MIB);
+        gpu_give(a, 80 * MIB);
+        gpu_sync();
+        gr_fence_sync(context);
+        a = gpu_take(71 * MIB); /* 9 MiB are left that need no barrier */
+        barriers = core.stats.counters[GR_STAT_barriers];
+        b = gpu_take(more);
+        gpu_give(b, more);
+        GR_CHECK_EQ(gpu_take(more), b);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        c = gpu_take(slight);
+        gpu_give(c, slight);
+        while (core.stats.counters[GR_STAT_barriers] == barriers + 1 && count < 8)
+                others[count++] = gpu_take(slight);
+        GR_CHECK(count > 2 && count < 8);
+        GR_CHECK_EQ(others[count - 1], c);
+        while (count > 0)
+                gpu_give(others[--count], slight);
+        gpu_give(b, more);
+        gpu_give(a, 71 * MIB);
+        gpu_give(rest, 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static uint32_t handouts_of(uint64_t ptr)
+{
+        struct gr_block_info info = {0};
+
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        return info.handouts;
+}
+
+/* Whatever way a block is handed out: no other had its number. */
+static void test_handouts(void)
+{
+        enum { TIMES = 300 };
+        static uint32_t seen[3 * TIMES];
+        uint64_t a, rest;
+        size_t count = 0;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        for (unsigned i = 0; i < TIMES; i++) {
+                a = gpu_take(6 * MIB); /* behind a barrier */
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 6 * MIB);
+                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                a = gpu_take(6 * MIB); /* the short way */
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 6 * MIB);
+                a = gpu_take(100 * KIB);
+                seen[count++] = handouts_of(a);
+                gpu_give(a, 100 * KIB);
+        }
+        for (size_t i = 0; i < count; i++)
+                for (size_t j = 0; j < i; j++)
+                        if (seen[i] == seen[j])
+                                GR_CHECK_EQ(seen[i], UINT32_MAX);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where they cannot be handed out they are passed by, and what comes then merges them. */
+static void test_quick_waits(void)
+{
+        uint64_t barriers, a, b, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        barriers = core.stats.counters[GR_STAT_barriers];
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        b = gpu_take(6 * MIB);
+        GR_CHECK(b != a);
+        gr_gate_end(&core.gate);
+        gpu_give(b, 6 * MIB);
+        a = gpu_take(8 * MIB);
+        gpu_give(a, 8 * MIB);
+        GR_CHECK(quick_bytes() > 0);
+        gr_split_unneeded(context);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK(gr_split_waiting(context)); /* for a barrier */
+        a = gpu_take(8 * MIB);
+        gpu_give(a, 8 * MIB);
+        atomic_store(&core.overlaps, true);
+        b = gpu_take(8 * MIB);
+        GR_CHECK(b != a);
+        GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 2);
+        gpu_give(b, 8 * MIB);
+        GR_CHECK(context->split.waiting_bytes > 0); /* as without quick lists */
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Those that end otherwise: by the driver, with one of their neighbours that must not be reused, with the context. */
+static void test_quick_ends(void)
+{
+        uint64_t a, b, c, rest;
+
+        begin_moved();
+        rest = gpu_take(80 * MIB);
+        a = gpu_take(6 * MIB);
+        b = gpu_take(3 * MIB);
+        atomic_store(&gpu_device()->bypass_until_ns, UINT64_MAX);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        atomic_store(&gpu_device()->bypass_until_ns, 0);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 6 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, b), 0);
+        c = gpu_take(5 * MIB);
+        gpu_give(b, 3 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_give(c, 5 * MIB); /* handed out before */
+        GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK_EQ(context->arenas_shut, 0);
+        a = gpu_take(6 * MIB);
+        gpu_give(a, 6 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        for (int dropped = 0; dropped < 2; dropped++) {
+                begin_moved();
+                gpu_take(80 * MIB);
+                a = gpu_take(6 * MIB);
+                gpu_give(a, 6 * MIB);
+                GR_CHECK_EQ(quick_bytes(), 6 * MIB);
+                if (dropped) {
+                        gpu_forget();
+                        gr_context_drop(context);
+                        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+                        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+                        GR_CHECK_EQ(quick_bytes(), 0);
+                        GR_CHECK_EQ(gr_pool_free(&core, a), -ENOENT);
+                }
+                gpu_end();
+        }
+}
+
+int main(int argc, char **argv)
+{
+        if (!gpu_open(argc == 2 && !strcmp(argv[1], "mapped")))
+                return 1;
+        test_auto();
+        test_quick();
+        test_quick_threads();
+        test_handouts();
+        test_bins_asked();
+        test_slight();
+        test_quick_waits();
+        test_quick_ends();
+        gpu_close();
+        return GR_CHECK_RESULT();
+}
