@@ -167,7 +167,7 @@ static void test_hanging(void)
 {
         static struct gr_reclaimable hanging = {.name = "stone", .purge = hang, .apart = true, .limit_ns = 50 * SG_MS};
         static struct gr_reclaimable giver = {.name = "giver", .purge = give_up, .apart = true};
-        uint64_t ptr, begin_ns;
+        uint64_t ptr, begin_ns, took_ns = UINT64_MAX;
 
         start();
         atomic_store(&calls, 0);
@@ -182,9 +182,13 @@ static void test_hanging(void)
         GR_CHECK(now_ns() - begin_ns < 900 * SG_MS);
         GR_CHECK(heard("stone: purge is not back in time"));
 
-        begin_ns = now_ns(); /* it still hangs: not entered again, not waited for again */
-        gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
-        GR_CHECK(now_ns() - begin_ns < 50 * SG_MS);
+        /* It still hangs: not entered again, not waited for again. A busy machine may be slow, but not each time. */
+        for (int i = 0; i < 5; i++) {
+                begin_ns = now_ns();
+                gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
+                took_ns = gr_min(took_ns, now_ns() - begin_ns);
+        }
+        GR_CHECK(took_ns < 50 * SG_MS);
         GR_CHECK_EQ(calls, 1);
 
         atomic_store(&let_go, true);
