@@ -53,7 +53,7 @@ grep -q 'could not be measured: .*oops' "$folder/said" || fail "what failed is n
 [ "$(rows 'cuInit')" -eq 0 ] || fail "a figure of a program that failed"
 [ "$(rows 'a program without CUDA')" -eq 2 ] || fail "one failure took the other figures with it"
 
-# Programs in turns: one at a time works, ten steps are a sample, and one that fails is named.
+# Programs in turns: one at a time works, all on the same processors, ten steps are a sample, and one that fails is named.
 cat >"$folder/turns.py" <<'PY'
 import os
 import sys
@@ -61,6 +61,8 @@ import time
 
 if os.environ.get("GPURECLAIM_POOL") == "auto":
     sys.exit("oops")
+if os.sched_getaffinity(0) != {int(os.environ["PROCESSOR"])}:
+    sys.exit("on other processors")
 for _ in range(int(sys.argv[2].partition("=")[2]) // 10):
     print("ready", flush=True)
     sys.stdin.readline()
@@ -84,6 +86,8 @@ module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench"
 loader.exec_module(module)
 module.SCRIPTS = Path(folder)
 os.chdir(folder)
+module.TURN_PROCESSORS = 1
+os.environ["PROCESSOR"] = str(min(os.sched_getaffinity(0)))
 bench = module.Bench(types.SimpleNamespace(build_folder=build, quick=False, simulated=True), folder)
 bench.turns("training", "turns.py", 3, True)
 samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
