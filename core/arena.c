@@ -215,10 +215,20 @@ uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
                 return 0;
         gr_arena_lock(arena);
         if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split.stuck))
-                ptr = hand_out(arena, block, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1, bytes);
+                ptr = hand_out(arena, block, ++context->quick.handouts, bytes);
         gr_arena_unlock(arena);
         look_in(gr_arena_own(context));
         return ptr;
+}
+
+uint32_t gr_arena_handout(struct gr_context *context)
+{
+        uint32_t handouts;
+
+        gr_arena_lock(&context->first_arena);
+        handouts = ++context->quick.handouts;
+        gr_arena_unlock(&context->first_arena);
+        return handouts;
 }
 
 /* As gr_arena_free, for what this arena handed out, and whose flags are these. */

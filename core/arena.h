@@ -92,6 +92,9 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
  */
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 
+/* The number of the next block of split's that goes to the program. No lock from GR_RANK_ARENA up is held. */
+uint32_t gr_arena_handout(struct gr_context *context);
+
 /*
  * The way of most frees: takes back a block that the calling thread's arena, or the first for what is split's, handed
  * out lately, in the context that the thread's shard last allocated in. The context; NULL where it is no such block,

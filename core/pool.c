@@ -216,6 +216,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         uint64_t ptr = gr_arena_adopt(block, bytes);
+        uint32_t handouts;
 
         if (ptr) {
                 *ret_ptr = ptr;
@@ -223,8 +224,9 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         }
         ptr = block->ptr;
         /* Nobody else has the block now. */
-        atomic_store_explicit(&block->handouts, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1,
-                              memory_order_relaxed);
+        handouts = block->flags & GR_BLOCK_SPLIT ? gr_arena_handout(block->context)
+                                                 : atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1;
+        atomic_store_explicit(&block->handouts, handouts, memory_order_relaxed);
         if (!gr_ledger_hand_out(block, bytes)) {
                 gr_block_drop(block);
                 return false;

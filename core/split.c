@@ -205,9 +205,6 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        gr_arena_lock(&context->first_arena);
-        block->handouts = context->quick.handouts++;
-        gr_arena_unlock(&context->first_arena);
         if (gr_ledger_add(&context->core->ledger, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;
@@ -271,7 +268,6 @@ static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uin
         *ret_epoch = block ? block->freed_epoch : 0;
         if (block && gr_fence_usable(&context->fence, block->freed_epoch)) {
                 gr_quick_leave(quick, block);
-                block->handouts = quick->handouts++;
         } else {
                 block = NULL;
         }
