@@ -266,11 +266,10 @@ static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uin
         gr_arena_lock(&context->first_arena);
         block = gr_quick_find(quick, bytes);
         *ret_epoch = block ? block->freed_epoch : 0;
-        if (block && gr_fence_usable(&context->fence, block->freed_epoch)) {
+        if (block && gr_fence_usable(&context->fence, block->freed_epoch))
                 gr_quick_leave(quick, block);
-        } else {
+        else
                 block = NULL;
-        }
         gr_arena_unlock(&context->first_arena);
         return block;
 }
