@@ -24,7 +24,8 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
         CUcontext handle;
         uint64_t generation;
         struct gr_context *context;
-        uint64_t sure; /* the generation in which it is current still, unless the thread changes that; 0: ask */
+        uint64_t sure;     /* the generation in which it is current still, unless the thread changes that; 0: ask */
+        unsigned runtimes; /* bits of those that have served the thread in it */
 } last;
 
 /* Moves on when a context ends, so that no thread trusts its last one. */
@@ -179,6 +180,7 @@ static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
                 saved_errno = errno;
                 last.context = look_up(handle);
                 last.handle = handle;
+                last.runtimes = 0;
                 last.generation = last.context ? now : 0;
                 errno = saved_errno;
         }
@@ -192,6 +194,24 @@ struct gr_context *gr_current_context(void)
         uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
 
         return __builtin_expect(last.sure == now, 1) ? last.context : ask(now);
+}
+
+struct gr_context *gr_runtime_context(unsigned runtime)
+{
+        struct gr_context *context = gr_current_context();
+
+        return __builtin_expect(last.runtimes & runtime, runtime) ? context : NULL;
+}
+
+void gr_runtime_used(unsigned runtime)
+{
+        if (gr_current_context())
+                last.runtimes |= runtime;
+}
+
+void gr_runtime_unsure(void)
+{
+        last.runtimes = 0;
 }
 
 struct gr_context *gr_context_visit(CUcontext handle)

@@ -1,5 +1,5 @@
 /*
- * dlsym: names that are neither cu[A-Z]* nor nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a
+ * dlsym: names that are none of cu[A-Z]*, cup* and nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a
  * jump that leaves stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the
  * return address.
  * The others ask gr_dlsym_hook first: a pointer is the answer, 1 means "answer NULL", 0 "as if we were not there".
@@ -24,6 +24,8 @@ dlsym:
         cmpb    $'u', 1(%rsi)
         jne     .Lreal
         movzbl  2(%rsi), %eax
+        cmpl    $'p', %eax
+        je      .Lask
         subl    $'A', %eax
         cmpl    $25, %eax
         ja      .Lreal
@@ -97,6 +99,8 @@ dlsym:
         cmp     w9, #'u'
         b.ne    .Lreal
         ldrb    w9, [x1, #2]
+        cmp     w9, #'p'
+        b.eq    .Lask
         sub     w9, w9, #'A'
         cmp     w9, #25
         b.hi    .Lreal

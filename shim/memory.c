@@ -26,35 +26,41 @@ struct pitched_request {
 static struct pitch *pitches; /* guarded by pitches_lock */
 static pthread_mutex_t pitches_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ptr: what gr_arena_alloc had, where that is to be told to the trace; else 0. */
-static __attribute__((noinline)) CUresult alloc(struct gr_context *context, uint64_t ptr, CUdeviceptr *dptr,
-                                                size_t bytesize)
+/* ptr: what gr_arena_alloc had, where that is to be told to the trace; else 0. 0 or -errno. */
+static __attribute__((noinline)) int alloc(struct gr_context *context, uint64_t ptr, CUdeviceptr *dptr, size_t bytesize)
 {
-        int saved_errno = errno, rc = ptr ? 0 : gr_pool_alloc_slow(context, bytesize, &ptr);
+        int saved_errno = errno, rc = ptr ? 0 : gr_runtime_refused;
 
+        if (!ptr && !rc)
+                rc = gr_pool_alloc_slow(context, bytesize, &ptr);
         if (rc == 0)
                 *dptr = ptr;
         if (gr_tracing() && rc == 0)
                 gr_trace_alloc(ptr, bytesize);
         errno = saved_errno;
-        return gr_result(rc);
+        return rc;
+}
+
+int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
+{
+        uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
+
+        if (__builtin_expect(!ptr || gr_tracing(), 0))
+                return alloc(context, ptr, ret_ptr, bytes);
+        *ret_ptr = ptr;
+        return 0;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
         struct gr_context *context;
-        uint64_t ptr;
 
         if (!gr_shim_ready() || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES)
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
         context = gr_current_context();
         if (!context)
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
-        ptr = gr_arena_alloc(context, bytesize); /* cannot touch errno, as what follows may */
-        if (__builtin_expect(!ptr || gr_tracing(), 0))
-                return alloc(context, ptr, dptr, bytesize);
-        *dptr = ptr;
-        return CUDA_SUCCESS;
+        return gr_result(gr_memory_alloc(context, bytesize, dptr));
 }
 
 /* The pitch of this width, or 0 while nobody has asked the driver. */
@@ -145,34 +151,42 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         return gr_result(rc);
 }
 
-/* context: where gr_arena_free has taken it back, so much that there is more to do; or NULL. */
-static __attribute__((noinline)) CUresult give_back(struct gr_context *context, bool much, CUdeviceptr dptr)
+/* context: where gr_arena_free has taken it back, so much that there is more to do; or NULL. 0 or -errno. */
+static __attribute__((noinline)) int give_back(struct gr_context *context, bool much, CUdeviceptr dptr)
 {
-        int saved_errno = errno, rc = 0;
+        int saved_errno = errno, rc = context ? 0 : gr_runtime_refused;
 
         if (context) {
                 gr_pool_freed(context, much);
-        } else {
+        } else if (!rc) {
                 if (gr_tracing())
                         gr_trace_free(dptr);
                 rc = gr_pool_free_slow(&gr_core, dptr);
         }
         errno = saved_errno;
-        return rc == -ENOENT ? gr_free_foreign(dptr) : gr_result(rc);
+        return rc;
 }
 
-GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+int gr_memory_free(CUdeviceptr ptr)
 {
         struct gr_context *context = NULL;
         bool much = false;
 
+        if (!gr_tracing())
+                context = gr_arena_free(&gr_core, ptr, &much); /* cannot touch errno, as what follows may */
+        if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
+                return give_back(context, much, ptr);
+        return 0;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+{
+        int rc;
+
         if (!gr_shim_ready() || !dptr)
                 return GR_REAL(cuMemFree_v2, dptr);
-        if (!gr_tracing())
-                context = gr_arena_free(&gr_core, dptr, &much); /* cannot touch errno, as what follows may */
-        if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
-                return give_back(context, much, dptr);
-        return CUDA_SUCCESS;
+        rc = gr_memory_free(dptr);
+        return rc == -ENOENT ? gr_free_foreign(dptr) : gr_result(rc);
 }
 
 /*

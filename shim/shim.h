@@ -1,10 +1,10 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, sync.c;
- * async.c, mapped.c, import.c, managed.c, array.c, graph.c, module.c and host.c for what the pool does not serve; own.c
- * for what the driver takes by itself; nvml_answers.c for NVML's answers), gives core/ the real driver (driver.c), and
- * looks after the process: options, fork, exit, helper thread (process.c), and the other processes on the card
- * (neighbour.c, system.c).
+ * runtime.c for two functions of the shared runtime; async.c, mapped.c, import.c, managed.c, array.c, graph.c, module.c
+ * and host.c for what the pool does not serve; own.c for what the driver takes by itself; nvml_answers.c for NVML's
+ * answers), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit, helper thread
+ * (process.c), and the other processes on the card (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -155,6 +155,31 @@ struct gr_context *gr_context_known(CUcontext handle);
 
 /* The same, made known by making it current for a moment; NULL where the driver refuses that. */
 struct gr_context *gr_context_visit(CUcontext handle);
+
+/*
+ * As gr_current_context, where the runtime of this bit has served the thread since the context became current and no
+ * device was chosen; else NULL. And: it has; a device was chosen.
+ */
+struct gr_context *gr_runtime_context(unsigned runtime);
+void gr_runtime_used(unsigned runtime);
+void gr_runtime_unsure(void);
+
+/* memory.c */
+
+/*
+ * A block of the pool for the program, and one from it; 0 or -errno, errno is kept. Neither for the trace. bytes: more
+ * than none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
+ */
+int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr);
+int gr_memory_free(CUdeviceptr ptr);
+
+/* runtime.c */
+
+/* The pool's answer, -errno, to the call of the driver's that the runtime is about to make for this thread; 0: none. */
+extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+
+/* Somebody wants to see each call of the runtime's: none passes it by from now on. by is for the log. */
+void gr_runtime_watched(const char *by);
 
 /* device.c */
 

@@ -1,6 +1,7 @@
 /*
- * Another library to preload, as profilers and memory tracers are: it stands in for cuMemAlloc_v2 and for dlsym itself,
- * and reaches the next one in the order of loading with RTLD_NEXT. It counts what passes through it.
+ * Another library to preload, as profilers and memory tracers are: it stands in for cuMemAlloc_v2, the runtime's
+ * cudaMalloc and for dlsym itself, and reaches the next one in the order of loading with RTLD_NEXT. It counts what
+ * passes through it.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -29,6 +30,17 @@ int cuMemAlloc_v2(uint64_t *dptr, size_t bytesize)
         interposer_allocs++;
         memcpy(&next, &interposer_next, sizeof(next));
         return next ? next(dptr, bytesize) : 3;
+}
+
+EXPORT int cudaMalloc(void **ptr, size_t bytes);
+
+int cudaMalloc(void **ptr, size_t bytes)
+{
+        int (*next)(void **, size_t) = NULL;
+        void *found = dlsym(RTLD_NEXT, "cudaMalloc");
+
+        memcpy(&next, &found, sizeof(next));
+        return next ? next(ptr, bytes) : 3;
 }
 
 /* The program's question about anything but our own function goes on to the C library's dlsym. */

@@ -136,6 +136,7 @@ int main(void)
         expect_real(&handle, "cuMemAlloc", 0, 1);
         expect_real(&handle, "cuA", 0, 1);
         expect_real(&handle, "cuZ", 0, 1);
+        expect_real(&handle, "cuptiEnableDomain", 0, 1);
         expect_real(&handle, "nvml", 0, 1);
         expect_real(&handle, "nvmlInit_v2", 0, 1);
         expect_real(RTLD_NEXT, "nvmlInit_v2", 0, 0);

@@ -25,6 +25,7 @@ extern const char grSimVersion[];                 /* its presence tells the simu
 unsigned long grSimMisuseCount(void);             /* touches of memory that was not the program's to touch */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
 size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
+unsigned long grSimRuntimeCount(void);           /* calls of the stand-in runtime's cudaMalloc and cudaFree */
 void grSimUuid(int card, unsigned char ret[16]); /* whatever CUDA_VISIBLE_DEVICES shows */
 
 #endif

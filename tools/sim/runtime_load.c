@@ -103,12 +103,11 @@ cudaError_t rt_enter(void)
 {
         CUcontext current = NULL;
 
-        if (thread.has_context && thread.resets == atomic_load(&resets))
-                return cudaSuccess;
         if (rt_load() != cudaSuccess)
                 return load_rc;
-        /* A context the program made itself is used as it is. */
-        if (!thread.has_context && rt_driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
+        /* Whatever is current is used as it is, unless it went with a reset. */
+        if ((!thread.has_context || thread.resets == atomic_load(&resets)) &&
+            rt_driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
                 thread.has_context = 1;
                 thread.resets = atomic_load(&resets);
                 return cudaSuccess;

@@ -1,13 +1,24 @@
 /* The runtime's allocations: each becomes the driver call of the same sense. */
 #include "runtime.h"
 
+#include <stdatomic.h>
 #include <string.h>
+
+#include "grsim.h"
+
+static atomic_ulong calls; /* of cudaMalloc and cudaFree */
+
+__attribute__((visibility("default"))) unsigned long grSimRuntimeCount(void)
+{
+        return atomic_load(&calls);
+}
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
         CUdeviceptr dptr;
         cudaError_t rc = rt_enter();
 
+        atomic_fetch_add(&calls, 1);
         if (rc != cudaSuccess)
                 return rc;
         if (!p)
@@ -18,8 +29,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
                 return cudaSuccess;
         }
         rc = rt_result(rt_driver.cuMemAlloc(&dptr, bytes));
-        if (rc == cudaSuccess)
-                *p = (void *)(uintptr_t)dptr;
+        *p = rc == cudaSuccess ? (void *)(uintptr_t)dptr : NULL;
         return rc;
 }
 
@@ -27,6 +37,7 @@ cudaError_t cudaFree(void *p)
 {
         cudaError_t rc = rt_enter();
 
+        atomic_fetch_add(&calls, 1);
         return rc != cudaSuccess || !p ? rc : rt_result(rt_driver.cuMemFree(RT_DPTR(p)));
 }
 
