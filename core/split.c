@@ -19,7 +19,7 @@
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
-#define WASTE_SHARE       4                    /* auto: of live memory, cached and yet of no use */
+#define WASTE_SHARE       8                    /* auto: of live memory, cached and yet of no use */
 
 /* Cached bytes that cannot go back because other ranges of the segment are used. */
 static uint64_t pinned_bytes(const struct gr_segment *segment)

@@ -38,6 +38,25 @@ static void test_auto(void)
         gpu_end();
 }
 
+/* Of 800 MiB that live, or a little more, an eighth is too much to lie in bins where it does not fit. */
+static void test_waste(uint64_t idle_bytes, bool moves)
+{
+        uint64_t live, idle, more[12];
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        live = gpu_take(800 * MIB);
+        idle = gpu_take(idle_bytes);
+        gpu_give(idle, idle_bytes);
+        for (unsigned i = 0; i < 12; i++)
+                more[i] = gpu_take(10 * MIB);
+        GR_CHECK_EQ(gr_split_active(context), moves);
+        for (unsigned i = 0; i < 12; i++)
+                gpu_give(more[i], 10 * MIB);
+        gpu_give(live, 800 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* A fresh context of GR_POOL_AUTO that has moved to split. */
 static void begin_moved(void)
 {
@@ -359,6 +378,8 @@ int main(int argc, char **argv)
         if (!gpu_open(argc == 2 && !strcmp(argv[1], "mapped")))
                 return 1;
         test_auto();
+        test_waste(130 * MIB, true);
+        test_waste(90 * MIB, false);
         test_quick();
         test_quick_threads();
         test_handouts();
