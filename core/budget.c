@@ -248,6 +248,27 @@ uint64_t gr_budget_room(struct gr_device *device)
         return group ? gr_min(room, group->room(group->arg)) : room;
 }
 
+/* What the cache may hold under threshold and soft limit. */
+static uint64_t cache_allowed(struct gr_device *device)
+{
+        uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
+        uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
+
+        if (soft != GR_UNLIMITED) {
+                uint64_t live = gr_budget_live(device);
+
+                allowed = gr_min(allowed, soft > live ? soft - live : 0);
+        }
+        return allowed;
+}
+
+uint64_t gr_budget_cache_room(struct gr_device *device)
+{
+        uint64_t cached = gr_budget_cached(device), allowed = cache_allowed(device);
+
+        return gr_min(gr_budget_room(device), allowed > cached ? allowed - cached : 0);
+}
+
 uint64_t gr_budget_over(struct gr_device *device)
 {
         const struct gr_group *group = atomic_load(&device->group);
@@ -276,16 +297,8 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
         uint64_t hard = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
-        uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
-        uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
-        uint64_t cached, over;
+        uint64_t cached = gr_budget_returnable(device), allowed = cache_allowed(device), over;
 
-        cached = gr_budget_returnable(device);
-        if (soft != GR_UNLIMITED) {
-                uint64_t live = gr_budget_live(device);
-
-                allowed = gr_min(allowed, soft > live ? soft - live : 0);
-        }
         over = cached > allowed ? cached - allowed : 0;
         /* The limit came down below what was taken already. */
         if (charged > hard && charged - hard > over)

@@ -184,6 +184,9 @@ void gr_budget_note_live(struct gr_device *device);
 /* What could still be charged, under the hard limit and the group's. */
 uint64_t gr_budget_room(struct gr_device *device);
 
+/* What could still be charged and cached, under threshold and soft limit, too. */
+uint64_t gr_budget_cache_room(struct gr_device *device);
+
 /* What is charged beyond the hard limit or the group's, whichever is passed by more: charges that were not asked for,
  * or a limit that came down. */
 uint64_t gr_budget_over(struct gr_device *device);

@@ -14,6 +14,8 @@
 #define ADDRESSES_SHARE   4                     /* addresses reserved, times the card's memory: holes are no loss */
 #define EXTENT_SHARE      144                   /* of what is charged; more would tie up too much, fewer cost time */
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
+#define AHEAD_BYTES       (UINT64_C(32) << 20)  /* auto: mapped at once, where the footprint may grow by so much ... */
+#define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and this share of what is charged */
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64
 
@@ -145,14 +147,35 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
         return range;
 }
 
-/* Maps memory behind the holes of a busy range. *ret_bytes, always written: how much came. Lock not held. */
-static int back(struct gr_context *context, struct gr_range *range, uint64_t *ret_bytes)
+/*
+ * Widens the place until AHEAD_BYTES are mapped for it, as far as the hole at its end goes; without one it stays as it
+ * is. Returns its bytes.
+ */
+static size_t widen(struct place *place, size_t bytes)
+{
+        uint64_t end = place->at + bytes, stop;
+        const struct gr_range *last = place->range;
+
+        while (gr_range_end(last) < end)
+                last = last->after;
+        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= AHEAD_BYTES)
+                return bytes;
+        stop = gr_min(gr_page_up(end) + AHEAD_BYTES - place->hole_bytes, gr_range_end(last));
+        place->hole_bytes += stop - gr_page_up(end);
+        return stop - place->at;
+}
+
+/*
+ * Maps memory behind the holes of a busy range, in extents of at least least_bytes where a hole has as much.
+ * *ret_bytes, always written: how much came. Lock not held.
+ */
+static int back(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {
         struct gr_segment *heap = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
         uint64_t step = gr_page_down((atomic_load(&context->device->charged_bytes) + (end - at)) / EXTENT_SHARE);
 
-        step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), GR_PAGE_BYTES);
+        step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), least_bytes);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at;
@@ -316,13 +339,27 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
         return NULL;
 }
 
-/* Lock not held. */
-int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+/*
+ * Whether to map more than the request needs: calls of the driver cost GR_POOL_AUTO more than memory does. That is
+ * worth no move and no refusal, and near a limit the memory may be needed elsewhere. Lock not held.
+ */
+static bool goes_ahead(struct gr_context *context, size_t bytes)
+{
+        uint64_t charged = atomic_load(&context->device->charged_bytes);
+
+        return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
+               !atomic_load(&context->split.ahead_refused) && !gr_bound_is_passed(context, bytes, AHEAD_BYTES) &&
+               gr_budget_cache_room(context->device) >= AHEAD_BYTES + charged / AHEAD_ROOM_SHARE;
+}
+
+/* As gr_heap_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
+static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_block **ret_block)
 {
         struct gr_split *split = &context->split;
         struct gr_range *range = NULL;
         bool small = gr_is_small(bytes);
         struct place place;
+        size_t place_bytes;
         uint64_t come;
         int rc = 0;
 
@@ -340,7 +377,9 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
-        range = claim(split, &place, bytes);
+        place_bytes = ahead ? widen(&place, bytes) : bytes;
+        ahead = place_bytes > bytes;
+        range = claim(split, &place, place_bytes);
         if (!range) {
                 gr_unlock(&split->lock);
                 return -ENOMEM;
@@ -357,7 +396,7 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
                 if (left_bytes > 0)
                         gr_bound_make_room(context, bytes, left_bytes);
         }
-        rc = back(context, range, &come);
+        rc = back(context, range, ahead ? AHEAD_BYTES : GR_PAGE_BYTES, &come);
 
         gr_lock(&split->lock);
         split->busy--;
@@ -367,9 +406,21 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
                 gr_pages_settle(split, range, GR_RANGE_FREE);
+                rc = ahead ? -EAGAIN : rc;
         }
         gr_unlock(&split->lock);
         return rc;
+}
+
+/* Lock not held. */
+int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        int rc = grow(context, bytes, goes_ahead(context, bytes), ret_block);
+
+        if (rc != -EAGAIN)
+                return rc;
+        atomic_store(&context->split.ahead_refused, true);
+        return grow(context, bytes, false, ret_block);
 }
 
 /* Returns the extents inside a busy range, which alone knows them now. Returns their bytes. Lock not held. */

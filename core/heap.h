@@ -12,6 +12,10 @@
  * in a training program, beside its kernels, map and access 55 together and unmap 50; for each handle, also where one
  * call is for many side by side). None of it waits for running kernels or holds up launches.
  *
+ * GR_POOL_AUTO saves such calls: where a large request lacks less than 32 MiB, so much is mapped at once, an extent for
+ * each hole, unless the footprint would pass its bound (bound.h) or come near a limit. What is not needed yet is free
+ * for the requests to come, but an extent still goes back, or moves, only as a whole.
+ *
  * Memory of the heap belongs to the process, not to the context: when the context ends, gr_heap_close returns it.
  */
 #ifndef GR_HEAP_H
@@ -27,8 +31,9 @@ struct gr_context;
 
 /*
  * A block of bytes, a multiple of GR_SPLIT_UNIT_BYTES, behind which memory is mapped where there is none; in the ledger
- * as CACHED. -ENOSPC: there is no heap, or no addresses are left in it, and nothing has happened. -EDQUOT, -ENOMEM, or
- * the driver's error: what was mapped until then is cached. Calls the driver; no lock held.
+ * as CACHED. What is mapped beyond it is free. -ENOSPC: there is no heap, or no addresses are left in it, and nothing
+ * has happened. -EDQUOT, -ENOMEM, or the driver's error: what was mapped until then is cached. Calls the driver; no
+ * lock held.
  */
 int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 

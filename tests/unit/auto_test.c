@@ -78,7 +78,7 @@ static void test_quick(void)
         uint64_t barriers, charged, a, b, c, rest;
 
         begin_moved();
-        rest = gpu_take(80 * MIB);
+        rest = gpu_take(64 * MIB);
         a = gpu_take(12 * MIB);
         gpu_give(a, 12 * MIB);
         a = gpu_take(most);
@@ -129,7 +129,7 @@ static void test_quick(void)
         gpu_sync();
         gr_fence_sync(context);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), charged);
-        gpu_give(rest, 80 * MIB);
+        gpu_give(rest, 64 * MIB);
         gpu_settle();
         gpu_end();
 

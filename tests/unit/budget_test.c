@@ -259,10 +259,15 @@ static void test_share_and_excess(void)
         GR_CHECK_EQ(gr_budget_excess(&device), 3 * PAGE);
         atomic_store(&device.hard_bytes, GR_UNLIMITED);
         GR_CHECK_EQ(gr_budget_excess(&device), 0);
+        GR_CHECK_EQ(gr_budget_cache_room(&device), GR_UNLIMITED - 10 * PAGE);
         atomic_store(&device.threshold_bytes, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 6 * PAGE);
+        GR_CHECK_EQ(gr_budget_cache_room(&device), 0);
+        atomic_store(&device.threshold_bytes, 12 * PAGE);
+        GR_CHECK_EQ(gr_budget_cache_room(&device), 2 * PAGE);
         atomic_store(&device.threshold_bytes, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 0);
+        GR_CHECK_EQ(gr_budget_cache_room(&device), 0);
         atomic_store(&device.soft_bytes, 23 * PAGE); /* live is 20: 3 may be cached */
         GR_CHECK_EQ(gr_budget_excess(&device), 7 * PAGE);
         atomic_store(&device.soft_bytes, 5 * PAGE);
@@ -314,6 +319,7 @@ static void test_group(void)
         GR_CHECK_EQ(group_used, 4 * PAGE);
         group_used += 5 * PAGE; /* somebody else */
         GR_CHECK_EQ(gr_budget_room(&device), PAGE);
+        GR_CHECK_EQ(gr_budget_cache_room(&device), PAGE);
         GR_CHECK(!gr_budget_own_limit(&device, 2 * PAGE));
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
         GR_CHECK_EQ(atomic_load(&device.charged_bytes), 4 * PAGE);
