@@ -33,7 +33,7 @@ static int failures;
 
 int main()
 {
-        unsigned *p, *q, host[64] = {0};
+        unsigned *p, *q, *none, host[64] = {0};
         size_t pitch, before, after, total;
         cudaStream_t s;
         cudaEvent_t e;
@@ -60,7 +60,8 @@ int main()
         EXPECT(6 << 20, before - after);
         OK(cudaPointerGetAttributes(&attributes, p));
         EXPECT(cudaMemoryTypeDevice, attributes.type);
-        EXPECT(cudaErrorMemoryAllocation, cudaMalloc(&q, total + 1));
+        EXPECT(cudaErrorMemoryAllocation, cudaMalloc(&none, total + 1));
+        EXPECT(1, none == nullptr);
         EXPECT(cudaErrorMemoryAllocation, cudaPeekAtLastError());
         EXPECT(cudaErrorMemoryAllocation, cudaGetLastError());
         OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
