@@ -12,11 +12,10 @@
  * - the pool serves it: what fails, fails in the runtime, which remembers the error;
  * - no profiler has asked CUPTI for the calls of the runtime or the driver, and none was injected;
  * - no other library stands in for these functions behind us;
- * - the process does not end: the runtime may refuse from then on.
+ * - the process does not end: the driver may refuse from then on.
  */
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,17 +29,15 @@
 enum way { WAY_UNKNOWN, WAY_OPEN, WAY_SHUT };
 
 struct runtime {
-        const char *library; /* and the version of its symbols */
-        __typeof__(cudaMalloc) *malloc;
-        __typeof__(cudaFree) *free;
-        __typeof__(cudaSetDevice) *set_device;
-        _Atomic bool found; /* the three are there */
+        const char *library;                    /* and the version of its symbols */
+        __typeof__(cudaMalloc) *_Atomic malloc; /* NULL: none is known yet; set last */
+        __typeof__(cudaFree) *_Atomic free;
+        __typeof__(cudaSetDevice) *_Atomic set_device;
 };
 
 static struct runtime runtimes[] = {{.library = "libcudart.so.12"}, {.library = "libcudart.so.13"}};
 
-static GR_HOT _Atomic int way = WAY_UNKNOWN; /* once shut it stays shut */
-static pthread_mutex_t find_lock = PTHREAD_MUTEX_INITIALIZER;
+static GR_HOT _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
 
 _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
 
@@ -48,11 +45,6 @@ _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
 static inline unsigned bit_of(const struct runtime *runtime)
 {
         return 1u << (runtime - runtimes);
-}
-
-static void shut(void)
-{
-        atomic_store(&way, WAY_SHUT);
 }
 
 void gr_runtime_watched(const char *by)
@@ -90,30 +82,30 @@ static void *next(const char *name, const char *library, bool *ret_stand_in)
         return found ? found : own;
 }
 
+/* Whoever comes at the same time finds the same. */
 static bool find(struct runtime *runtime)
 {
         int saved_errno = errno;
         bool stand_ins[3];
+        void *functions[3] = {next("cudaMalloc", runtime->library, &stand_ins[0]),
+                              next("cudaFree", runtime->library, &stand_ins[1]),
+                              next("cudaSetDevice", runtime->library, &stand_ins[2])};
 
-        pthread_mutex_lock(&find_lock);
-        if (!atomic_load(&runtime->found)) {
-                runtime->malloc = (__typeof__(cudaMalloc) *)next("cudaMalloc", runtime->library, &stand_ins[0]);
-                runtime->free = (__typeof__(cudaFree) *)next("cudaFree", runtime->library, &stand_ins[1]);
-                runtime->set_device =
-                        (__typeof__(cudaSetDevice) *)next("cudaSetDevice", runtime->library, &stand_ins[2]);
-                if (stand_ins[0] || stand_ins[1] || stand_ins[2])
-                        gr_runtime_watched("another library stands in for the runtime");
-                atomic_store_explicit(&runtime->found, runtime->malloc && runtime->free && runtime->set_device,
-                                      memory_order_release);
-        }
-        pthread_mutex_unlock(&find_lock);
         errno = saved_errno;
-        return atomic_load(&runtime->found);
+        if (!functions[0] || !functions[1] || !functions[2])
+                return false;
+        if (stand_ins[0] || stand_ins[1] || stand_ins[2])
+                gr_runtime_watched("another library stands in for the runtime");
+        runtime->free = (__typeof__(cudaFree) *)functions[1];
+        runtime->set_device = (__typeof__(cudaSetDevice) *)functions[2];
+        runtime->malloc = (__typeof__(cudaMalloc) *)functions[0];
+        return true;
 }
 
+/* Whether there is such a runtime, and its functions are known. */
 static inline bool is_found(struct runtime *runtime)
 {
-        return atomic_load_explicit(&runtime->found, memory_order_acquire) || find(runtime);
+        return runtime->malloc || find(runtime);
 }
 
 /* The pool of the current context, where the short way is open to the thread; else NULL. */
@@ -126,27 +118,19 @@ static inline struct gr_context *context_of(const struct runtime *runtime)
                        : NULL;
 }
 
-/* The first time: opens the way. Its end is registered after the runtime's own, so that it comes before that. */
-static void open_way(void)
-{
-        int unknown = WAY_UNKNOWN;
-
-        if (getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
-                gr_runtime_watched("something was injected");
-        else if (atexit(shut) == 0)
-                atomic_compare_exchange_strong(&way, &unknown, WAY_OPEN);
-        else
-                shut();
-}
-
 /* The runtime has served the thread. */
 static void used(const struct runtime *runtime)
 {
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
+        int unknown = WAY_UNKNOWN;
 
-        if (atomic_load(&gr_shim_state) != GR_SHIM_READY || atomic_load(&way) == WAY_SHUT)
+        if (atomic_load(&gr_shim_state) != GR_SHIM_READY)
                 return;
-        pthread_once(&once, open_way);
+        if (atomic_load(&way) == WAY_UNKNOWN) {
+                if (getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
+                        gr_runtime_watched("something was injected");
+                else
+                        atomic_compare_exchange_strong(&way, &unknown, WAY_OPEN);
+        }
         gr_runtime_used(bit_of(runtime));
 }
 

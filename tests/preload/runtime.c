@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define MIB   ((size_t)1 << 20)
 #define BLOCK (3 * MIB)
@@ -214,6 +216,25 @@ static void reset(void)
         work("after the reset");
 }
 
+/* What the parent has is none of a child's. */
+static void in_a_child(void)
+{
+        void *ptr = NULL, *mine;
+        pid_t child;
+
+        OK(cudaMalloc(&ptr, BLOCK));
+        pairs(2);
+        child = fork();
+        if (child == 0) {
+                int result = cudaMalloc(&mine, BLOCK);
+
+                printf("in a child: alloc %d, free %d\n", result, (int)cudaFree(ptr));
+                _exit(0);
+        }
+        waitpid(child, NULL, 0);
+        printf("afterwards: free %d\n", (int)cudaFree(ptr));
+}
+
 /* Only who asks for the runtime's version of the symbol is given ours. */
 static void looked_up(void)
 {
@@ -295,6 +316,7 @@ int main(int argc, char **argv)
         work("the first device");
         threads();
         errors();
+        in_a_child();
         contexts();
         looked_up();
         reset();
