@@ -1,8 +1,8 @@
 /*
  * The shared CUDA runtime, libcudart.so.12 and .13. Its cudaMalloc and cudaFree come down to one call of the driver's,
  * which is ours; what it does around that costs more than our call, as it touches memory that the program's own work
- * has pushed out of the processor's cache: in a PyTorch training without its own cache 0.14 to 0.18 us of each 0.6 to
- * 0.9 (H200, November 2026). So the linker binds these functions to the ones below, by the runtime's version of the
+ * has pushed out of the processor's cache: in a PyTorch training without its own cache 0.13 to 0.19 us of each 0.5 to
+ * 1.1 (H200, November 2026). So the linker binds these functions to the ones below, by the runtime's version of the
  * symbol, and what the pool serves does not pass through the runtime. (dlsym and programs that ask for no version do
  * not find them: there the driver's functions do the work, as with the static runtime.)
  *
@@ -29,13 +29,13 @@
 enum way { WAY_UNKNOWN, WAY_OPEN, WAY_SHUT };
 
 struct runtime {
-        const char *library;                    /* and the version of its symbols */
+        const char *soname;                     /* and the version of its symbols */
         __typeof__(cudaMalloc) *_Atomic malloc; /* NULL: none is known yet; set last */
         __typeof__(cudaFree) *_Atomic free;
         __typeof__(cudaSetDevice) *_Atomic set_device;
 };
 
-static struct runtime runtimes[] = {{.library = "libcudart.so.12"}, {.library = "libcudart.so.13"}};
+static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "libcudart.so.13"}};
 
 static GR_HOT _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
 
@@ -87,9 +87,9 @@ static bool find(struct runtime *runtime)
 {
         int saved_errno = errno;
         bool stand_ins[3];
-        void *functions[3] = {next("cudaMalloc", runtime->library, &stand_ins[0]),
-                              next("cudaFree", runtime->library, &stand_ins[1]),
-                              next("cudaSetDevice", runtime->library, &stand_ins[2])};
+        void *functions[3] = {next("cudaMalloc", runtime->soname, &stand_ins[0]),
+                              next("cudaFree", runtime->soname, &stand_ins[1]),
+                              next("cudaSetDevice", runtime->soname, &stand_ins[2])};
 
         errno = saved_errno;
         if (!functions[0] || !functions[1] || !functions[2])
@@ -112,8 +112,7 @@ static inline bool is_found(struct runtime *runtime)
 static inline struct gr_context *context_of(const struct runtime *runtime)
 {
         return atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
-                               atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY &&
-                               !gr_tracing()
+                               atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY
                        ? gr_runtime_context(bit_of(runtime))
                        : NULL;
 }
@@ -223,8 +222,8 @@ GR_VERSION_OF(12, 0);
 GR_VERSION_OF(13, 1);
 
 /*
- * CUPTI's ways to ask for calls. A profiler that has CUPTI built in, or looks it up, is told by the environment
- * and dlsym (lookup.c). Their arguments are words, and travel on as they came.
+ * CUPTI's ways to ask for calls. A profiler that looks them up is noticed by dlsym (lookup.c), one with CUPTI built in
+ * by the environment that has the driver load it. Their arguments are words, and travel on as they came.
  */
 typedef uintptr_t watch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 

@@ -167,8 +167,8 @@ void gr_runtime_unsure(void);
 /* memory.c */
 
 /*
- * A block of the pool for the program, and one from it; 0 or -errno, errno is kept. Neither for the trace. bytes: more
- * than none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
+ * A block of the pool for the program, and one from it, told to the trace; 0 or -errno, errno is kept. bytes: more than
+ * none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
  */
 int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free(CUdeviceptr ptr);

@@ -31,8 +31,7 @@ struct data_ptr {
         int16_t device;
 };
 
-/* Returned in memory: its address comes first, before the object, and is the answer. */
-typedef struct data_ptr *allocate_function(struct data_ptr *ret, void *allocator, size_t bytes);
+typedef struct data_ptr allocate_function(void *allocator, size_t bytes);
 
 static allocate_function *real_allocate;
 static free_function *_Atomic real_deleter;
@@ -61,22 +60,22 @@ static void timed_free(void *context)
         atomic_fetch_add_explicit(&frees, 1, memory_order_relaxed);
 }
 
-static struct data_ptr *timed_allocate(struct data_ptr *ret, void *allocator, size_t bytes)
+static struct data_ptr timed_allocate(void *allocator, size_t bytes)
 {
         uint64_t begin_ns = now_ns();
-        struct data_ptr *answer = real_allocate(ret, allocator, bytes);
+        struct data_ptr ptr = real_allocate(allocator, bytes);
         free_function *deleter = NULL;
 
         if (bytes == 0)
-                return answer;
+                return ptr;
         atomic_fetch_add_explicit(&allocation_ns, now_ns() - begin_ns, memory_order_relaxed);
         atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-        if (ret->data && ret->context == ret->data && ret->deleter &&
-            (atomic_compare_exchange_strong(&real_deleter, &deleter, ret->deleter) || deleter == ret->deleter))
-                ret->deleter = timed_free;
+        if (ptr.data && ptr.context == ptr.data && ptr.deleter &&
+            (atomic_compare_exchange_strong(&real_deleter, &deleter, ptr.deleter) || deleter == ptr.deleter))
+                ptr.deleter = timed_free;
         else
                 atomic_fetch_add_explicit(&odd, 1, memory_order_relaxed);
-        return answer;
+        return ptr;
 }
 
 const char *torch_times_begin(void)

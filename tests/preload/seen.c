@@ -6,8 +6,9 @@
  *   seen all             each: something in the environment is the reason
  *   seen cupti           none, until CUPTI has been asked for calls, then each
  *   seen dlsym           none, until one of CUPTI's functions for that was looked up, then each
- *   seen refused         with GPURECLAIM_HARD_LIMIT=16MiB: what fails is known to the runtime, and the ladder is
- * climbed for it as often as where the runtime sees all
+ *   seen refused         under a limit of 16 MiB: what fails is known to the runtime, and the ladder is climbed for it
+ *                        as often as where the runtime sees all
+ *   seen failing         with a driver that fails in one free: the program is told, and the driver asked once
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -88,6 +89,21 @@ static void refused(void)
         GR_CHECK_EQ(seen_of_pairs(PAIRS), 0);
 }
 
+static void failing(void)
+{
+        unsigned failures = 0;
+        void *ptr;
+
+        for (int i = 0; i < 10; i++) {
+                GR_CHECK_EQ(cudaMalloc(&ptr, BYTES), cudaSuccess);
+                if (cudaFree(ptr) == cudaSuccess)
+                        continue;
+                failures++;
+                GR_CHECK_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+        }
+        GR_CHECK_EQ(failures, 1);
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "none";
@@ -98,6 +114,8 @@ int main(int argc, char **argv)
         if (!found)
                 return GR_CHECK_RESULT();
         GR_CHECK(seen_of_pairs(3) > 0); /* the first goes through it in any case */
+        if (strcmp(mode, "failing") == 0)
+                return failing(), GR_CHECK_RESULT();
         if (strcmp(mode, "all") == 0) {
                 GR_CHECK_EQ(seen_of_pairs(PAIRS), 2 * PAIRS);
                 return GR_CHECK_RESULT();

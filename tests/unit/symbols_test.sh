@@ -39,6 +39,13 @@ if [ -s "$dir/extra" ]; then
         failed=1
 fi
 
+# Programs that ask for a symbol without a version are given one of the first version, hidden or not.
+first=$(readelf -VW "$library" | sed -n 's/.*Index: 2 .*Name: //p')
+if [ "$first" != gpureclaim ]; then
+        echo "the first version is $first"
+        failed=1
+fi
+
 readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' >"$dir/needed"
 if grep -Ev '^(libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*)$' "$dir/needed"; then
         echo "needed, but not of the C library (above)"
