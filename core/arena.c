@@ -23,14 +23,13 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
 {
         struct gr_arena *arena, *none = NULL;
 
-        arena = aligned_alloc(GR_LINE_BYTES, sizeof(*arena));
+        arena = gr_metadata_alloc(sizeof(*arena));
         if (!arena)
                 return &context->first_arena;
-        memset(arena, 0, sizeof(*arena));
         arena->context = context;
         arena->shard = shard;
         if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
-                free(arena); /* a thread of the same shard was faster */
+                gr_metadata_free(arena, sizeof(*arena)); /* a thread of the same shard was faster */
                 return none;
         }
         gr_budget_keep(context->device, &arena->cached);
@@ -149,10 +148,8 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
 /* Where this thread's frees look first from now on. */
 static inline void look_in(struct gr_arena *own)
 {
-        struct gr_arena *_Atomic *used = &own->context->core->used_arenas[own->shard].arena;
-
-        if (atomic_load_explicit(used, memory_order_relaxed) != own)
-                atomic_store_explicit(used, own, memory_order_release);
+        if (gr_thread.used != own)
+                gr_thread.used = own;
 }
 
 /* As gr_arena_alloc, for what is split's. */
@@ -268,12 +265,9 @@ static __attribute__((noinline)) bool take_back_split(struct gr_context *context
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
 {
         bool in_heap = gr_core_in_heap(core, ptr);
-        struct gr_arena *arena;
+        struct gr_arena *arena = gr_thread.used;
 
-        if (core->config.reuse == GR_REUSE_SYNC)
-                return NULL;
-        arena = atomic_load_explicit(&core->used_arenas[gr_shard()].arena, memory_order_acquire);
-        if (!arena)
+        if (core->config.reuse == GR_REUSE_SYNC || !arena)
                 return NULL;
         if ((in_heap || !take_back(arena, ptr, 0, ret_much)) && !take_back_split(arena->context, ptr, ret_much))
                 return NULL;
@@ -437,7 +431,7 @@ static void drop(struct gr_arena *arena)
                 DL_FOREACH_SAFE (bin->blocks, block, tmp) {
                         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
                         gr_budget_release(device, block->ptr, block->capacity_bytes);
-                        free(block);
+                        gr_block_free(block);
                 }
                 bin->blocks = NULL;
                 atomic_store(&bin->count, 0);

@@ -97,7 +97,7 @@ uint32_t gr_arena_handout(struct gr_context *context);
 
 /*
  * The way of most frees: takes back a block that the calling thread's arena, or the first for what is split's, handed
- * out lately, in the context that the thread's shard last allocated in. The context; NULL where it is no such block,
+ * out lately, in the context that the thread last allocated in. The context; NULL where it is no such block,
  * and nothing has happened. *ret_much: so much was freed that the epoch should be closed.
  */
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much);

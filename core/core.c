@@ -40,7 +40,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
 static void context_fini(struct gr_context *context)
 {
         for (unsigned i = 1; i < GR_SHARDS; i++)
-                free(gr_arena_at(context, i));
+                gr_metadata_free(gr_arena_at(context, i), sizeof(struct gr_arena));
         gr_lock_destroy(&context->spilled.lock);
         gr_split_destroy(context);
         gr_fence_destroy(context);
@@ -53,7 +53,7 @@ void gr_core_destroy(struct gr_core *core)
         for (context = core->contexts; context; context = next) {
                 next = context->next;
                 context_fini(context);
-                free(context);
+                gr_metadata_free(context, sizeof(*context));
         }
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_destroy(&core->devices[i]);
@@ -64,6 +64,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_gate_destroy(&core->gate);
         gr_registry_destroy(&core->registry);
         gr_lock_destroy(&core->contexts_lock);
+        gr_thread.used = NULL; /* an arena of this core's */
 }
 
 static struct gr_context *find_locked(struct gr_core *core, void *handle)
@@ -109,10 +110,9 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
                         dead = context;
         context = dead; /* empty since it was dropped */
         if (!context) {
-                context = aligned_alloc(64, sizeof(*context));
+                context = gr_metadata_alloc(sizeof(*context));
                 if (!context)
                         goto out;
-                memset(context, 0, sizeof(*context));
                 context_init(context, core, device);
                 context->next = core->contexts;
                 core->contexts = context;

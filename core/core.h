@@ -38,8 +38,9 @@ struct gr_context {
         /* What every hit reads. */
         struct gr_core *core;
         struct gr_device *device;
-        _Atomic unsigned arenas_shut; /* how many want it so: gr_arenas_shut */
-        _Atomic bool split_active;    /* new requests are served by split */
+        _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
+        _Atomic bool split_active;                  /* new requests are served by split */
+        struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
 
         void *handle;      /* of the driver; guarded by core->contexts_lock, constant while alive */
         bool alive;        /* guarded by core->contexts_lock */
@@ -48,8 +49,7 @@ struct gr_context {
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;
-        struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
-        _Atomic unsigned arena_count;               /* that there are */
+        _Atomic unsigned arena_count; /* that there are */
         struct gr_arena first_arena;
         struct gr_quick quick; /* guarded by the first arena's lock */
         struct gr_spilled spilled;
@@ -72,20 +72,6 @@ struct gr_core {
         _Atomic uint64_t heap_ptrs[2]; /* where the latest heaps of split begin, and ... */
         _Atomic uint32_t heap_pages;   /* ... how large each is; 0: there is none. For gr_core_in_heap */
         _Atomic bool decay_armed;      /* somebody calls gr_core_decay in time */
-
-        const struct gr_driver *driver;
-        struct gr_ledger ledger;
-        struct gr_foreign_ledger foreign;
-        struct gr_gate gate;
-        struct gr_device devices[GR_DEVICES_MAX];
-        struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
-        struct gr_pinned pinned;
-        struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
-        struct gr_stats stats;
-        struct gr_registry registry;
-        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
-        struct gr_early early;
-        _Atomic bool split_barred; /* gr_split_bar */
         /*
          * A stream may wait for what the program does later, by a function on the host, a word in memory or a
          * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
@@ -99,11 +85,19 @@ struct gr_core {
          */
         _Atomic bool overlaps;
 
-        /* Where threads of the shard last had a hit: a free looks there first. */
-        struct {
-                struct gr_arena *_Atomic arena;
-        } __attribute__((aligned(GR_LINE_BYTES))) used_arenas[GR_SHARDS];
-
+        const struct gr_driver *driver;
+        struct gr_ledger ledger;
+        struct gr_foreign_ledger foreign;
+        struct gr_gate gate;
+        struct gr_device devices[GR_DEVICES_MAX];
+        struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
+        struct gr_pinned pinned;
+        struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
+        struct gr_stats stats;
+        struct gr_registry registry;
+        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
+        struct gr_early early;
+        _Atomic bool split_barred;    /* gr_split_bar */
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
@@ -117,6 +111,8 @@ struct gr_core {
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };
 
+_Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
+
 static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
 {
         atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
@@ -124,7 +120,7 @@ static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config);
 
-/* Frees what the core allocated, not the driver's memory. No other thread may use it. */
+/* Frees what the core allocated, not the driver's memory. No other thread that has used it may use any from then on. */
 void gr_core_destroy(struct gr_core *core);
 
 /* The context of this handle, or NULL. */

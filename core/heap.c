@@ -220,8 +220,8 @@ static int heap_open(struct gr_context *context, bool small)
                 bytes = gr_page_down(ADDRESSES_SHARE * total);
         if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
                 goto refuse;
-        heap = calloc(1, sizeof(*heap));
-        range = calloc(1, sizeof(*range));
+        heap = gr_metadata_alloc(sizeof(*heap));
+        range = gr_block_new();
         if (heap) {
                 heap->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->pages));
                 heap->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->begins));
@@ -248,7 +248,7 @@ static int heap_open(struct gr_context *context, bool small)
         gr_unlock(&split->lock);
         if (added)
                 return 0;
-        free(range); /* another thread was faster */
+        gr_block_free(range); /* another thread was faster */
         gr_heap_close(context, heap);
         return split->heaps[small] ? 0 : -ENOSPC;
 refuse:
@@ -261,8 +261,8 @@ refuse:
                 free(heap->pages);
                 free(heap->begins);
         }
-        free(heap);
-        free(range);
+        gr_metadata_free(heap, sizeof(*heap));
+        gr_block_free(range);
         return -ENOSPC;
 }
 
@@ -291,7 +291,7 @@ void gr_heap_close(struct gr_context *context, struct gr_segment *heap)
                 core->driver->mem_unreserve(heap->ptr, heap->bytes);
         free(heap->pages);
         free(heap->begins);
-        free(heap);
+        gr_metadata_free(heap, sizeof(*heap));
 }
 
 /* The first run of idle extents inside a free range: [*ret_at, *ret_end). Returns its bytes, 0 where there is none. */

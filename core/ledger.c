@@ -61,13 +61,13 @@ static bool make_room(struct gr_ledger_shard *shard)
 
         if (2 * (shard->count + 1) <= shard->room)
                 return true;
-        larger.slots = calloc(room, sizeof(*larger.slots));
+        larger.slots = gr_metadata_alloc(room * sizeof(*larger.slots));
         if (!larger.slots)
                 return shard->count + 1 < shard->room;
         for (size_t i = 0; i < shard->room; i++)
                 if (shard->slots[i].block)
                         put(&larger, shard->slots[i].block);
-        free(shard->slots);
+        gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
         shard->slots = larger.slots;
         shard->room = room;
         shard->shift = larger.shift;
@@ -108,8 +108,8 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
                 struct gr_ledger_shard *shard = &ledger->shards[i];
 
                 for (size_t j = 0; j < shard->room; j++)
-                        free(shard->slots[j].block);
-                free(shard->slots);
+                        gr_block_free(shard->slots[j].block);
+                gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
         }
 }
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "lock.h"
+#include "metadata.h"
 #include "shard.h"
 
 #define GR_LEDGER_SHARDS 64
@@ -50,6 +51,21 @@ struct gr_block {
 
         unsigned kind; /* of pinned memory: as gr_pinned_alloc was asked */
 };
+
+/* What a block takes, and what begins with one: a range of split's, or one of pinned memory. */
+#define GR_BLOCK_ROOM (2 * (size_t)GR_LINE_BYTES)
+
+/* Room for one, zero bytes; NULL: out of memory. */
+static inline void *gr_block_new(void)
+{
+        return gr_metadata_alloc(GR_BLOCK_ROOM);
+}
+
+/* block may be NULL. */
+static inline void gr_block_free(void *block)
+{
+        gr_metadata_free(block, GR_BLOCK_ROOM);
+}
 
 /*
  * A block's state: enum gr_block_state, and for one that is LIVE its home << GR_HOME_SHIFT: 1 + the number of the arena

@@ -25,6 +25,7 @@ enum gr_rank {
         GR_RANK_LEDGER,   /* one shard of the ledger */
         GR_RANK_FOREIGN,  /* the ledger of what the pool does not serve */
         GR_RANK_REGION,   /* one device's account in the region; held across looks at other processes */
+        GR_RANK_METADATA, /* the pool's own structures; adding to them may take memory from the C library */
 };
 
 struct gr_lock {

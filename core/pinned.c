@@ -20,6 +20,8 @@ struct pinned {
         uint64_t freed_ns; /* guarded by the lock while in a bin */
 };
 
+_Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
+
 static uint64_t whole_pages(uint64_t bytes)
 {
         return gr_round_up(bytes, PAGE_BYTES);
@@ -172,7 +174,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         struct gr_core *core = context->core;
         size_t capacity = capacity_for(bytes);
         struct fresh fresh = {.allocate = allocate, .arg = arg, .bytes = capacity};
-        struct pinned *own = calloc(1, sizeof(*own));
+        struct pinned *own = gr_block_new();
         struct gr_block *stale;
         int rc;
 
@@ -180,7 +182,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
                 return -ENOMEM;
         rc = gr_foreign_charge(core, &core->host, NULL, GR_FAMILY_HOST, whole_pages(capacity), allocate_fresh, &fresh);
         if (rc) {
-                free(own);
+                gr_block_free(own);
                 return rc;
         }
         own->block.kind = kind;
@@ -194,12 +196,12 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         rc = gr_ledger_add(&core->ledger, &own->block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
-                free(stale);
+                gr_block_free(stale);
         }
         if (rc) {
                 core->driver->host_free(context->handle, fresh.ptr);
                 gr_pinned_uncharge(&own->block);
-                free(own);
+                gr_block_free(own);
                 return rc;
         }
         gr_count(core, GR_STAT_pinned_allocs, 1);
@@ -241,7 +243,7 @@ int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_
                 }
                 /* It went with its context. */
                 gr_pinned_uncharge(&own->block);
-                free(own);
+                gr_block_free(own);
         }
 }
 
@@ -254,13 +256,13 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
         if (!rc) {
                 gr_pinned_uncharge(block);
-                free(block);
+                gr_block_free(block);
                 return 0;
         }
         atomic_store(&block->state, GR_BLOCK_LIVE);
         if (gr_ledger_add(&core->ledger, block, &stale))
-                free(block);
-        free(stale);
+                gr_block_free(block);
+        gr_block_free(stale);
         return rc;
 }
 
@@ -354,7 +356,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
                         back_bytes += whole_pages(block->capacity_bytes);
                         gr_pinned_uncharge(block);
                 }
-                free(own);
+                gr_block_free(own);
         }
         gr_count(core, GR_STAT_pinned_returned_bytes, back_bytes);
         return back_bytes;
@@ -470,7 +472,7 @@ void gr_pinned_drop(struct gr_context *context)
                                 continue;
                         take_out(core, (struct pinned *)block);
                         gr_pinned_uncharge(block);
-                        free(block);
+                        gr_block_free(block);
                 }
         }
         gr_unlock(&core->pinned.lock);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
-#define BLOCK_BYTES      112 /* with what the C library puts before it two cache lines, so that no two share one */
 
 void gr_block_uncharge(struct gr_block *block)
 {
@@ -22,7 +21,7 @@ void gr_block_uncharge(struct gr_block *block)
 void gr_block_drop(struct gr_block *block)
 {
         gr_block_uncharge(block);
-        free(block);
+        gr_block_free(block);
 }
 
 /* As gr_pool_take, of what the bins hold. */
@@ -85,16 +84,15 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_count(core, GR_STAT_limit_hits, 1);
                 return rc;
         }
-        block = NULL;
-        if (posix_memalign((void **)&block, GR_LINE_BYTES, BLOCK_BYTES)) {
+        block = gr_block_new();
+        if (!block) {
                 gr_budget_cancel(device, reserved);
                 return -ENOMEM;
         }
-        memset(block, 0, sizeof(*block));
         rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
         if (rc) {
                 gr_budget_cancel(device, reserved);
-                free(block);
+                gr_block_free(block);
                 return rc;
         }
         gr_count(core, GR_STAT_driver_allocs, 1);
@@ -122,7 +120,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
 give_back:
         if (core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0}))
                 core->driver->mem_free(ptr);
-        free(block);
+        gr_block_free(block);
         return rc;
 }
 
@@ -318,14 +316,14 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         if (rc) {
                 atomic_store(&block->state, GR_BLOCK_LIVE);
                 if (gr_ledger_add(&core->ledger, block, &stale))
-                        free(block);
-                free(stale);
+                        gr_block_free(block);
+                gr_block_free(stale);
                 return rc;
         }
         if (there)
                 gr_count(core, GR_STAT_driver_frees, 1);
         gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
-        free(block);
+        gr_block_free(block);
         return 0;
 }
 

@@ -22,11 +22,16 @@ struct gr_block;
 
 #define GR_QUICK_LISTS_LOG2 8
 
+/* With both ends at hand one that enters touches no other block than the last. */
+struct gr_quick_list {
+        struct gr_block *first, *last; /* the oldest; by next and prev, NULL at the ends */
+};
+
 /* Zero bytes are empty lists. */
 struct gr_quick {
-        struct gr_block *lists[1u << GR_QUICK_LISTS_LOG2]; /* by a hash of the size, oldest first */
-        struct gr_cached cached;                           /* bytes of all of them; on the device's account */
-        uint64_t count;                                    /* of them */
+        struct gr_quick_list lists[1u << GR_QUICK_LISTS_LOG2]; /* by a hash of the size */
+        struct gr_cached cached;                               /* bytes of all of them; on the device's account */
+        uint64_t count;                                        /* of them */
         uint32_t handouts; /* of blocks of split's: the driver has one BUFFER_ID for a segment, this tells them apart */
         uint64_t hits, frees; /* blocks that the arena itself handed out, and took back: the others are split's */
 };

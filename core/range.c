@@ -15,10 +15,7 @@
 #define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
 #define KEPT_MOST  256 /* structures */
 
-/* With what the C library puts before it two cache lines: neighbours are looked at with each request. */
-#define STRUCTURE_BYTES (2 * (size_t)GR_LINE_BYTES - 16)
-
-_Static_assert(sizeof(struct gr_range) <= STRUCTURE_BYTES, "a range takes two cache lines");
+_Static_assert(sizeof(struct gr_range) <= GR_BLOCK_ROOM, "a range is freed as a block");
 _Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
 
 static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
@@ -209,20 +206,17 @@ static struct gr_range *structure_take(struct gr_split *split)
 {
         struct gr_range *range = split->kept;
 
-        if (range) {
-                split->kept = range->after;
-                split->kept_count--;
-        } else if (posix_memalign((void **)&range, GR_LINE_BYTES, STRUCTURE_BYTES)) {
-                return NULL;
-        }
-        memset(range, 0, sizeof(*range));
-        return range;
+        if (!range)
+                return gr_block_new();
+        split->kept = range->after;
+        split->kept_count--;
+        return memset(range, 0, sizeof(*range));
 }
 
 static void structure_give(struct gr_split *split, struct gr_range *range)
 {
         if (split->kept_count >= KEPT_MOST) {
-                free(range);
+                gr_block_free(range);
                 return;
         }
         range->after = split->kept;
@@ -236,7 +230,7 @@ void gr_range_forget_kept(struct gr_split *split)
 
         while ((range = split->kept)) {
                 split->kept = range->after;
-                free(range);
+                gr_block_free(range);
         }
         split->kept_count = 0;
 }

@@ -11,8 +11,22 @@
 #define GR_SHARDS     16
 #define GR_LINE_BYTES 64
 
-/* This thread's shard + 1; 0 before its first use. The library is there from the start, hence initial-exec. */
-extern _Thread_local unsigned gr_shard_of_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
+struct gr_arena;
+struct gr_context;
+
+/* What a hit reads of its thread, a cache line of it. All zero before its first use. */
+struct gr_thread {
+        unsigned shard;             /* its own + 1 */
+        unsigned runtimes;          /* bits of those that have served it in context; the shim's, as the next four */
+        void *handle;               /* that it found current last */
+        uint64_t generation;        /* of handles, at that time; 0: none */
+        struct gr_context *context; /* of handle */
+        uint64_t sure;              /* the generation in which it is current still, unless the thread changes that */
+        struct gr_arena *used;      /* where it last had a hit: a free looks there first. arena.c's */
+} __attribute__((aligned(GR_LINE_BYTES)));
+
+/* The library is there from the start, hence initial-exec. */
+extern _Thread_local struct gr_thread gr_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 /* Threads that have had one, whose shards are the first. */
 extern _Atomic unsigned gr_shard_threads __attribute__((visibility("hidden")));
@@ -22,7 +36,7 @@ unsigned gr_shard_assign(void);
 /* The calling thread's shard, below GR_SHARDS. */
 static inline unsigned gr_shard(void)
 {
-        unsigned shard = gr_shard_of_thread;
+        unsigned shard = gr_thread.shard;
 
         return __builtin_expect(shard != 0, 1) ? shard - 1 : gr_shard_assign();
 }

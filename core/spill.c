@@ -31,7 +31,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         rc = reserve(context->device, bytes);
         if (rc)
                 return rc;
-        block = calloc(1, sizeof(*block));
+        block = gr_block_new();
         rc = block ? core->driver->host_alloc(context->handle, bytes, &ptr) : -ENOMEM;
         if (rc)
                 goto cancel;
@@ -44,7 +44,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         rc = gr_ledger_add(&core->ledger, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
-                free(stale);
+                gr_block_free(stale);
         }
         if (rc) {
                 core->driver->host_free(context->handle, ptr);
@@ -56,7 +56,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
 
 cancel:
         atomic_fetch_sub(&context->device->spilled_bytes, bytes);
-        free(block);
+        gr_block_free(block);
         return rc;
 }
 
@@ -100,7 +100,7 @@ bool gr_spill_collect(struct gr_context *context)
                 gr_ledger_remove(&core->ledger, block);
                 core->driver->host_free(context->handle, block->ptr);
                 gr_block_uncharge(block);
-                free(block);
+                gr_block_free(block);
         }
 }
 
@@ -112,7 +112,7 @@ void gr_spill_drop(struct gr_context *context)
         gr_lock(&spilled->lock);
         DL_FOREACH_SAFE (spilled->blocks, block, tmp) {
                 gr_block_uncharge(block);
-                free(block);
+                gr_block_free(block);
         }
         spilled->blocks = NULL;
         gr_unlock(&spilled->lock);

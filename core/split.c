@@ -71,9 +71,10 @@ static struct gr_block *empty_quick(struct gr_context *context)
 static void merge_quick(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
-        struct gr_block *block, *tmp;
+        struct gr_block *block, *next;
 
-        DL_FOREACH_SAFE (empty_quick(context), block, tmp) {
+        for (block = empty_quick(context); block; block = next) {
+                next = block->next;
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
                 gr_ledger_drop(&context->core->ledger, block);
                 use(context, gr_range_of(block), -1);
@@ -98,11 +99,11 @@ static void segment_destroy(struct gr_segment *segment)
         for (range = segment->first; range; range = after) {
                 after = range->after;
                 if (range->state != GR_RANGE_USED)
-                        free(range);
+                        gr_block_free(range);
         }
         free(segment->pages);
         free(segment->begins);
-        free(segment);
+        gr_metadata_free(segment, sizeof(*segment));
 }
 
 void gr_split_destroy(struct gr_context *context)
@@ -134,7 +135,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
                 /* One that another thread is just handing out or freeing is freed by that thread. */
                 if (!used || gr_ledger_drop(&context->core->ledger, &range->block) == GR_BLOCK_LIVE)
-                        free(range);
+                        gr_block_free(range);
         }
 }
 
@@ -159,7 +160,7 @@ void gr_split_drop(struct gr_context *context)
                         continue;
                 atomic_fetch_sub(&device->pinned_bytes, pinned_bytes(segment));
                 gr_budget_release(device, segment->ptr, segment->bytes);
-                free(segment);
+                gr_metadata_free(segment, sizeof(*segment));
         }
         memcpy(heaps, split->heaps, sizeof(heaps));
         memset(split->heaps, 0, sizeof(split->heaps));
@@ -211,7 +212,7 @@ struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *ran
         }
         if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
-                free(stale);
+                gr_block_free(stale);
         }
         /* Without memory to say that the rest is free the block keeps it. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
@@ -431,8 +432,8 @@ static void segment_remove(struct gr_context *context, size_t index)
 /* A segment from the driver, in nobody's list, charged and counted as cached. Lock not held. */
 static int segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)
 {
-        struct gr_segment *segment = calloc(1, sizeof(*segment));
-        struct gr_range *range = calloc(1, sizeof(*range));
+        struct gr_segment *segment = gr_metadata_alloc(sizeof(*segment));
+        struct gr_range *range = gr_block_new();
         uint64_t reserved, ptr = 0;
         int rc = -ENOMEM;
 
@@ -456,8 +457,8 @@ static int segment_take(struct gr_context *context, size_t bytes, struct gr_segm
         *ret_segment = segment;
         return 0;
 fail:
-        free(range);
-        free(segment);
+        gr_block_free(range);
+        gr_metadata_free(segment, sizeof(*segment));
         return rc;
 }
 
@@ -562,7 +563,7 @@ int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *r
         quick = ahead && !by_driver && goes_quick(context);
         if (!quick && gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
-                free(range);
+                gr_block_free(range);
                 return 0;
         }
         segment = range->segment;

@@ -87,13 +87,13 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                         blocks[left++] = block;
                 } else { /* its context took the memory along */
                         gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        free(block);
+                        gr_block_free(block);
                 }
         }
         bytes = gr_trim_ptrs(context, ptrs, sizes, left);
         gr_budget_uncache(context->device, cached);
         for (size_t i = 0; i < left; i++)
-                free(blocks[i]);
+                gr_block_free(blocks[i]);
         return bytes;
 }
 

@@ -19,16 +19,7 @@ struct green {
         CUdevice dev;
 };
 
-/* What the calling thread found last; initial-exec because the library is always there from the start. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
-        CUcontext handle;
-        uint64_t generation;
-        struct gr_context *context;
-        uint64_t sure;     /* the generation in which it is current still, unless the thread changes that; 0: ask */
-        unsigned runtimes; /* bits of those that have served the thread in it */
-} last;
-
-/* Moves on when a context ends, so that no thread trusts its last one. */
+/* Moves on when a context ends, so that no thread trusts its last one (struct gr_thread); never 0. */
 static GR_HOT _Atomic uint64_t generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
 
 /*
@@ -133,7 +124,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
         return context;
 }
 
-/* The slow way: a context that this thread did not use last. */
+/* The slow way: a context that this thread did not use gr_thread. */
 static struct gr_context *look_up(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
@@ -173,45 +164,45 @@ static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
         CUcontext handle = NULL;
         int saved_errno;
 
-        last.sure = 0;
+        gr_thread.sure = 0;
         if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
                 return NULL;
-        if (last.handle != handle || last.generation != now) {
+        if (gr_thread.handle != handle || gr_thread.generation != now) {
                 saved_errno = errno;
-                last.context = look_up(handle);
-                last.handle = handle;
-                last.runtimes = 0;
-                last.generation = last.context ? now : 0;
+                gr_thread.context = look_up(handle);
+                gr_thread.handle = handle;
+                gr_thread.runtimes = 0;
+                gr_thread.generation = gr_thread.context ? now : 0;
                 errno = saved_errno;
         }
-        if (last.context && !atomic_load_explicit(&several, memory_order_acquire))
-                last.sure = now;
-        return last.context;
+        if (gr_thread.context && !atomic_load_explicit(&several, memory_order_acquire))
+                gr_thread.sure = now;
+        return gr_thread.context;
 }
 
 struct gr_context *gr_current_context(void)
 {
         uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
 
-        return __builtin_expect(last.sure == now, 1) ? last.context : ask(now);
+        return __builtin_expect(gr_thread.sure == now, 1) ? gr_thread.context : ask(now);
 }
 
 struct gr_context *gr_runtime_context(unsigned runtime)
 {
         struct gr_context *context = gr_current_context();
 
-        return __builtin_expect(last.runtimes & runtime, runtime) ? context : NULL;
+        return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
 }
 
 void gr_runtime_used(unsigned runtime)
 {
         if (gr_current_context())
-                last.runtimes |= runtime;
+                gr_thread.runtimes |= runtime;
 }
 
 void gr_runtime_unsure(void)
 {
-        last.runtimes = 0;
+        gr_thread.runtimes = 0;
 }
 
 struct gr_context *gr_context_visit(CUcontext handle)
@@ -222,39 +213,39 @@ struct gr_context *gr_context_visit(CUcontext handle)
                 return NULL;
         context = ask(atomic_load_explicit(&generation, memory_order_acquire));
         gr_real.cuCtxPopCurrent_v2(&handle);
-        last.sure = 0;
+        gr_thread.sure = 0;
         return context;
 }
 
 /* What is current changes, or may have. */
 GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
-        if (ctx != last.handle)
-                last.sure = 0;
+        if (ctx != gr_thread.handle)
+                gr_thread.sure = 0;
         return GR_REAL(cuCtxSetCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
 {
-        last.sure = 0;
+        gr_thread.sure = 0;
         return GR_REAL(cuCtxPushCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
 {
-        last.sure = 0;
+        gr_thread.sure = 0;
         return GR_REAL(cuCtxPushCurrent_v2, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *context)
 {
-        last.sure = 0;
+        gr_thread.sure = 0;
         return GR_REAL(cuCtxPopCurrent, context);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
 {
-        last.sure = 0;
+        gr_thread.sure = 0;
         return GR_REAL(cuCtxPopCurrent_v2, context);
 }
 
@@ -266,7 +257,7 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
 {
         int saved_errno = errno;
 
-        last.sure = 0;
+        gr_thread.sure = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_get(dev)) {
                 gr_process_in_use();
                 gr_neighbour_join(dev);

@@ -26,7 +26,7 @@ CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
 #endif
 
 #define GR_EXPORT  __attribute__((visibility("default")))
-#define GR_HOT     __attribute__((section(".data.gr_hot"))) /* what each call reads, side by side in a cache line */
+#define GR_HOT     __attribute__((section("gr_hot"))) /* what each call reads, side by side in a cache line */
 #define GR_VERSION "0.1.0"
 
 /* A pointer that is no allocation: the driver answers for it as for one that was freed (measured, driver 580). */

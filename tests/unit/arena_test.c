@@ -166,7 +166,7 @@ static void test_exported(void)
 /* The driver gives out an address that a recent block has. */
 static void test_stale(void)
 {
-        struct gr_block *fresh = calloc(1, sizeof(*fresh)), *stale = NULL, *got = NULL;
+        struct gr_block *fresh = gr_block_new(), *stale = NULL, *got = NULL;
         uint64_t ptr;
 
         start();
@@ -178,7 +178,7 @@ static void test_stale(void)
         GR_CHECK_EQ(gr_ledger_add(&core.ledger, fresh, &stale), 0);
         GR_CHECK_EQ(homes(ptr), 0);
         GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
-        free(stale);
+        gr_block_free(stale);
         GR_CHECK(gr_ledger_hand_out(fresh, 1));
         GR_CHECK_EQ(gr_ledger_claim(&core.ledger, ptr, &got), 0);
         GR_CHECK(got == fresh);

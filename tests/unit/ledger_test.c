@@ -23,7 +23,7 @@ static struct gr_context *name_of(int i)
 
 static struct gr_block *block_new(uint64_t ptr, size_t bytes, struct gr_context *context)
 {
-        struct gr_block *block = calloc(1, sizeof(*block));
+        struct gr_block *block = gr_block_new();
 
         block->ptr = ptr;
         block->capacity_bytes = bytes;
@@ -82,7 +82,7 @@ static void test_life(void)
 
         gr_ledger_remove(&ledger, block);
         GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -ENOENT);
-        free(block);
+        gr_block_free(block);
         gr_ledger_destroy(&ledger);
 }
 
@@ -103,7 +103,7 @@ static void test_stale(void)
         gr_ledger_remove(&ledger, old); /* must leave its successor alone */
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 8192);
-        free(old);
+        gr_block_free(old);
 
         /* One that was cached stays its bin's, where it is found out later. */
         old = fresh;
@@ -114,7 +114,7 @@ static void test_stale(void)
         GR_CHECK(!hand_out(old, 1));
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 1024);
-        free(old);
+        gr_block_free(old);
         gr_ledger_destroy(&ledger); /* frees fresh */
 }
 
@@ -124,7 +124,7 @@ static void count_dropped(struct gr_block *block)
 {
         GR_CHECK_EQ(block->state, GR_BLOCK_GONE);
         dropped_blocks++;
-        free(block);
+        gr_block_free(block);
 }
 
 static void test_drop_context(void)
@@ -151,7 +151,7 @@ static void test_drop_context(void)
                         GR_CHECK_EQ(blocks[i]->state, GR_BLOCK_GONE);
                         GR_CHECK(!hand_out(blocks[i], 100));
                         gr_ledger_remove(&ledger, blocks[i]);
-                        free(blocks[i]);
+                        gr_block_free(blocks[i]);
                 }
         }
         GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE + 512, &got), 0);
@@ -184,7 +184,7 @@ static void *hammer(void *arg)
                 } else if (gr_ledger_claim(&ledger, ptr, &block) == 0) {
                         *failures += block != blocks[slot];
                         gr_ledger_remove(&ledger, block);
-                        free(block);
+                        gr_block_free(block);
                         blocks[slot] = NULL;
                 } else {
                         ++*failures;
@@ -273,7 +273,7 @@ static void test_table(void)
                 i = (seed >> 33) % PLACES;
                 if (held[i]) {
                         wrong += !gr_ledger_remove(&ledger, held[i]);
-                        free(held[i]);
+                        gr_block_free(held[i]);
                         held[i] = NULL;
                 } else {
                         held[i] = block_new(BASE + i * UINT64_C(512), 512 + step, name_of(i % 2));
@@ -290,7 +290,7 @@ static void test_table(void)
         for (unsigned i = 0; i < PLACES; i++) {
                 if (held[i] && i % 2 == 1) {
                         GR_CHECK_EQ(atomic_load(&held[i]->state), GR_BLOCK_GONE);
-                        free(held[i]);
+                        gr_block_free(held[i]);
                         held[i] = NULL;
                 }
                 left += held[i] != NULL;
