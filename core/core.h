@@ -40,6 +40,7 @@ struct gr_context {
         struct gr_device *device;
         _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
         _Atomic bool split_active;                  /* new requests are served by split */
+        size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
 
         void *handle;      /* of the driver; guarded by core->contexts_lock, constant while alive */
@@ -181,7 +182,7 @@ static inline bool gr_split_active(struct gr_context *context)
  */
 static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_split_active(context) && (bytes > GR_SPLIT_LEAST_BYTES || !gr_fence_barrier_is_cheap(context));
+        return gr_split_active(context) && (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context));
 }
 
 #endif

@@ -90,6 +90,8 @@ void gr_split_init(struct gr_context *context)
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
         atomic_init(&context->split_active, context->core->config.pool == GR_POOL_SPLIT);
+        context->split_least_bytes =
+                context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES;
 }
 
 static void segment_destroy(struct gr_segment *segment)

@@ -204,7 +204,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
                 gr_fence_sync(context); /* an older driver: this thread waits, no one else */
         gr_fence_poll(context);
         /* The smallest are still served by bins. What is not idle yet is asked for again. */
-        trim(context, unwanted, gr_class_of(GR_SPLIT_LEAST_BYTES) + 1, false);
+        trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1, false);
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
                 *waiting = true;

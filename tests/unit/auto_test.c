@@ -159,7 +159,7 @@ static void test_quick_threads(void)
         begin_moved();
         a = gpu_take(6 * MIB);
         b = gpu_take(20 * MIB);
-        small = gpu_take(100 * KIB);
+        small = gpu_take(200 * KIB);
         GR_CHECK(!gr_arena_free(&core, small, &much));
         hits = context->quick.hits;
         frees = context->quick.frees;
@@ -187,7 +187,7 @@ static void test_quick_threads(void)
         gr_arenas_open(context);
         GR_CHECK(!gr_arena_free(&core, a, &much));
         gpu_give(a, 6 * MIB);
-        gpu_give(small, 100 * KIB);
+        gpu_give(small, 200 * KIB);
         gpu_give(b, 20 * MIB);
         gpu_settle();
         gpu_end();
@@ -251,6 +251,23 @@ static void test_slight(void)
         gpu_end();
 }
 
+/* More than split leaves them is left to bins, as it takes less time there. */
+static void test_least(void)
+{
+        struct gr_block_info info = {0};
+        uint64_t a, b;
+
+        begin_moved();
+        a = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
+        b = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES + 1);
+        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
+        GR_CHECK(gr_ledger_find(&core.ledger, b, &info) == 0 && info.split);
+        gpu_give(a, GR_SPLIT_LEAST_AUTO_BYTES);
+        gpu_give(b, GR_SPLIT_LEAST_AUTO_BYTES + 1);
+        gpu_settle();
+        gpu_end();
+}
+
 static uint32_t handouts_of(uint64_t ptr)
 {
         struct gr_block_info info = {0};
@@ -277,9 +294,9 @@ static void test_handouts(void)
                 a = gpu_take(6 * MIB); /* the short way */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
-                a = gpu_take(100 * KIB);
+                a = gpu_take(200 * KIB);
                 seen[count++] = handouts_of(a);
-                gpu_give(a, 100 * KIB);
+                gpu_give(a, 200 * KIB);
         }
         for (size_t i = 0; i < count; i++)
                 for (size_t j = 0; j < i; j++)
@@ -382,6 +399,7 @@ int main(int argc, char **argv)
         test_waste(90 * MIB, false);
         test_quick();
         test_quick_threads();
+        test_least();
         test_handouts();
         test_bins_asked();
         test_slight();
