@@ -174,7 +174,7 @@ static uint64_t alloc_quick(struct gr_context *context, size_t bytes)
         return ptr;
 }
 
-uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
+GR_OFTEN uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 {
         struct gr_block *block;
         struct gr_arena *arena;
@@ -201,7 +201,7 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         return ptr;
 }
 
-uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
+GR_OFTEN uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
 {
         struct gr_context *context = block->context;
         struct gr_arena *arena = &context->first_arena;
@@ -256,13 +256,13 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
 }
 
 /* The same for a block of split's: what goes into quick lists is the first arena's, whoever frees it. */
-static __attribute__((noinline)) bool take_back_split(struct gr_context *context, uint64_t ptr, bool *ret_much)
+GR_OFTEN static __attribute__((noinline)) bool take_back_split(struct gr_context *context, uint64_t ptr, bool *ret_much)
 {
         return context->core->config.pool == GR_POOL_AUTO && gr_split_active(context) &&
                gr_fence_barrier_is_cheap(context) && take_back(&context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much);
 }
 
-struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+GR_OFTEN struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
 {
         bool in_heap = gr_core_in_heap(core, ptr);
         struct gr_arena *arena = gr_thread.used;

@@ -343,7 +343,7 @@ static int sync_locked(struct gr_context *context)
         return 0;
 }
 
-bool gr_fence_barrier_is_cheap(struct gr_context *context)
+GR_OFTEN bool gr_fence_barrier_is_cheap(struct gr_context *context)
 {
         const struct gr_core *core = context->core;
 

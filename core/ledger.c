@@ -113,7 +113,7 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
         }
 }
 
-int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
+GR_OFTEN int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
 {
         uint64_t hash = gr_ledger_mix(block->ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
@@ -161,7 +161,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         return there;
 }
 
-enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block)
+GR_OFTEN enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block)
 {
         struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
         enum gr_block_state before;
@@ -174,7 +174,7 @@ enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *bl
         return before;
 }
 
-int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
+GR_OFTEN int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);

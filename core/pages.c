@@ -5,7 +5,7 @@
 #include "core.h"
 #include "split.h"
 
-void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
+GR_OFTEN void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *heap = range->segment;
         uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, spare = 0;

@@ -51,7 +51,7 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_conte
         return block;
 }
 
-struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+GR_OFTEN struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
         if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
                 return NULL;
@@ -274,7 +274,7 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
         return bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_slow(context, bytes, ret_ptr) : -E2BIG;
 }
 
-int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+GR_OFTEN int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         bool looks =
                 gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
@@ -360,7 +360,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         return rc;
 }
 
-void gr_pool_freed(struct gr_context *context, bool much)
+GR_OFTEN void gr_pool_freed(struct gr_context *context, bool much)
 {
         /* An epoch left open would come to cover work that starts only later. */
         if (much)
@@ -394,7 +394,7 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
-int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
 {
         struct gr_context *context;
         struct gr_fence *fence;

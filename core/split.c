@@ -28,7 +28,7 @@ static uint64_t pinned_bytes(const struct gr_segment *segment)
 }
 
 /* The range is used from now on (+1), or no longer (-1; its freed_epoch is set). */
-static void use(struct gr_context *context, struct gr_range *range, int sign)
+GR_OFTEN static void use(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
         size_t bytes = range->block.capacity_bytes;
@@ -68,7 +68,7 @@ static struct gr_block *empty_quick(struct gr_context *context)
 }
 
 /* What lies in quick lists becomes free ranges. The split's lock is held. */
-static void merge_quick(struct gr_context *context)
+GR_OFTEN static void merge_quick(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block, *next;
@@ -186,7 +186,7 @@ void gr_split_drop(struct gr_context *context)
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
 
-void gr_split_drain(struct gr_context *context)
+GR_OFTEN void gr_split_drain(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block;
@@ -199,7 +199,7 @@ void gr_split_drain(struct gr_context *context)
         }
 }
 
-struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
+GR_OFTEN struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
 {
         struct gr_split *split = &context->split;
         struct gr_block *block = &range->block, *stale;
@@ -261,7 +261,7 @@ static bool goes_quick(struct gr_context *context)
 
 /* A usable block of this size from a quick list. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
  */
-static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uint64_t *ret_epoch)
+GR_OFTEN static struct gr_block *take_quick(struct gr_context *context, size_t bytes, uint64_t *ret_epoch)
 {
         struct gr_quick *quick = &context->quick;
         struct gr_block *block;
@@ -284,7 +284,7 @@ static bool is_slight(struct gr_context *context, size_t bytes)
 }
 
 /* Lock not held. */
-struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
+GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
         struct gr_split *split = &context->split;
         struct gr_fence *fence = &context->fence;
@@ -542,7 +542,7 @@ out:
 }
 
 /* Lock not held. */
-int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
+GR_OFTEN int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;

@@ -180,14 +180,14 @@ static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
         return gr_thread.context;
 }
 
-struct gr_context *gr_current_context(void)
+GR_OFTEN struct gr_context *gr_current_context(void)
 {
         uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
 
         return __builtin_expect(gr_thread.sure == now, 1) ? gr_thread.context : ask(now);
 }
 
-struct gr_context *gr_runtime_context(unsigned runtime)
+GR_OFTEN struct gr_context *gr_runtime_context(unsigned runtime)
 {
         struct gr_context *context = gr_current_context();
 

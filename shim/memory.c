@@ -41,7 +41,7 @@ static __attribute__((noinline)) int alloc(struct gr_context *context, uint64_t 
         return rc;
 }
 
-int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
+GR_OFTEN int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
         uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
 
@@ -51,7 +51,7 @@ int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_p
         return 0;
 }
 
-GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
         struct gr_context *context;
 
@@ -167,7 +167,7 @@ static __attribute__((noinline)) int give_back(struct gr_context *context, bool 
         return rc;
 }
 
-int gr_memory_free(CUdeviceptr ptr)
+GR_OFTEN int gr_memory_free(CUdeviceptr ptr)
 {
         struct gr_context *context = NULL;
         bool much = false;
@@ -179,7 +179,7 @@ int gr_memory_free(CUdeviceptr ptr)
         return 0;
 }
 
-GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 {
         int rc;
 

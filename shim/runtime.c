@@ -200,12 +200,12 @@ static cudaError_t set_device(struct runtime *runtime, int device)
 /* Names of their own, which .symver makes the runtime's; hidden versions, so that nobody links with them. */
 #define GR_VERSION_OF(number, index)                                                                                   \
         GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes);                                            \
-        GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes)                                             \
+        GR_OFTEN GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes)                                    \
         {                                                                                                              \
                 return alloc(&runtimes[index], ptr, bytes);                                                            \
         }                                                                                                              \
         GR_EXPORT cudaError_t gr_free_##number(void *ptr);                                                             \
-        GR_EXPORT cudaError_t gr_free_##number(void *ptr)                                                              \
+        GR_OFTEN GR_EXPORT cudaError_t gr_free_##number(void *ptr)                                                     \
         {                                                                                                              \
                 return give_back(&runtimes[index], ptr);                                                               \
         }                                                                                                              \
