@@ -144,15 +144,17 @@ static bool is_better(const struct fit *fit, const struct fit *best)
         return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
 }
 
-static void weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
+/* Whether the best so far cannot be bettered. */
+static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
 {
         struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
 
         if (at + bytes > gr_range_end(range))
-                return;
+                return false;
         fit.opened = pages_opened(range, at, bytes);
         if (!best->range || is_better(&fit, best))
                 *best = fit;
+        return best->opened == 0 && best->ready;
 }
 
 GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
@@ -164,12 +166,11 @@ GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
                 uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(&range->block.context->fence);
 
-                if (range->segment->pages && !range->segment->small)
-                        weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit);
-                weigh(range, ptr, bytes, ready_epoch, &fit);
-                if (range->block.capacity_bytes >= bytes)
-                        weigh(range, gr_range_end(range) - bytes, bytes, ready_epoch, &fit);
-                if (fit.range && fit.opened == 0 && fit.ready)
+                if ((range->segment->pages && !range->segment->small &&
+                     weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit)) ||
+                    weigh(range, ptr, bytes, ready_epoch, &fit) ||
+                    (range->block.capacity_bytes >= bytes &&
+                     weigh(range, gr_range_end(range) - bytes, bytes, ready_epoch, &fit)))
                         break;
                 do
                         range = gr_range_next(lists, range);
@@ -255,18 +256,45 @@ GR_OFTEN void gr_range_swallow(struct gr_range *range, struct gr_range *after)
         structure_give(&range->block.context->split, after);
 }
 
-GR_OFTEN void gr_range_free(struct gr_split *split, struct gr_range *range)
+/* Whether the neighbour of a range that becomes free becomes one with it; then it is in no list any more. */
+static inline bool joins(struct gr_split *split, struct gr_range *neighbour, struct gr_block **freed)
 {
-        if (range->after && range->after->state == GR_RANGE_FREE) {
-                gr_range_leave(split, range->after);
+        if (!neighbour)
+                return false;
+        if (neighbour->state == GR_RANGE_FREE)
+                gr_range_leave(split, neighbour);
+        else if (neighbour->state == GR_RANGE_FREED)
+                DL_DELETE(*freed, &neighbour->block);
+        else
+                return false;
+        return true;
+}
+
+/* freed: the others that become free. */
+static void free_among(struct gr_split *split, struct gr_range *range, struct gr_block **freed)
+{
+        while (joins(split, range->after, freed))
                 gr_range_swallow(range, range->after);
-        }
-        if (range->before && range->before->state == GR_RANGE_FREE) {
+        while (joins(split, range->before, freed)) {
                 range = range->before;
-                gr_range_leave(split, range);
                 gr_range_swallow(range, range->after);
         }
         gr_range_enter(split, range);
+}
+
+GR_OFTEN void gr_range_free(struct gr_split *split, struct gr_range *range)
+{
+        free_among(split, range, &(struct gr_block *){NULL});
+}
+
+GR_OFTEN void gr_range_free_all(struct gr_split *split, struct gr_block *freed)
+{
+        struct gr_block *block;
+
+        while ((block = freed)) {
+                DL_DELETE(freed, block);
+                free_among(split, gr_range_of(block), &freed);
+        }
 }
 
 GR_OFTEN struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)

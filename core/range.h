@@ -19,6 +19,7 @@ enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger; also one that lies in a quick list (quick.h) */
         GR_RANGE_WAITING, /* in the queue */
         GR_RANGE_FREE,    /* in a list by size */
+        GR_RANGE_FREED,   /* in the list that gr_range_free_all goes through */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
         GR_RANGE_GHOST,   /* addresses that memory has moved away from, but where work may still use it; in a list */
@@ -83,6 +84,9 @@ void gr_range_leave(struct gr_split *split, struct gr_range *range);
 
 /* The range, in no list, becomes free, one with its free neighbours: with the latest epoch of them. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
+
+/* The same for all of a list (utlist's DL), each in state FREED: what becomes one enters its list by size once. */
+void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
 
 /*
  * Cuts range, which is in no list, after bytes. Returns the rest, of the same state and in none either; NULL:

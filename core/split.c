@@ -71,16 +71,20 @@ static struct gr_block *empty_quick(struct gr_context *context)
 GR_OFTEN static void merge_quick(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
-        struct gr_block *block, *next;
+        struct gr_block *block, *next, *freed = NULL;
+        uint64_t epoch = atomic_load(&split->ahead_epoch);
 
         for (block = empty_quick(context); block; block = next) {
                 next = block->next;
-                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
+                epoch = gr_max(epoch, block->freed_epoch);
                 gr_ledger_drop(&context->core->ledger, block);
                 use(context, gr_range_of(block), -1);
                 gr_budget_uncache(context->device, block->capacity_bytes);
-                gr_range_free(split, gr_range_of(block));
+                gr_range_of(block)->state = GR_RANGE_FREED;
+                DL_PREPEND(freed, block);
         }
+        atomic_store(&split->ahead_epoch, epoch);
+        gr_range_free_all(split, freed);
 }
 
 void gr_split_init(struct gr_context *context)
