@@ -140,6 +140,36 @@ static void test_quick(void)
         gpu_end();
 }
 
+/* Sizes that share a list: the later one is taken from behind the earlier one, which stays to be had. */
+static void test_quick_list_shared(void)
+{
+        const size_t one = 2 * MIB;
+        size_t other = one + 512;
+        uint64_t a, b, c, rest;
+
+        while ((gr_ledger_mix(one) ^ gr_ledger_mix(other)) >> (64 - GR_QUICK_LISTS_LOG2))
+                other += 512;
+        begin_moved();
+        rest = gpu_take(64 * MIB);
+        a = gpu_take(one);
+        b = gpu_take(other);
+        c = gpu_take(one);
+        gpu_give(a, one);
+        gpu_give(b, other);
+        gpu_give(c, one);
+        GR_CHECK_EQ(context->quick.count, 3);
+        GR_CHECK_EQ(gpu_take(other), b);
+        GR_CHECK_EQ(gpu_take(one), a);
+        GR_CHECK_EQ(gpu_take(one), c);
+        GR_CHECK_EQ(context->quick.count, 0);
+        gpu_give(a, one);
+        gpu_give(b, other);
+        gpu_give(c, one);
+        gpu_give(rest, 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 static void *give_elsewhere(void *ptr)
 {
         uint64_t own = gpu_take(7 * MIB);
@@ -398,6 +428,7 @@ int main(int argc, char **argv)
         test_waste(130 * MIB, true);
         test_waste(90 * MIB, false);
         test_quick();
+        test_quick_list_shared();
         test_quick_threads();
         test_least();
         test_handouts();

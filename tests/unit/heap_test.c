@@ -304,22 +304,22 @@ static void test_fit(void)
 }
 
 /* Of two places that are as good the one is taken that needs no barrier, but not one that is much too large. */
-static void test_ready(size_t ready_bytes, bool taken)
+static void test_ready(size_t bytes, size_t ready_bytes, bool taken)
 {
         uint64_t ready, ahead, between, last, ptr;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        ahead = gpu_take(5 * MIB);
+        ahead = gpu_take(bytes);
         between = gpu_take(3 * MIB);
         ready = gpu_take(ready_bytes);
         last = gpu_take(3 * MIB);
         gpu_give(ready, ready_bytes);
         GR_CHECK_EQ(gr_fence_barrier(context), 0);
-        gpu_give(ahead, 5 * MIB);
-        ptr = gpu_take(5 * MIB);
+        gpu_give(ahead, bytes);
+        ptr = gpu_take(bytes);
         GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
-        gpu_give(ptr, 5 * MIB);
+        gpu_give(ptr, bytes);
         gpu_give(between, 3 * MIB);
         gpu_give(last, 3 * MIB);
         gpu_settle();
@@ -597,8 +597,9 @@ int main(void)
         test_heap_fails();
         test_fit();
         test_best();
-        test_ready(5 * MIB, true);
-        test_ready(11 * MIB, false);
+        test_ready(5 * MIB, 5 * MIB, true);
+        test_ready(5 * MIB, 11 * MIB, false);
+        test_ready(1536 * KIB, 1536 * KIB, true); /* opens no page */
         test_small_and_large();
         test_find();
         test_heap_moves(true);
