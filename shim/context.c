@@ -124,7 +124,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
         return context;
 }
 
-/* The slow way: a context that this thread did not use gr_thread. */
+/* The slow way: a context that this thread did not use last. */
 static struct gr_context *look_up(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
