@@ -69,7 +69,7 @@ for _ in range(int(sys.argv[2].partition("=")[2]) // 10):
     os.mkdir("working")  # fails where another one is at it
     time.sleep(0.002)
     os.rmdir("working")
-    print("turn 0.5", flush=True)
+    print("turn 0.5", *(["0.1" if "LD_PRELOAD" in os.environ else "0.2"] if len(sys.argv) > 3 else []), flush=True)
 PY
 python3 - "$top" "$build" "$folder" <<'PY' || fail "turns"
 import importlib.machinery
@@ -96,6 +96,17 @@ for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "
     assert samples["training: time, ten steps later on", column] == [0.5] * 20, samples
 assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 13, samples
 assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.complaints[0], bench.complaints
+
+# The same by the time in PyTorch's allocator: its steps, with another's time in place of its own.
+bench.results.samples.clear()
+bench.turns("training", "turns.py", 3, False, times=True)
+samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
+for column, inside, step in ("PyTorch", 0.2, 0.5), ("PyTorch, expandable", 0.2, 0.5), ("bins", 0.1, 0.4):
+    tens = samples["training: time in PyTorch's allocator, ten steps later on", column]
+    assert len(tens) == 20 and all(abs(ten - 1000 * inside) < 1e-6 for ten in tens), samples
+    (whole,) = samples["training: time if only the allocator differed, ten steps later on", column]
+    assert abs(whole - step) < 1e-9, samples
+assert len(samples) == 18, samples
 
 # Processes side by side: none begins before all are there, and what fails is named.
 bench.complaints.clear()
