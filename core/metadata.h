@@ -3,7 +3,8 @@
  * for who asks (transparent huge pages). A hit reads about fourteen cache lines in as many places, and in between a
  * program touches so much else that each small page of them is a miss of the TLB, which a virtual machine pays for
  * twice. In PyTorch training the time inside its allocator, per step: auto 539 -> 506 us, 517 without the huge pages;
- * bins 441 -> 411 (an H200, driver 580, November 2026, three processes each).
+ * bins 441 -> 411 (an H200, driver 580, November 2026, three processes each; by a build that had the core and the
+ * heaps' tables there, too).
  */
 #ifndef GR_METADATA_H
 #define GR_METADATA_H

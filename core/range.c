@@ -203,7 +203,7 @@ GR_OFTEN void gr_range_leave(struct gr_split *split, struct gr_range *range)
         split->free_count--;
 }
 
-/* A range's structure, all zero, from those kept or from the C library; NULL: out of memory. */
+/* A range's structure, all zero, one of those kept or a new one; NULL: out of memory. */
 static struct gr_range *structure_take(struct gr_split *split)
 {
         struct gr_range *range = split->kept;

@@ -73,15 +73,15 @@ struct gr_split {
 
         struct gr_lock lock; /* guards what follows; first what each request touches, close together */
         unsigned kept_count;
-        _Atomic bool stuck;       /* some range was: from then on each is merged as it is freed, and none is quick; also
-                                     read without the lock */
-        struct gr_range *kept;    /* structures of ranges that are no more, by after: those to come need no malloc */
-        struct gr_block *queue;   /* waiting ranges, oldest first */
-        uint64_t hits, frees;     /* requests served without the driver; ranges freed */
-        uint64_t free_count;      /* free and waiting ranges */
-        uint64_t open_bytes;      /* freed since an epoch was closed for it */
-        uint64_t close_bytes;     /* of it, at which one is closed again */
-        uint64_t spare_bytes;     /* what could go back once it is idle: free segments, free extents of heaps */
+        _Atomic bool stuck;     /* some range was: from then on each is merged as it is freed, and none is quick; also
+                                   read without the lock */
+        struct gr_range *kept;  /* structures of ranges that are no more, by after: those to come need no other lock */
+        struct gr_block *queue; /* waiting ranges, oldest first */
+        uint64_t hits, frees;   /* requests served without the driver; ranges freed */
+        uint64_t free_count;    /* free and waiting ranges */
+        uint64_t open_bytes;    /* freed since an epoch was closed for it */
+        uint64_t close_bytes;   /* of it, at which one is closed again */
+        uint64_t spare_bytes;   /* what could go back once it is idle: free segments, free extents of heaps */
         uint64_t spare_low_bytes; /* least of it since decay last looked: what nobody needed */
         struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_segment **segments; /* by address */
@@ -112,7 +112,7 @@ void gr_split_drop(struct gr_context *context);
 
 /*
  * Requests up to here may be left to the bins (gr_split_serves), for GR_POOL_AUTO somewhat larger ones: by recorded
- * traces that spares it a tenth to nearly two thirds of the cuts, and takes no more memory (November 2026).
+ * traces that spares it a tenth to three fifths of the cuts, and takes no more memory (November 2026).
  */
 #define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)
 #define GR_SPLIT_LEAST_AUTO_BYTES ((size_t)128 << 10)
