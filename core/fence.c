@@ -9,7 +9,7 @@
 
 /* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
 #define CLOSE_LIVE_PART  8
-#define CLOSE_CARD_PART  256 /* where barriers are cheap: this part of the card, as those close it soon enough */
+#define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as those close it soon enough */
 #define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)

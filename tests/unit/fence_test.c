@@ -122,7 +122,7 @@ static void test_close_bytes(void)
         atomic_store(&context->device->total_bytes, 1024 * SG_MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
         atomic_store(&context->device->total_bytes, 131072 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(context), 512 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 2048 * SG_MIB);
         atomic_store(&core.overlaps, true);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
         atomic_store(&context->device->charged_bytes, 1024 * SG_MIB);
