@@ -340,16 +340,21 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
 }
 
 /*
- * Whether to map more than the request needs: calls of the driver cost GR_POOL_AUTO more than memory does. That is
- * worth no move and no refusal, and near a limit the memory may be needed elsewhere. Lock not held.
+ * Whether GR_POOL_AUTO may rather grow by growth_bytes for a request than do what takes less memory and more time. That
+ * is worth no move and no refusal, and near a limit the memory may be needed elsewhere.
  */
-static bool goes_ahead(struct gr_context *context, size_t bytes)
+static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_bytes)
 {
         uint64_t charged = atomic_load(&context->device->charged_bytes);
 
         return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
-               !atomic_load(&context->split.ahead_refused) && !gr_bound_is_passed(context, bytes, AHEAD_BYTES) &&
-               gr_budget_cache_room(context->device) >= AHEAD_BYTES + charged / AHEAD_ROOM_SHARE;
+               !atomic_load(&context->split.ahead_refused) && !gr_bound_is_passed(context, bytes, growth_bytes) &&
+               gr_budget_cache_room(context->device) >= growth_bytes + charged / AHEAD_ROOM_SHARE;
+}
+
+bool gr_heap_may_grow(struct gr_context *context, size_t bytes)
+{
+        return context->split.heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
 }
 
 /* As gr_heap_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
@@ -415,12 +420,12 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
 /* Lock not held. */
 int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        int rc = grow(context, bytes, goes_ahead(context, bytes), ret_block);
+        /* A call of the driver costs more than what it maps too much. */
+        int rc = grow(context, bytes, may_grow(context, bytes, AHEAD_BYTES), ret_block);
 
-        if (rc != -EAGAIN)
-                return rc;
-        atomic_store(&context->split.ahead_refused, true);
-        return grow(context, bytes, false, ret_block);
+        if (rc == -EAGAIN || rc == -ENOMEM)
+                atomic_store(&context->split.ahead_refused, true);
+        return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
 }
 
 /* Returns the extents inside a busy range, which alone knows them now. Returns their bytes. Lock not held. */

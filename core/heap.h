@@ -38,6 +38,12 @@ struct gr_context;
 int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
 /*
+ * Whether memory may be mapped for all of a large request before anything else is tried, as GR_POOL_AUTO does to save
+ * time: that leaves the footprint below its bound, and well below any limit. The split's lock is held.
+ */
+bool gr_heap_may_grow(struct gr_context *context, size_t bytes);
+
+/*
  * Gives idle extents back without waiting: those in the smallest free ranges first, until want_bytes are, and none that
  * would take it beyond most_bytes. Returns the bytes that the device got back. Calls the driver; no lock held.
  */

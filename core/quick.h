@@ -1,10 +1,11 @@
 /*
  * Quick lists: freed ranges of pool kind `split` that stay as they are, for the next request of exactly their size, as
  * in quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; the
- * pages count as used until a request fits nowhere else, and all of them are merged. In a recorded training program
- * three of five large requests are served from there; auto accepts a quarter more memory for it. A small request takes
- * another place that is usable before a barrier is laid for a block of its size: 11,600 barriers in 1,300 training
- * steps instead of 57,000, and bins, with twice the memory, lay 21,000 (November 2026).
+ * pages count as used until a request fits nowhere else and the footprint may not grow for it (gr_heap_may_grow): then
+ * all of them are merged. In a recorded training program three of five large requests are served from there; auto
+ * accepts a quarter more memory for it. A small request takes another place that is usable before a barrier is laid for
+ * a block of its size: 11,600 barriers in 1,300 training steps instead of 57,000, and bins, with twice the memory, lay
+ * 21,000 (November 2026).
  *
  * A context has one set of them for all threads, as what one frees another often needs next: PyTorch's forward pass
  * and its backward pass are two threads, which take turns. The lock of the context's first arena, which is the home of

@@ -180,6 +180,20 @@ GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t
         return fit.range;
 }
 
+GR_OFTEN struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
+{
+        struct gr_range *best = gr_range_best(lists, bytes, last_epoch), *range = best;
+        uint64_t ready_epoch = best ? gr_fence_usable_epoch(&best->block.context->fence) : 0;
+
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && range->block.capacity_bytes / 2 <= bytes;
+             looked_at++) {
+                if (is_usable(range, bytes, ready_epoch))
+                        return range;
+                range = gr_range_next(lists, range);
+        }
+        return best;
+}
+
 static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)
 {
         const struct gr_segment *segment = range->segment;

@@ -78,6 +78,9 @@ struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, 
  */
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at);
 
+/* The same in less time, whatever pages it opens: the smallest, or one up to twice as large that needs no barrier. */
+struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch);
+
 /* A range in state FREE enters its list as it is, or leaves it. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);

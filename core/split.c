@@ -27,8 +27,8 @@ static uint64_t pinned_bytes(const struct gr_segment *segment)
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
 }
 
-/* The range is used from now on (+1), or no longer (-1; its freed_epoch is set). */
-GR_OFTEN static void use(struct gr_context *context, struct gr_range *range, int sign)
+/* In its segment the range counts as used from now on (+1), or no longer (-1; its freed_epoch is set). */
+GR_OFTEN static void count_used(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
         size_t bytes = range->block.capacity_bytes;
@@ -38,11 +38,9 @@ GR_OFTEN static void use(struct gr_context *context, struct gr_range *range, int
         if (sign > 0) {
                 segment->used_count++;
                 segment->used_bytes += bytes;
-                gr_budget_uncache(context->device, bytes);
         } else {
                 segment->used_count--;
                 segment->used_bytes -= bytes;
-                gr_budget_cache(context->device, bytes);
         }
         if (segment->pages) {
                 gr_pages_use(context, range, sign);
@@ -51,6 +49,16 @@ GR_OFTEN static void use(struct gr_context *context, struct gr_range *range, int
         if (spare || segment->used_count == 0)
                 gr_split_spare(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
         atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
+}
+
+/* The same for one that is not cached from now on, or cached. */
+static inline void use(struct gr_context *context, struct gr_range *range, int sign)
+{
+        if (sign > 0)
+                gr_budget_uncache(context->device, range->block.capacity_bytes);
+        else
+                gr_budget_cache(context->device, range->block.capacity_bytes);
+        count_used(context, range, sign);
 }
 
 /* What lies in quick lists, by next, on the account of what is cached otherwise; NULL. */
@@ -78,8 +86,7 @@ GR_OFTEN static void merge_quick(struct gr_context *context)
                 next = block->next;
                 epoch = gr_max(epoch, block->freed_epoch);
                 gr_ledger_drop(&context->core->ledger, block);
-                use(context, gr_range_of(block), -1);
-                gr_budget_uncache(context->device, block->capacity_bytes);
+                count_used(context, gr_range_of(block), -1);
                 gr_range_of(block)->state = GR_RANGE_FREED;
                 DL_PREPEND(freed, block);
         }
@@ -234,16 +241,25 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
+/* Whether those that go ahead wait in quick lists, which takes more memory and less time. */
+static bool goes_quick(struct gr_context *context)
+{
+        return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
+}
+
 /* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL. */
-static struct gr_range *fit(struct gr_context *context, size_t bytes, bool lax, uint64_t last_epoch, uint64_t *ret_at)
+GR_OFTEN static struct gr_range *fit(struct gr_context *context, size_t bytes, bool lax, uint64_t last_epoch,
+                                     uint64_t *ret_at)
 {
         struct gr_split *split = &context->split;
         bool small = gr_is_small(bytes);
-        struct gr_range *range =
-                gr_range_fit(&split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE], bytes, last_epoch, ret_at);
+        const struct gr_free_lists *lists = &split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE];
+        struct gr_range *range;
 
+        *ret_at = 0; /* its begin */
+        range = goes_quick(context) ? gr_range_soon(lists, bytes, last_epoch)
+                                    : gr_range_fit(lists, bytes, last_epoch, ret_at);
         if (!range && !small) {
-                *ret_at = 0;
                 range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch);
                 if (range && !lax && range->segment->bytes > gr_bound_worth_opening(context, bytes))
                         range = NULL;
@@ -255,12 +271,6 @@ static struct gr_range *fit(struct gr_context *context, size_t bytes, bool lax, 
 static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         return !segment->small && gr_fence_barrier_is_cheap(context);
-}
-
-/* Whether those that go ahead wait in quick lists, which takes more memory and less time. */
-static bool goes_quick(struct gr_context *context)
-{
-        return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
 }
 
 /* A usable block of this size from a quick list. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
@@ -312,7 +322,7 @@ GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes
         }
         if (!block && !range)
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
-        if (!block && !range && !gr_is_small(bytes)) {
+        if (!block && !range && !gr_is_small(bytes) && !(quick && gr_heap_may_grow(context, bytes))) {
                 merge_quick(context);
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
         }
@@ -512,6 +522,11 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (*ret_block)
                 return 0;
         rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
+        if (rc == -ENOMEM) { /* then what lies in quick lists has to do: from now on it is merged first */
+                *ret_block = gr_split_take(context, bytes, false);
+                if (*ret_block)
+                        return 0;
+        }
         if (rc != -ENOSPC)
                 goto out;
         room = gr_bound_make_room(context, bytes, segment_bytes);

@@ -27,8 +27,9 @@
  * they may cost: the more was spent lately, the more footprint is accepted.
  *
  * GR_POOL_AUTO is for programs that bins are fast enough for, and too large: there a quarter above the peak is
- * accepted, so that memory is mapped in larger pieces than a request needs (heap.h), and large ranges that go ahead of
- * their fence wait in quick lists (quick.h) before they are merged.
+ * accepted, so that memory is mapped in larger pieces than a request needs (heap.h), large ranges that go ahead of
+ * their fence wait in quick lists (quick.h) until that much is held and a request fits nowhere else, and the smallest
+ * place that suffices is taken, whatever pages it opens.
  *
  * Every used range is a block in the ledger. Free ones are not; gr_split_find knows them.
  */
@@ -64,7 +65,7 @@ struct gr_split {
         /* The driver does not map memory twice. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
         _Atomic bool heap_refused;      /* the driver has no addresses for one, or memory was short */
-        _Atomic bool ahead_refused;     /* auto: the driver had no memory to map ahead, so that it is short */
+        _Atomic bool ahead_refused;     /* the driver had no memory to map, so that it is short: none is mapped ahead */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t ahead_epoch;   /* the latest of ranges that became free ahead of their fence */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */

@@ -264,6 +264,7 @@ static void test_ahead_halfway(void)
         gpu_give(c, 6 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context), 0);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 408 * MIB);
+        gr_split_unneeded(context); /* quick lists are merged */
         atomic_store(&context->split.ahead_refused, false);
         gpu.map_fails = 2;
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
@@ -272,6 +273,69 @@ static void test_ahead_halfway(void)
         GR_CHECK_EQ(gr_budget_live(gpu_device()), 422 * MIB);
         GR_CHECK_EQ(context->split.spare_bytes, 0);
         gpu_give(a, 22 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static uint64_t quick_bytes(void)
+{
+        return context->quick.cached.bytes;
+}
+
+/* 432 MiB of which 32 lie in quick lists; 540 is what the footprint may be. *ret_ptr: where those lie. */
+static uint64_t begin_quick(uint64_t hard_bytes, uint64_t *ret_ptr)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), other;
+
+        *ret_ptr = gpu_take(16 * MIB);
+        other = gpu_take(16 * MIB);
+        gpu_give(*ret_ptr, 16 * MIB);
+        gpu_give(other, 16 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 432 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 32 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
+        atomic_store(&gpu_device()->peak_live_bytes, 432 * MIB);
+        return rest;
+}
+
+/* As long as the footprint may grow, what lies in quick lists stays as it is; then all of it is merged. */
+static void test_quick_kept(uint64_t hard_bytes, unsigned kept_count)
+{
+        uint64_t first, rest = begin_quick(hard_bytes, &first), before, ptr;
+        unsigned kept = 0;
+
+        do {
+                before = quick_bytes();
+                ptr = gpu_take((17 + kept) * MIB);
+                if (quick_bytes() == before)
+                        GR_CHECK(ptr >= first + 32 * MIB);
+                else
+                        GR_CHECK_EQ(ptr, first);
+                gpu_give(ptr, (17 + kept) * MIB);
+        } while (quick_bytes() > before && ++kept < 10);
+        GR_CHECK_EQ(kept, kept_count);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, (kept_count > 0 ? 528 : 432) * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has no memory then, it is merged before the ladder is climbed; and from then on at first. */
+static void test_quick_refused(void)
+{
+        uint64_t first, rest = begin_quick(510 * MIB, &first);
+
+        gpu.map_fails = 1;
+        GR_CHECK_EQ(gpu_take(17 * MIB), first);
+        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        for (int level = 0; level < GR_LEVEL_COUNT; level++)
+                GR_CHECK_EQ(core.stats.levels[level].tries, 0);
+        gpu_give(first, 17 * MIB);
+        GR_CHECK_EQ(gpu_take(18 * MIB), first);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 432 * MIB);
+        gpu_give(first, 18 * MIB);
         gpu_give(rest, 400 * MIB);
         gpu_settle();
         gpu_end();
@@ -303,12 +367,16 @@ static void test_fit(void)
         gpu_end();
 }
 
-/* Of two places that are as good the one is taken that needs no barrier, but not one that is much too large. */
-static void test_ready(size_t bytes, size_t ready_bytes, bool taken)
+/*
+ * Of two places that are as good the one is taken that needs no barrier, but not one that is much too large: both so
+ * large that a barrier is worth while.
+ */
+static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes, bool taken)
 {
         uint64_t ready, ahead, between, last, ptr;
 
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
         ahead = gpu_take(bytes);
         between = gpu_take(3 * MIB);
         ready = gpu_take(ready_bytes);
@@ -316,6 +384,7 @@ static void test_ready(size_t bytes, size_t ready_bytes, bool taken)
         gpu_give(ready, ready_bytes);
         GR_CHECK_EQ(gr_fence_barrier(context), 0);
         gpu_give(ahead, bytes);
+        gr_split_unneeded(context); /* auto: no quick lists */
         ptr = gpu_take(bytes);
         GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
@@ -597,9 +666,11 @@ int main(void)
         test_heap_fails();
         test_fit();
         test_best();
-        test_ready(5 * MIB, 5 * MIB, true);
-        test_ready(5 * MIB, 11 * MIB, false);
-        test_ready(1536 * KIB, 1536 * KIB, true); /* opens no page */
+        for (int pool = GR_POOL_SPLIT; pool <= GR_POOL_AUTO; pool++) {
+                test_ready((enum gr_pool_kind)pool, 5 * MIB, 5 * MIB, true);
+                test_ready((enum gr_pool_kind)pool, 5 * MIB, 11 * MIB, false);
+        }
+        test_ready(GR_POOL_SPLIT, 1536 * KIB, 1536 * KIB, true); /* opens no page */
         test_small_and_large();
         test_find();
         test_heap_moves(true);
@@ -627,6 +698,9 @@ int main(void)
         test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 82 * MIB - 1, false);
         test_ahead_refused();
         test_ahead_halfway();
+        test_quick_kept(GR_UNLIMITED, 5);
+        test_quick_kept(500 * MIB, 0);
+        test_quick_refused();
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);
