@@ -11,15 +11,6 @@
 #define CHUNK_BYTES ((size_t)2 << 20)   /* a huge page */
 #define PIECE_MOST  ((size_t)128 << 10) /* larger ones, tables of many blocks, go back */
 
-/* The sanitizer for addresses knows what the C library hands out, and nothing of its parts. */
-#if defined(__SANITIZE_ADDRESS__)
-#define FROM_CHUNKS 0
-#elif defined(__has_feature)
-#define FROM_CHUNKS (!__has_feature(address_sanitizer))
-#else
-#define FROM_CHUNKS 1
-#endif
-
 /* A piece that was freed, and the first one of a chunk. */
 struct piece {
         struct piece *next;
@@ -68,8 +59,9 @@ static void *piece_take(size_t lines)
 void *gr_metadata_alloc(size_t bytes)
 {
         size_t lines = lines_of(bytes);
-        void *piece = FROM_CHUNKS && bytes <= PIECE_MOST ? piece_take(lines)
-                                                         : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
+        void *piece = GR_METADATA_IN_CHUNKS && bytes <= PIECE_MOST
+                              ? piece_take(lines)
+                              : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
 
         return piece ? memset(piece, 0, bytes) : NULL;
 }
@@ -78,7 +70,7 @@ void gr_metadata_free(void *ptr, size_t bytes)
 {
         struct piece *piece = ptr;
 
-        if (!FROM_CHUNKS || bytes > PIECE_MOST) {
+        if (!GR_METADATA_IN_CHUNKS || bytes > PIECE_MOST) {
                 free(ptr);
         } else if (piece) {
                 gr_lock(&lock);

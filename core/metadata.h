@@ -11,6 +11,15 @@
 
 #include <stddef.h>
 
+/* The sanitizer for addresses knows what the C library hands out, and nothing of its parts. */
+#if defined(__SANITIZE_ADDRESS__)
+#define GR_METADATA_IN_CHUNKS 0
+#elif defined(__has_feature)
+#define GR_METADATA_IN_CHUNKS (!__has_feature(address_sanitizer))
+#else
+#define GR_METADATA_IN_CHUNKS 1
+#endif
+
 /*
  * Zero bytes from a cache line on, which share none with others; NULL: out of memory. What is freed serves later
  * requests of the same size; none of it goes back before the process ends, except what is larger than 128 KiB. bytes:

@@ -1,10 +1,13 @@
 /* The memory of the pool's own structures: each piece by itself, clean, and used again. */
 #include "metadata.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "check.h"
@@ -28,6 +31,43 @@ static bool is_all(const unsigned char *bytes, size_t size, unsigned char value)
                 if (bytes[i] != value)
                         return false;
         return true;
+}
+
+/* Whether the system knows of the mapping that ptr lies in that huge pages are wanted there. */
+static bool wants_huge(const void *ptr)
+{
+        uintptr_t begin, end, at = (uintptr_t)ptr;
+        bool found = false, wants = false;
+        FILE *file = fopen("/proc/self/smaps", "re");
+        char line[512];
+
+        while (file && fgets(line, sizeof(line), file)) {
+                if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2)
+                        found = at >= begin && at < end;
+                else if (found && !strncmp(line, "VmFlags:", 8))
+                        wants = strstr(line, " hg");
+        }
+        if (file)
+                fclose(file);
+        return wants;
+}
+
+/* Small structures lie in huge pages where there are any. */
+static void test_huge(void)
+{
+        const size_t bytes = (size_t)4 << 20;
+        void *piece = gr_metadata_alloc(128);
+        void *mapping = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        bool there = GR_METADATA_IN_CHUNKS && mapping != MAP_FAILED && !madvise(mapping, bytes, MADV_HUGEPAGE) &&
+                     wants_huge(mapping);
+
+        if (there)
+                GR_CHECK(wants_huge(piece));
+        else
+                printf("huge pages cannot be asked for here: left out\n");
+        if (mapping != MAP_FAILED)
+                munmap(mapping, bytes);
+        gr_metadata_free(piece, 128);
 }
 
 /* Takes and gives back at random; each piece must come clean and stay as it was left. */
@@ -96,5 +136,6 @@ int main(void)
 {
         test_pieces();
         test_again();
+        test_huge();
         return GR_CHECK_RESULT();
 }

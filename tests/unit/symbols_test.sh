@@ -1,5 +1,6 @@
 #!/bin/sh
-# Holds the symbols that the library exports against the list of hooks, and its needs against "libc only".
+# Holds the symbols that the library exports against the list of hooks, and its needs against "libc only"; and what each
+# call reads against a cache line.
 # Usage: symbols_test.sh LIBRARY HOOKS_DEF
 set -eu
 export LC_ALL=C
@@ -51,5 +52,14 @@ if grep -Ev '^(libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*)$' "$dir/ne
         echo "needed, but not of the C library (above)"
         failed=1
 fi
+# What each call reads is one cache line (GR_HOT): its size in hexadecimal, with two digits, and its alignment.
+hot=$(readelf -SW "$library" | sed -n 's/.* gr_hot  *[A-Z]*  *[0-9a-f]* [0-9a-f]* \([0-9a-f]*\) .* \([0-9]*\)$/\1 \2/p')
+case $hot in
+'0000'[0-3][0-9a-f]' 64' | '000040 64') ;;
+*)
+        echo "what each call reads is no cache line: size and alignment are ${hot:-unknown}"
+        failed=1
+        ;;
+esac
 [ "$failed" = 0 ] && echo "$count symbols, as in the list"
 exit "$failed"
