@@ -69,7 +69,8 @@ for _ in range(int(sys.argv[2].partition("=")[2]) // 10):
     os.mkdir("working")  # fails where another one is at it
     time.sleep(0.002)
     os.rmdir("working")
-    print("turn 0.5", *(["0.1" if "LD_PRELOAD" in os.environ else "0.2"] if len(sys.argv) > 3 else []), flush=True)
+    inside = 0 if len(sys.argv) == 3 else 0.1 if "LD_PRELOAD" in os.environ else 0.2
+    print("turn 0.5", inside, flush=True)
 PY
 python3 - "$top" "$build" "$folder" <<'PY' || fail "turns"
 import importlib.machinery
