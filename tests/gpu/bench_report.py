@@ -129,6 +129,10 @@ def headlines(tables, pool):
 
     for table, name in DOORS.items():
         plain(f"malloc + free, 1 MiB, {name}", table, "pair 1 MiB", "us")
+        pairs = tables.get(table, {}).get("pair 1 MiB", {})
+        if "empty hook" in pairs:
+            floor = {column: ratio(values, pairs["empty hook"]) for column, values in pairs.items()}
+            lines.append((f"the same / a hook that does nothing, {name}", floor, "x"))
         plain(f"256 live blocks, {name}", table, "256 live, 4 KiB to 1 MiB", "us")
         over(f"malloc, short kernel, free / the kernel alone, {name}", table, "malloc + kernel + free", "kernel alone")
         over(f"the same with 10 us kernels, {name}", table, "malloc + 10 us kernel + free", "10 us kernel alone")
@@ -186,7 +190,8 @@ def report(results, pool):
     lines = ["# What allocating costs", "",
              "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
              f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
-             "hands out what may still be in use: not for use, but the least that any allocator could take there.", ""]
+             "hands out what may still be in use: not for use, but the least that any allocator could take there; *empty",
+             "hook* hands back the block that was freed last, and does nothing else: the least that a call can take.", ""]
     for where in dict.fromkeys(results.where.values()):
         groups = [group for group, there in results.where.items() if there == where]
         lines.append(f"{where} ({', '.join(groups)}).")

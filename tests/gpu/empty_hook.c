@@ -1,0 +1,125 @@
+/*
+ * The floor for any preloaded allocator, for scripts/bench: a hook for cuMemAlloc and cuMemFree that does nothing but
+ * hand back the block that was freed last, where the size is the same. What a pair costs beyond it is an allocator's
+ * own; what it costs itself, the program's way to the driver.
+ *
+ * No allocator: it keeps one block, knows no contexts, threads or fences, and ends with the process. A static CUDA
+ * runtime finds it through dlsym, as it finds the driver: dlsym(h, "cuGetProcAddress_v2"), and the rest through that.
+ */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cuda.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+#if defined(__x86_64__)
+#define DLSYM_VERSION "GLIBC_2.2.5"
+#else
+#define DLSYM_VERSION "GLIBC_2.17"
+#endif
+
+typedef void *dlsym_function(void *handle, const char *name);
+typedef CUresult CUDAAPI alloc_function(CUdeviceptr *ptr, size_t bytes);
+typedef CUresult CUDAAPI free_function(CUdeviceptr ptr);
+typedef CUresult CUDAAPI find_function(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                                       CUdriverProcAddressQueryResult *status);
+
+struct block {
+        CUdeviceptr ptr; /* 0: none */
+        size_t bytes;
+};
+
+static struct block kept, last; /* last: what came from the driver */
+static bool kept_used;
+
+static void *real(void *handle, const char *name)
+{
+        static dlsym_function *real_dlsym;
+
+        if (!real_dlsym)
+                real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", DLSYM_VERSION);
+        return real_dlsym(handle, name);
+}
+
+static void *of_driver(const char *name)
+{
+        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+
+        return driver ? real(driver, name) : NULL;
+}
+
+EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
+{
+        static alloc_function *real_alloc;
+
+        CUresult result;
+
+        if (kept.ptr && !kept_used && bytes == kept.bytes) {
+                kept_used = true;
+                *ptr = kept.ptr;
+                return CUDA_SUCCESS;
+        }
+        if (!real_alloc)
+                real_alloc = (alloc_function *)of_driver("cuMemAlloc_v2");
+        result = real_alloc(ptr, bytes);
+        if (result == CUDA_SUCCESS)
+                last = (struct block){*ptr, bytes};
+        return result;
+}
+
+EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
+{
+        static free_function *real_free;
+        CUdeviceptr goes = ptr;
+
+        if (kept_used && ptr == kept.ptr) {
+                kept_used = false;
+                return CUDA_SUCCESS;
+        }
+        if (!real_free)
+                real_free = (free_function *)of_driver("cuMemFree_v2");
+        if (ptr && ptr == last.ptr && !kept_used) {
+                goes = kept.ptr;
+                kept = last;
+                last.ptr = 0;
+        }
+        return goes ? real_free(goes) : CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI find(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status);
+
+/* Each is what the name without _v2 means from a version of CUDA on. */
+static const struct hook {
+        const char *exported;
+        int since;
+        void *function;
+} hooks[] = {{"cuGetProcAddress_v2", 12000, (void *)find},
+             {"cuMemAlloc_v2", 3020, (void *)cuMemAlloc_v2},
+             {"cuMemFree_v2", 3020, (void *)cuMemFree_v2}};
+
+static CUresult CUDAAPI find(const char *symbol, void **pfn, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+        find_function *real_find = (find_function *)of_driver("cuGetProcAddress_v2");
+        CUresult result = real_find(symbol, pfn, version, flags, status);
+
+        for (size_t i = 0; i < sizeof(hooks) / sizeof(*hooks) && result == CUDA_SUCCESS && *pfn; i++)
+                if (!strncmp(hooks[i].exported, symbol, strlen(symbol)) &&
+                    !strcmp(hooks[i].exported + strlen(symbol), "_v2") && version >= hooks[i].since)
+                        *pfn = hooks[i].function;
+        return result;
+}
+
+EXPORT void *dlsym(void *handle, const char *name)
+{
+        void *found = real(handle, name);
+
+        for (size_t i = 0; i < sizeof(hooks) / sizeof(*hooks) && found && handle != RTLD_NEXT; i++)
+                if (!strcmp(hooks[i].exported, name))
+                        found = hooks[i].function;
+        return found;
+}
