@@ -55,16 +55,23 @@ static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
         return in_debt ? DEBT_SLACK_SHARE : SLACK_SHARE;
 }
 
-/* How much the device's footprint would pass a share above the peak of live memory if it grew so much. */
+/* How much the device's footprint would pass a share above a peak of live memory if it grew so much for a request. */
+static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
+                      uint64_t share)
+{
+        uint64_t charged = atomic_load(&device->charged_bytes), line;
+
+        peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
+        line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
+        return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
+}
+
+/* The same for what live memory ever needed. */
 static uint64_t above_line(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, uint64_t share)
 {
         struct gr_device *device = context->device;
-        uint64_t peak = gr_max(atomic_load(&device->peak_live_bytes),
-                               gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
-        uint64_t line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
-        uint64_t charged = atomic_load(&device->charged_bytes);
 
-        return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
+        return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes, share);
 }
 
 /* The same for what growth may lift it to. */
@@ -151,6 +158,12 @@ static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t abo
 bool gr_bound_is_passed(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         return above_bound(context, request_bytes, growth_bytes, 0) > 0;
+}
+
+bool gr_bound_is_passed_of_late(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        return above(context->device, gr_budget_late_live(context->device), request_bytes, growth_bytes,
+                     slack_share(context, 0)) > 0;
 }
 
 bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)

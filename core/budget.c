@@ -236,7 +236,23 @@ void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
 
 void gr_budget_note_live(struct gr_device *device)
 {
-        raise_to(&device->peak_live_bytes, gr_budget_live(device));
+        uint64_t live = gr_budget_live(device);
+
+        raise_to(&device->peak_live_bytes, live);
+        raise_to(&device->late_live_bytes[0], live);
+}
+
+uint64_t gr_budget_late_live(struct gr_device *device)
+{
+        return gr_max(atomic_load_explicit(&device->late_live_bytes[0], memory_order_relaxed),
+                      atomic_load_explicit(&device->late_live_bytes[1], memory_order_relaxed));
+}
+
+void gr_budget_turn(struct gr_device *device)
+{
+        uint64_t live = gr_budget_live(device);
+
+        atomic_store(&device->late_live_bytes[1], atomic_exchange(&device->late_live_bytes[0], live));
 }
 
 uint64_t gr_budget_room(struct gr_device *device)

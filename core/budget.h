@@ -60,6 +60,8 @@ struct gr_device {
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
+        _Atomic uint64_t
+                late_live_bytes[2]; /* the same since decay last looked at split, and from the look before on */
 
         bool integrated;                /* host memory and the device's are one; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */
@@ -178,8 +180,13 @@ static inline uint64_t gr_budget_live(struct gr_device *device)
         return charged > cached ? charged - cached : 0;
 }
 
-/* Raises the peak of live memory: after each block from the driver, and now and then after one from the cache. */
+/* Raises the peaks of live memory: after each block from the driver, and now and then after one from the cache. */
 void gr_budget_note_live(struct gr_device *device);
+
+/* The peak of late begins anew; what it was counts until this is called once more. */
+void gr_budget_turn(struct gr_device *device);
+
+uint64_t gr_budget_late_live(struct gr_device *device);
 
 /* What could still be charged, under the hard limit and the group's. */
 uint64_t gr_budget_room(struct gr_device *device);

@@ -348,7 +348,8 @@ static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_b
         uint64_t charged = atomic_load(&context->device->charged_bytes);
 
         return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
-               !atomic_load(&context->split.ahead_refused) && !gr_bound_is_passed(context, bytes, growth_bytes) &&
+               !atomic_load(&context->split.ahead_refused) &&
+               !gr_bound_is_passed_of_late(context, bytes, growth_bytes) &&
                gr_budget_cache_room(context->device) >= growth_bytes + charged / AHEAD_ROOM_SHARE;
 }
 

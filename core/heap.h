@@ -39,7 +39,8 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
 
 /*
  * Whether memory may be mapped for all of a large request before anything else is tried, as GR_POOL_AUTO does to save
- * time: that leaves the footprint below its bound, and well below any limit. The split's lock is held.
+ * time: that leaves the footprint below its bound by what was live of late, and well below any limit. The split's lock
+ * is held.
  */
 bool gr_heap_may_grow(struct gr_context *context, size_t bytes);
 

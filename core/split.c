@@ -740,6 +740,7 @@ uint64_t gr_split_unneeded(struct gr_context *context)
         struct gr_split *split = &context->split;
         uint64_t bytes;
 
+        gr_budget_turn(context->device);
         gr_lock(&split->lock);
         bytes = split->spare_low_bytes;
         merge_quick(context); /* so that it counts from now on */

@@ -28,8 +28,8 @@
  *
  * GR_POOL_AUTO is for programs that bins are fast enough for, and too large: there a quarter above the peak is
  * accepted, so that memory is mapped in larger pieces than a request needs (heap.h), large ranges that go ahead of
- * their fence wait in quick lists (quick.h) until that much is held and a request fits nowhere else, and the smallest
- * place that suffices is taken, whatever pages it opens.
+ * their fence wait in quick lists (quick.h) until that much is held (by the peak of late) and a request fits nowhere
+ * else, and the smallest place that suffices is taken, whatever pages it opens.
  *
  * Every used range is a block in the ledger. Free ones are not; gr_split_find knows them.
  */

@@ -290,12 +290,12 @@ static uint64_t begin_quick(uint64_t hard_bytes, uint64_t *ret_ptr)
 
         *ret_ptr = gpu_take(16 * MIB);
         other = gpu_take(16 * MIB);
+        gr_budget_note_live(gpu_device());
         gpu_give(*ret_ptr, 16 * MIB);
         gpu_give(other, 16 * MIB);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 432 * MIB);
         GR_CHECK_EQ(quick_bytes(), 32 * MIB);
         atomic_store(&gpu_device()->hard_bytes, hard_bytes);
-        atomic_store(&gpu_device()->peak_live_bytes, 432 * MIB);
         return rest;
 }
 
@@ -317,6 +317,35 @@ static void test_quick_kept(uint64_t hard_bytes, unsigned kept_count)
         GR_CHECK_EQ(kept, kept_count);
         GR_CHECK_EQ(gpu_device()->charged_bytes, (kept_count > 0 ? 528 : 432) * MIB);
         gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * What a program needed before decay looked twice is no reason to let them lie: it does not come to hold again what it
+ * needs no more.
+ */
+static void test_quick_late(int looks)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), live, ptr;
+
+        gpu_give(rest, 400 * MIB);
+        gpu_sync();
+        gr_fence_sync(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
+        live = gpu_take(40 * MIB);
+        for (int i = 0; i < looks; i++)
+                gr_split_unneeded(context);
+        for (uint64_t bytes = 17 * MIB; bytes < 29 * MIB; bytes += MIB) {
+                ptr = gpu_take(bytes);
+                gpu_give(ptr, bytes);
+        }
+        if (looks < 2)
+                GR_CHECK(gpu_device()->charged_bytes >= 300 * MIB); /* 270 of them in quick lists */
+        else
+                GR_CHECK(gpu_device()->charged_bytes <= (40 + 28) * MIB / 4 * 5);
+        GR_CHECK_EQ(gpu_device()->peak_live_bytes, 400 * MIB);
+        gpu_give(live, 40 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -700,6 +729,8 @@ int main(void)
         test_ahead_halfway();
         test_quick_kept(GR_UNLIMITED, 5);
         test_quick_kept(500 * MIB, 0);
+        for (int looks = 0; looks < 3; looks++)
+                test_quick_late(looks);
         test_quick_refused();
         test_large_extents();
         test_large_moves(true);
