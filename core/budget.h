@@ -60,8 +60,7 @@ struct gr_device {
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;
-        _Atomic uint64_t
-                late_live_bytes[2]; /* the same since decay last looked at split, and from the look before on */
+        _Atomic uint64_t late_live_bytes[2]; /* since decay last looked at split, and from the look before to it */
 
         bool integrated;                /* host memory and the device's are one; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */

@@ -423,8 +423,9 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
 {
         /* A call of the driver costs more than what it maps too much. */
         int rc = grow(context, bytes, may_grow(context, bytes, AHEAD_BYTES), ret_block);
+        bool little = bytes <= atomic_load(&context->device->charged_bytes) / AHEAD_ROOM_SHARE;
 
-        if (rc == -EAGAIN || rc == -ENOMEM)
+        if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* of a request for much that says nothing */
                 atomic_store(&context->split.ahead_refused, true);
         return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
 }

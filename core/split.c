@@ -297,8 +297,8 @@ static bool is_slight(struct gr_context *context, size_t bytes)
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / BARRIER_SHARE;
 }
 
-/* Lock not held. */
-GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
+/* As gr_split_take; merges: what lies in quick lists, also where the heap could grow instead. Lock not held. */
+GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, bool lax, bool merges)
 {
         struct gr_split *split = &context->split;
         struct gr_fence *fence = &context->fence;
@@ -322,7 +322,7 @@ GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes
         }
         if (!block && !range)
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
-        if (!block && !range && !gr_is_small(bytes) && !(quick && gr_heap_may_grow(context, bytes))) {
+        if (!block && !range && !gr_is_small(bytes) && (merges || !quick || !gr_heap_may_grow(context, bytes))) {
                 merge_quick(context);
                 range = fit(context, bytes, lax, UINT64_MAX, &at);
         }
@@ -351,6 +351,11 @@ GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes
                 gr_budget_note_live(context->device);
         gr_unlock(&split->lock);
         return block;
+}
+
+GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
+{
+        return take(context, bytes, lax, false);
 }
 
 /* Lock not held. */
@@ -522,8 +527,8 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (*ret_block)
                 return 0;
         rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
-        if (rc == -ENOMEM) { /* then what lies in quick lists has to do: from now on it is merged first */
-                *ret_block = gr_split_take(context, bytes, false);
+        if (rc == -ENOMEM) {
+                *ret_block = take(context, bytes, false, true);
                 if (*ret_block)
                         return 0;
         }

@@ -54,7 +54,6 @@ static void *of_driver(const char *name)
 EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
 {
         static alloc_function *real_alloc;
-
         CUresult result;
 
         if (kept.ptr && !kept_used && bytes == kept.bytes) {

@@ -350,6 +350,22 @@ static void test_quick_late(int looks)
         gpu_end();
 }
 
+/* Where the driver has not so much memory, it is merged, too, but later requests grow as before. */
+static void test_quick_refused_much(void)
+{
+        uint64_t first, rest = begin_quick(GR_UNLIMITED, &first), ptr;
+
+        gpu.map_fails = 1;
+        ptr = gpu_take(80 * MIB); /* on the ladder's first level */
+        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK(!context->split.ahead_refused);
+        gpu_give(ptr, 80 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Where the driver has no memory then, it is merged before the ladder is climbed; and from then on at first. */
 static void test_quick_refused(void)
 {
@@ -732,6 +748,7 @@ int main(void)
         for (int looks = 0; looks < 3; looks++)
                 test_quick_late(looks);
         test_quick_refused();
+        test_quick_refused_much();
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);
