@@ -127,13 +127,18 @@ def headlines(tables, pool):
         if any(both.values()):
             lines.append((what, {name: value for name, value in both.items() if value}, "x"))
 
+    def over_hook(what, table, row):
+        rows = tables.get(table, {})
+        floor = rows.get("pair 1 MiB", {}).get("empty hook")
+        if floor:
+            over_floor = {column: ratio(values, floor) for column, values in rows.get(row, {}).items()}
+            lines.append((f"{what}, {DOORS[table]}", over_floor, "x"))
+
     for table, name in DOORS.items():
         plain(f"malloc + free, 1 MiB, {name}", table, "pair 1 MiB", "us")
-        pairs = tables.get(table, {}).get("pair 1 MiB", {})
-        if "empty hook" in pairs:
-            floor = {column: ratio(values, pairs["empty hook"]) for column, values in pairs.items()}
-            lines.append((f"the same / a hook that does nothing, {name}", floor, "x"))
+        over_hook("the same / a hook that does nothing", table, "pair 1 MiB")
         plain(f"256 live blocks, {name}", table, "256 live, 4 KiB to 1 MiB", "us")
+        over_hook("the same / a pair of a hook that does nothing", table, "256 live, 4 KiB to 1 MiB")
         over(f"malloc, short kernel, free / the kernel alone, {name}", table, "malloc + kernel + free", "kernel alone")
         over(f"the same with 10 us kernels, {name}", table, "malloc + 10 us kernel + free", "10 us kernel alone")
         over(f"the same beside a busy stream, {name}", table, "beside 100 us kernels, fresh",

@@ -159,6 +159,7 @@ for size, native in (("4 KiB", 2.0), ("1 MiB", 4.0), ("1 GiB", 400.0)):
         results.add("pair_static", f"pair {size}", "native", "us", native * turn)
         results.add("pair_static", f"pair {size}", "ours", "us", (8.0 if size == "1 GiB" else 0.5) * turn)
         results.add("pair_static", f"pair {size}", "empty hook", "us", 0.25 * (4 - turn))
+results.add("pair_static", "256 live, 4 KiB to 1 MiB", "ours", "us", 1.25)
 results.add("pair_static", "malloc + kernel + free", "ours", "us", 6.0)
 results.add("pair_static", "kernel alone", "ours", "us", 4.0)
 results.add("pair_static", "kernel alone", "native", "us", 2.0)
@@ -170,6 +171,7 @@ text = (out / "README.md").read_text()
 for expected in (
     "| malloc + free, 1 MiB, static runtime, us | 8 |  | 1 | 0.5 |",
     "| the same / a hook that does nothing, static runtime, x | 16 |  | 2 | 1 |",
+    "| the same / a pair of a hook that does nothing, static runtime, x |  |  | 2.5 |  |",
     "| malloc, short kernel, free / the kernel alone, static runtime, x |  |  | 1.5 |  |",
     "| pair 1 GiB, us | 800 (400 .. 1200) | 16 (8 .. 24) | 0.5 (0.25 .. 0.75) |",
     "- pair_static, kernel alone: 2 x native",
