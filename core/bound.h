@@ -25,8 +25,8 @@ bool gr_bound_has_room(struct gr_context *context, size_t request_bytes, uint64_
 bool gr_bound_is_passed(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * The same by what live memory needed of late: for growth that is not needed, so that a program that once needed more
- * does not come to hold that again after decay has given it back.
+ * The same by what live memory needed of late, where nothing decays ever: for growth that is not needed, so that a
+ * program that once needed more does not come to hold that again after decay has given it back.
  */
 bool gr_bound_is_passed_of_late(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "dlsym.h"
 #include "gpureclaim.h"
 #include "log.h"
 #include "nvml.h"
@@ -17,14 +18,6 @@
 #include "system.h"
 
 #define DRIVER_LIBRARY "libcuda.so.1"
-
-#if defined(__x86_64__)
-#define DLSYM_VERSION "GLIBC_2.2.5"
-#else
-#define DLSYM_VERSION "GLIBC_2.17"
-#endif
-
-typedef void *dlsym_function(void *handle, const char *name);
 
 struct symbol {
         const char *name;
@@ -65,7 +58,7 @@ static void **real_slot(const struct symbol *symbol)
 dlsym_function *gr_find_real_dlsym(void)
 {
         if (!gr_real_dlsym)
-                gr_real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", DLSYM_VERSION);
+                gr_real_dlsym = gr_next_dlsym();
         return gr_real_dlsym;
 }
 

@@ -120,6 +120,19 @@ for column, inside, step in ("PyTorch", 0.2, 0.5), ("PyTorch, expandable", 0.2, 
     assert abs(whole - step) < 1e-9, samples
 assert len(samples) == 18, samples
 
+# Each column has all its groups, and the hook that does nothing is measured beside the default pool.
+asked = []
+bench.cost = lambda what, column, program, groups, **settings: asked.append((program, column, groups, settings))
+bench.costs()
+del bench.cost
+floor = [entry for entry in asked if entry[1] == "empty hook" and entry[0] == "pair_driver"]
+pairs = [entry for entry in asked if entry[1] == bench.default_pool and "pairs" in entry[2] and entry[0] == "pair_driver"]
+assert floor and len(floor) == len(pairs), asked
+assert all(entry[2] == ["pairs"] and "empty_hook" in entry[3]["LD_PRELOAD"] for entry in floor), floor
+for column in ("native", "cudaMallocAsync", *bench.pools):
+    groups = {group for entry in asked if entry[:2] == ("pair_driver", column) for group in entry[2]}
+    assert groups == {"pairs", "mixed", "loops", "overlap"}, (column, groups)
+
 # Processes side by side: none begins before all are there, and what fails is named.
 bench.complaints.clear()
 (Path(folder) / "pair_driver").write_text("""#!/bin/sh

@@ -13,15 +13,10 @@
 
 #include <cuda.h>
 
+#include "dlsym.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
-#if defined(__x86_64__)
-#define DLSYM_VERSION "GLIBC_2.2.5"
-#else
-#define DLSYM_VERSION "GLIBC_2.17"
-#endif
-
-typedef void *dlsym_function(void *handle, const char *name);
 typedef CUresult CUDAAPI alloc_function(CUdeviceptr *ptr, size_t bytes);
 typedef CUresult CUDAAPI free_function(CUdeviceptr ptr);
 typedef CUresult CUDAAPI find_function(const char *symbol, void **pfn, int version, cuuint64_t flags,
@@ -40,7 +35,7 @@ static void *real(void *handle, const char *name)
         static dlsym_function *real_dlsym;
 
         if (!real_dlsym)
-                real_dlsym = (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", DLSYM_VERSION);
+                real_dlsym = gr_next_dlsym();
         return real_dlsym(handle, name);
 }
 

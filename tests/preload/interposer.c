@@ -8,13 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "dlsym.h"
 
-#if defined(__x86_64__)
-#define DLSYM_VERSION "GLIBC_2.2.5"
-#else
-#define DLSYM_VERSION "GLIBC_2.17"
-#endif
+#define EXPORT __attribute__((visibility("default")))
 
 typedef int alloc_function(uint64_t *, size_t);
 
@@ -46,15 +42,12 @@ int cudaMalloc(void **ptr, size_t bytes)
 /* The program's question about anything but our own function goes on to the C library's dlsym. */
 EXPORT void *dlsym(void *restrict handle, const char *restrict name)
 {
-        static void *(*next)(void *, const char *);
+        static dlsym_function *next;
 
         interposer_lookups++;
         if (handle != RTLD_NEXT && strcmp(name, "cuMemAlloc_v2") == 0)
                 return (void *)cuMemAlloc_v2;
-        if (!next) {
-                void *found = dlvsym(RTLD_NEXT, "dlsym", DLSYM_VERSION);
-
-                memcpy(&next, &found, sizeof(next));
-        }
+        if (!next)
+                next = gr_next_dlsym();
         return next(handle, name);
 }

@@ -10,9 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "../../shim/dlsym.h"
 #include "../unit/check.h"
-
-typedef void *dlsym_function(void *handle, const char *name);
 
 dlsym_function *gr_real_dlsym;
 dlsym_function *gr_find_real_dlsym(void);
