@@ -142,6 +142,22 @@ static void test_bounds(void)
         finish();
 }
 
+/* Where the card has room, one fence comes to pay for as many allocations as a class may have blocks. */
+static void test_many(void)
+{
+        enum { MOST = 128 };
+        uint64_t before;
+
+        start(65536 * MIB);
+        pairs(65536, 5 * MOST * MOST);
+        GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
+        before = sg_counter(&core, GR_STAT_barriers);
+        pairs(65536, 100 * MOST);
+        GR_CHECK(sg_counter(&core, GR_STAT_barriers) - before <= 101);
+        GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
+        finish();
+}
+
 /* A barrier that another one made needless is not laid. */
 static void test_barrier_for(void)
 {
@@ -289,6 +305,7 @@ int main(void)
         test_left();
         test_not_moved();
         test_bounds();
+        test_many();
         test_barrier_for();
         test_large();
         test_auto();
