@@ -133,6 +133,21 @@ for column in ("native", "cudaMallocAsync", *bench.pools):
     groups = {group for entry in asked if entry[:2] == ("pair_driver", column) for group in entry[2]}
     assert groups == {"pairs", "mixed", "loops", "overlap"}, (column, groups)
 
+# Pools of packages in turns; where theirs is out of the way is said to each in its own words.
+asked, quick, bench.quick = [], bench.quick, False
+bench.python = lambda what, column, script, *words, **settings: asked.append((column, words, settings))
+bench.packages()
+del bench.python
+bench.quick = quick
+for package, word, setting in ("torch", (), {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}), ("cupy", ("--no-cache",), {}):
+    of = [entry for entry in asked if entry[1][0] == package]
+    assert [entry[0] for entry in of[:4]] == ["native", "its own pool", bench.default_pool, "empty hook"], of
+    assert [entry[0] for entry in of[4:]] == [entry[0] for entry in of[1:4]] * 2, of
+    for column, words, settings in of:
+        floor = settings.pop("LD_PRELOAD", "")
+        assert ("empty_hook" in floor) == (column == "empty hook"), of
+        assert (words[1:], settings) == (((), {}) if column == "its own pool" else (word, setting)), of
+
 # Processes side by side: none begins before all are there, and what fails is named.
 bench.complaints.clear()
 (Path(folder) / "pair_driver").write_text("""#!/bin/sh
