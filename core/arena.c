@@ -70,18 +70,23 @@ static bool is_open(struct gr_context *context)
 static inline void put(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
+        struct gr_block *first = bin->blocks; /* read once: of the bin's own the compiler cannot know that it stays */
 
-        DL_APPEND(bin->blocks, block);
+        DL_APPEND(first, block);
+        bin->blocks = first;
         atomic_store_explicit(&bin->count, gr_bin_count(bin) + 1, memory_order_relaxed);
         bin->frees++;
         gr_cached_add(&arena->cached, (int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
-static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+/* first: of the bin. Arena lock held. */
+static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *first,
+                               struct gr_block *block)
 {
         uint32_t count = gr_bin_count(bin) - 1;
 
-        DL_DELETE(bin->blocks, block);
+        DL_DELETE(first, block);
+        bin->blocks = first;
         atomic_store_explicit(&bin->count, count, memory_order_relaxed);
         if (count < bin->low_count)
                 bin->low_count = count;
@@ -90,7 +95,7 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
 {
-        remove_from(arena, bin, block);
+        remove_from(arena, bin, bin->blocks, block);
 }
 
 /* A look touches what each arena changes with every hit: the more arenas, the rarer. Arena lock held. */
@@ -113,15 +118,11 @@ static inline void hit(struct gr_arena *arena)
 static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
 {
         uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
+        uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
-        if (arena->open_epoch != epoch) {
-                arena->open_epoch = epoch;
-                arena->open_bytes = 0;
-        }
-        arena->open_bytes += bytes;
-        *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES !=
-                                             (arena->open_bytes - bytes) / GR_FENCE_CLOSE_BYTES,
-                                     0) &&
+        arena->open_epoch = epoch;
+        arena->open_bytes = before + bytes;
+        *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
                     arena->open_bytes >= gr_fence_close_bytes(arena->context); /* asked once in each step */
         if (*ret_much)
                 arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
@@ -131,7 +132,7 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_m
 /* Whether the short way may hand out a block that is usable once its epoch is. Arena lock held. */
 static inline bool is_ready(const struct gr_block *block, struct gr_context *context)
 {
-        return gr_fence_usable(&context->fence, block->freed_epoch) && is_open(context) &&
+        return __builtin_expect(gr_fence_usable(&context->fence, block->freed_epoch), 1) && is_open(context) &&
                atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
                !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
 }
@@ -162,7 +163,7 @@ static inline void look_in(struct gr_arena *own)
 }
 
 /* As gr_arena_alloc, for what is split's. */
-static uint64_t alloc_quick(struct gr_context *context, size_t bytes)
+GR_OFTEN static __attribute__((noinline)) uint64_t alloc_quick(struct gr_context *context, size_t bytes)
 {
         struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = &context->first_arena;
         struct gr_quick *quick = &context->quick;
@@ -195,15 +196,15 @@ GR_OFTEN uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
                 return alloc_quick(context, bytes);
         class = gr_class_of(bytes);
         arena = gr_arena_at(context, gr_shard());
-        if (!arena || class >= GR_CLASS_EXACT)
+        if (__builtin_expect(!arena || class >= GR_CLASS_EXACT, 0))
                 return 0;
         bin = &arena->bins[class];
         __builtin_prefetch(&context->fence);
         look_ahead(&bin->blocks);
         gr_arena_lock(arena);
         block = bin->blocks;
-        if (block && block->capacity_bytes >= bytes && is_ready(block, context)) {
-                remove_from(arena, bin, block);
+        if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context), 1)) {
+                remove_from(arena, bin, block, block);
                 bin->hits++;
                 ptr = hand_out(arena, block, atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1, bytes);
                 look_in(arena);
@@ -251,9 +252,12 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         look_ahead(place);
         gr_arena_lock(arena);
         block = *place;
-        if (!block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
-            atomic_load_explicit(&context->fence.broken, memory_order_relaxed) || gr_fence_overflow(&context->fence) ||
-            atomic_load_explicit(&context->device->bypass_until_ns, memory_order_relaxed)) {
+        if (__builtin_expect(!block || block->ptr != ptr ||
+                                     atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
+                                     atomic_load_explicit(&context->fence.broken, memory_order_relaxed) ||
+                                     gr_fence_overflow(&context->fence) ||
+                                     atomic_load_explicit(&context->device->bypass_until_ns, memory_order_relaxed),
+                             0)) {
                 gr_arena_unlock(arena);
                 return false;
         }
@@ -284,7 +288,9 @@ GR_OFTEN struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bo
 
         if (core->config.reuse == GR_REUSE_SYNC || !arena)
                 return NULL;
-        if ((in_heap || !take_back(arena, ptr, 0, ret_much)) && !take_back_split(arena->context, ptr, ret_much))
+        if (__builtin_expect((in_heap || !take_back(arena, ptr, 0, ret_much)) &&
+                                     !take_back_split(arena->context, ptr, ret_much),
+                             0))
                 return NULL;
         return arena->context;
 }
@@ -367,7 +373,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         gr_arena_lock(from);
         if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
                 for (; (block = bin->blocks) && done < count; done++) {
-                        remove_from(from, bin, block);
+                        gr_bin_remove(from, bin, block);
                         gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* between the two, too */
                         bytes += gr_footprint_bytes(block->capacity_bytes);
                         DL_APPEND(moved, block);

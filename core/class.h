@@ -51,10 +51,10 @@ static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsi
 /* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. In the header for the hot path. */
 static inline unsigned gr_class_of(size_t bytes)
 {
+        if (__builtin_expect(bytes > 4096 && bytes <= GR_SMALL_MAX_BYTES, 1))
+                return GR_CLASS_TINY + gr_class_geometric(bytes, 12, 2);
         if (bytes <= 4096)
                 return (unsigned)((bytes - 1) / 512);
-        if (bytes <= GR_SMALL_MAX_BYTES)
-                return GR_CLASS_TINY + gr_class_geometric(bytes, 12, 2);
         if (bytes <= 16 * GR_PAGE_BYTES)
                 return GR_CLASS_SMALL + (unsigned)((bytes - 1) >> GR_PAGE_SHIFT);
         return GR_CLASS_EXACT + gr_class_geometric(bytes, 25, 3);

@@ -48,7 +48,8 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        return gr_budget_excess(context->device) > 0 || (core->config.decay_ns && !atomic_load(&core->decay_armed));
+        return gr_budget_excess(context->device) > 0 ||
+               (__builtin_expect(!atomic_load(&core->decay_armed), 0) && core->config.decay_ns);
 }
 
 /* Whether the context has no cached block. */

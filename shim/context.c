@@ -19,8 +19,7 @@ struct green {
         CUdevice dev;
 };
 
-/* Moves on when a context ends, so that no thread trusts its last one (struct gr_thread); never 0. */
-static GR_HOT _Atomic uint64_t generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
+GR_HOT _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
 
 /*
  * The process has had more than one context. Until then a thread that found one and has not changed what is current is
@@ -119,7 +118,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
 
         if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
                 atomic_store(&several, true);
-                atomic_fetch_add(&generation, 1);
+                atomic_fetch_add(&gr_context_generation, 1);
         }
         return context;
 }
@@ -158,9 +157,9 @@ static struct gr_context *look_up(CUcontext handle)
         return context;
 }
 
-/* What the driver says is current. */
-static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
+struct gr_context *gr_context_ask(void)
 {
+        uint64_t now = atomic_load_explicit(&gr_context_generation, memory_order_acquire);
         CUcontext handle = NULL;
         int saved_errno;
 
@@ -180,20 +179,6 @@ static __attribute__((noinline)) struct gr_context *ask(uint64_t now)
         return gr_thread.context;
 }
 
-GR_OFTEN struct gr_context *gr_current_context(void)
-{
-        uint64_t now = atomic_load_explicit(&generation, memory_order_acquire);
-
-        return __builtin_expect(gr_thread.sure == now, 1) ? gr_thread.context : ask(now);
-}
-
-GR_OFTEN struct gr_context *gr_runtime_context(unsigned runtime)
-{
-        struct gr_context *context = gr_current_context();
-
-        return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
-}
-
 void gr_runtime_used(unsigned runtime)
 {
         if (gr_current_context())
@@ -211,7 +196,7 @@ struct gr_context *gr_context_visit(CUcontext handle)
 
         if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
                 return NULL;
-        context = ask(atomic_load_explicit(&generation, memory_order_acquire));
+        context = gr_context_ask();
         gr_real.cuCtxPopCurrent_v2(&handle);
         gr_thread.sure = 0;
         return context;
@@ -310,7 +295,7 @@ static void ended(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
-        atomic_fetch_add(&generation, 1);
+        atomic_fetch_add(&gr_context_generation, 1);
         gr_driver_forget(handle);
         gr_foreign_drop_owner(&gr_core, handle);
         pthread_mutex_lock(&lock);
@@ -554,7 +539,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
         memcpy(known, primaries, sizeof(known));
         pthread_mutex_unlock(&lock);
         if (result == CUDA_SUCCESS)
-                atomic_fetch_add(&generation, 1);
+                atomic_fetch_add(&gr_context_generation, 1);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (known[i] && !still_active(i))
                         ended(known[i]);

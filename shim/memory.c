@@ -26,39 +26,29 @@ struct pitched_request {
 static struct pitch *pitches; /* guarded by pitches_lock */
 static pthread_mutex_t pitches_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ptr: what gr_arena_alloc had, where that is to be told to the trace; else 0. 0 or -errno. */
-static __attribute__((noinline)) int alloc(struct gr_context *context, uint64_t ptr, CUdeviceptr *dptr, size_t bytesize)
+/* Neither this nor the rest of a free is to lie within the short way. */
+__attribute__((noinline)) int gr_memory_alloc_rest(struct gr_context *context, uint64_t ptr, size_t bytes,
+                                                   CUdeviceptr *ret_ptr)
 {
         int saved_errno = errno, rc = ptr ? 0 : gr_runtime_refused;
 
         if (!ptr && !rc)
-                rc = gr_pool_alloc_slow(context, bytesize, &ptr);
+                rc = gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0)
-                *dptr = ptr;
+                *ret_ptr = ptr;
         if (gr_tracing() && rc == 0)
-                gr_trace_alloc(ptr, bytesize);
+                gr_trace_alloc(ptr, bytes);
         errno = saved_errno;
         return rc;
 }
 
-GR_OFTEN int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
-{
-        uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
-
-        if (__builtin_expect(!ptr || gr_tracing(), 0))
-                return alloc(context, ptr, ret_ptr, bytes);
-        *ret_ptr = ptr;
-        return 0;
-}
-
 GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
-        struct gr_context *context;
+        struct gr_context *context = NULL;
 
-        if (!gr_shim_ready() || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES)
-                return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
-        context = gr_current_context();
-        if (!context)
+        if (__builtin_expect(gr_shim_ready() && dptr && bytesize > 0 && bytesize <= GR_BLOCK_MAX_BYTES, 1))
+                context = gr_current_context();
+        if (__builtin_expect(!context, 0))
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
         return gr_result(gr_memory_alloc(context, bytesize, dptr));
 }
@@ -151,8 +141,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         return gr_result(rc);
 }
 
-/* context: where gr_arena_free has taken it back, so much that there is more to do; or NULL. 0 or -errno. */
-static __attribute__((noinline)) int give_back(struct gr_context *context, bool much, CUdeviceptr dptr)
+__attribute__((noinline)) int gr_memory_free_rest(struct gr_context *context, CUdeviceptr ptr, bool much)
 {
         int saved_errno = errno, rc = context ? 0 : gr_runtime_refused;
 
@@ -160,33 +149,21 @@ static __attribute__((noinline)) int give_back(struct gr_context *context, bool 
                 gr_pool_freed(context, much);
         } else if (!rc) {
                 if (gr_tracing())
-                        gr_trace_free(dptr);
-                rc = gr_pool_free_slow(&gr_core, dptr);
+                        gr_trace_free(ptr);
+                rc = gr_pool_free_slow(&gr_core, ptr);
         }
         errno = saved_errno;
         return rc;
-}
-
-GR_OFTEN int gr_memory_free(CUdeviceptr ptr)
-{
-        struct gr_context *context = NULL;
-        bool much = false;
-
-        if (!gr_tracing())
-                context = gr_arena_free(&gr_core, ptr, &much); /* cannot touch errno, as what follows may */
-        if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
-                return give_back(context, much, ptr);
-        return 0;
 }
 
 GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 {
         int rc;
 
-        if (!gr_shim_ready() || !dptr)
+        if (__builtin_expect(!gr_shim_ready() || !dptr, 0))
                 return GR_REAL(cuMemFree_v2, dptr);
         rc = gr_memory_free(dptr);
-        return rc == -ENOENT ? gr_free_foreign(dptr) : gr_result(rc);
+        return __builtin_expect(rc == -ENOENT, 0) ? gr_free_foreign(dptr) : gr_result(rc);
 }
 
 /*

@@ -111,8 +111,9 @@ static inline bool is_found(struct runtime *runtime)
 /* The pool of the current context, where the short way is open to the thread; else NULL. */
 static inline struct gr_context *context_of(const struct runtime *runtime)
 {
-        return atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
-                               atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY
+        return __builtin_expect(atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
+                                        atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY,
+                                1)
                        ? gr_runtime_context(bit_of(runtime))
                        : NULL;
 }

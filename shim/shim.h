@@ -43,7 +43,7 @@ struct gr_real {
 #undef GR_NEED
 };
 
-extern struct gr_real gr_real;
+extern struct gr_real gr_real GR_HIDDEN;
 
 enum gr_shim_state {
         GR_SHIM_UNRESOLVED, /* no driver seen yet */
@@ -53,7 +53,7 @@ enum gr_shim_state {
                            child after fork */
 };
 
-extern _Atomic int gr_shim_state;
+extern _Atomic int gr_shim_state GR_HIDDEN;
 
 /*
  * lookup.c: looks for the driver in this process and, once it is there, for its functions; while the process ends,
@@ -79,7 +79,7 @@ static inline bool gr_shim_ready(void)
 #define GR_REAL(symbol, ...) (gr_shim_ready(), gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 /* process.c */
-extern struct gr_core gr_core;
+extern struct gr_core gr_core GR_HIDDEN;
 extern struct gr_options gr_options;
 
 /* Reads the options, so that warnings obey them; at the first call only. */
@@ -138,7 +138,7 @@ CUresult gr_result_of(int rc);
 
 static inline CUresult gr_result(int rc)
 {
-        return rc == 0 ? CUDA_SUCCESS : gr_result_of(rc);
+        return __builtin_expect(rc == 0, 1) ? CUDA_SUCCESS : gr_result_of(rc);
 }
 
 /* The calling thread neither disturbs captures nor is refused because of them until the mode is given back. */
@@ -147,8 +147,19 @@ void gr_capture_restore(CUstreamCaptureMode mode);
 
 /* context.c */
 
+/* As gr_current_context; what is current the driver says. */
+struct gr_context *gr_context_ask(void);
+
+/* Moves on when a context ends, so that no thread trusts its last one (struct gr_thread); never 0. */
+extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
+
 /* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
-struct gr_context *gr_current_context(void);
+static inline struct gr_context *gr_current_context(void)
+{
+        return __builtin_expect(gr_thread.sure == atomic_load_explicit(&gr_context_generation, memory_order_acquire), 1)
+                       ? gr_thread.context
+                       : gr_context_ask();
+}
 
 /* The pool of a context that need not be current; NULL where it is not known yet. */
 struct gr_context *gr_context_known(CUcontext handle);
@@ -160,18 +171,64 @@ struct gr_context *gr_context_visit(CUcontext handle);
  * As gr_current_context, where the runtime of this bit has served the thread since the context became current and no
  * device was chosen; else NULL. And: it has; a device was chosen.
  */
-struct gr_context *gr_runtime_context(unsigned runtime);
+static inline struct gr_context *gr_runtime_context(unsigned runtime)
+{
+        struct gr_context *context = gr_current_context();
+
+        return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
+}
+
 void gr_runtime_used(unsigned runtime);
 void gr_runtime_unsure(void);
+
+/* trace.c */
+extern _Atomic bool gr_trace_on GR_HIDDEN;
+
+/* Opens the file that GPURECLAIM_TRACE names, if any; after the driver's operations and the options are there. */
+void gr_trace_init(void);
+void gr_trace_end(void);
+
+/* Where gr_trace_on; a free is told before it happens, as its address may be handed out at once. */
+void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
+void gr_trace_free(CUdeviceptr ptr);
+
+static inline bool gr_tracing(void)
+{
+        return __builtin_expect(atomic_load_explicit(&gr_trace_on, memory_order_relaxed), 0);
+}
 
 /* memory.c */
 
 /*
  * A block of the pool for the program, and one from it, told to the trace; 0 or -errno, errno is kept. bytes: more than
  * none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
+ * Each begins with the short way, here, and goes on with what only the longer one does: ptr and context are what the
+ * short way had, 0 and NULL where nothing; much as gr_arena_free says.
  */
-int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr);
-int gr_memory_free(CUdeviceptr ptr);
+int gr_memory_alloc_rest(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
+int gr_memory_free_rest(struct gr_context *context, CUdeviceptr ptr, bool much);
+
+static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
+{
+        uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
+
+        if (__builtin_expect(!ptr || gr_tracing(), 0))
+                return gr_memory_alloc_rest(context, ptr, bytes, ret_ptr);
+        *ret_ptr = ptr;
+        return 0;
+}
+
+static inline int gr_memory_free(CUdeviceptr ptr)
+{
+        struct gr_context *context = NULL;
+        bool much = false;
+
+        if (__builtin_expect(!gr_tracing(), 1))
+                context = gr_arena_free(&gr_core, ptr, &much);
+        if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
+                return gr_memory_free_rest(context, ptr, much);
+        return 0;
+}
 
 /* runtime.c */
 
@@ -280,21 +337,5 @@ int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *re
 
 /* What to ask the driver about in place of ptr: one that is no allocation, where it is memory that we only cache. */
 CUdeviceptr gr_unless_cached(CUdeviceptr ptr);
-
-/* trace.c */
-extern _Atomic bool gr_trace_on;
-
-/* Opens the file that GPURECLAIM_TRACE names, if any; after the driver's operations and the options are there. */
-void gr_trace_init(void);
-void gr_trace_end(void);
-
-/* Where gr_trace_on; a free is told before it happens, as its address may be handed out at once. */
-void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
-void gr_trace_free(CUdeviceptr ptr);
-
-static inline bool gr_tracing(void)
-{
-        return __builtin_expect(atomic_load_explicit(&gr_trace_on, memory_order_relaxed), 0);
-}
 
 #endif
