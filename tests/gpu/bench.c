@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
+enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100, MOST_TOGETHER = 2 };
 
 #define TOO_LONG_US 15e6
 
@@ -36,7 +36,7 @@ struct scenario {
         long width;  /* how many streams, threads or blocks */
         long step;   /* N is a multiple of it */
         unsigned us; /* of each kernel */
-        bool fresh;  /* a new block for each kernel */
+        bool fresh;  /* a new block for each kernel; the next scenario is the same without, and they take turns */
         bool slow;   /* left out of a quick run */
         bool settle; /* longer repetitions, as what each begins with is not what is measured: new threads */
 };
@@ -320,27 +320,43 @@ static int by_value(const void *a, const void *b)
         return (*x > *y) - (*x < *y);
 }
 
-static void measure(struct bench *bench, const struct scenario *scenario)
+/* How many operations make one repetition; 0: it takes this allocator too long. */
+static long enough(struct bench *bench, const struct scenario *scenario, void *p)
 {
         double enough_us = bench->settings->quick ? 4000 : scenario->settle ? 200000 : 10000;
-        double us[REPETITIONS];
         long n = scenario->step;
         double took;
-        void *p;
 
-        must(bench->ops->alloc(&p, scenario->bytes, 0), "alloc");
         /* The first round may take what no later one does, and says nothing of how many are enough for the clock. */
         took = scenario->run(bench, scenario, n, p);
         while (took >= 0 && (took = scenario->run(bench, scenario, n, p)) >= 0 && took < enough_us && n < 10000000)
                 n *= 2;
-        for (int i = 0; i < REPETITIONS && took >= 0; i++)
-                us[i] = scenario->run(bench, scenario, n, p) / (double)n;
-        must(bench->ops->release(p, 0), "free");
-        if (took < 0)
-                return;
-        qsort(us, REPETITIONS, sizeof us[0], by_value);
-        bench->results[bench->count++] =
-                (struct result){scenario->name, us[REPETITIONS / 2], us[0], us[REPETITIONS - 1]};
+        return took < 0 ? 0 : n;
+}
+
+/* Count scenarios, whose repetitions take turns: a processor that changes its pace does so for all of them. */
+static void measure(struct bench *bench, const struct scenario *scenario, size_t count)
+{
+        double us[MOST_TOGETHER][REPETITIONS];
+        long n[MOST_TOGETHER];
+        void *p[MOST_TOGETHER];
+
+        for (size_t i = 0; i < count; i++) {
+                must(bench->ops->alloc(&p[i], scenario[i].bytes, 0), "alloc");
+                n[i] = enough(bench, &scenario[i], p[i]);
+        }
+        for (int repetition = 0; repetition < REPETITIONS; repetition++)
+                for (size_t i = 0; i < count; i++)
+                        if (n[i] > 0)
+                                us[i][repetition] = scenario[i].run(bench, &scenario[i], n[i], p[i]) / (double)n[i];
+        for (size_t i = 0; i < count; i++) {
+                must(bench->ops->release(p[i], 0), "free");
+                if (n[i] == 0)
+                        continue;
+                qsort(us[i], REPETITIONS, sizeof us[i][0], by_value);
+                bench->results[bench->count++] =
+                        (struct result){scenario[i].name, us[i][REPETITIONS / 2], us[i][0], us[i][REPETITIONS - 1]};
+        }
 }
 
 static void print_table(const struct bench *bench)
@@ -375,9 +391,11 @@ void bench_run(const struct bench_settings *settings, const struct bench_ops *op
                 fflush(stdout);
                 getchar();
         }
-        for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++)
+        for (size_t i = 0, count; i < sizeof scenarios / sizeof scenarios[0]; i += count) {
+                count = scenarios[i].fresh ? 2 : 1;
                 if (wanted(settings, &scenarios[i]))
-                        measure(&bench, &scenarios[i]);
+                        measure(&bench, &scenarios[i], count);
+        }
         for (long i = 0; i < bench.live_count; i++)
                 must(ops->release(bench.live[i], 0), "free");
         free(bench.live);
