@@ -192,7 +192,7 @@ GR_OFTEN uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         uint64_t ptr = 0;
         unsigned class;
 
-        if (gr_split_serves(context, bytes))
+        if (__builtin_expect(gr_split_serves(context, bytes), 0))
                 return alloc_quick(context, bytes);
         class = gr_class_of(bytes);
         arena = gr_arena_at(context, gr_shard());
@@ -274,25 +274,29 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         return true;
 }
 
-/* The same for a block of split's: what goes into quick lists is the first arena's, whoever frees it. */
-GR_OFTEN static __attribute__((noinline)) bool take_back_split(struct gr_context *context, uint64_t ptr, bool *ret_much)
+/* As gr_arena_free, for a block of split's: what goes into quick lists is the first arena's, whoever frees it. */
+GR_OFTEN static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
+                                                                             bool *ret_much)
 {
-        return context->core->config.pool == GR_POOL_AUTO && gr_split_active(context) &&
-               gr_fence_barrier_is_cheap(context) && take_back(&context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much);
+        struct gr_arena *arena = gr_thread.used;
+
+        if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
+            !gr_fence_barrier_is_cheap(arena->context))
+                return NULL;
+        return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much) ? arena->context : NULL;
 }
 
 GR_OFTEN struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
 {
-        bool in_heap = gr_core_in_heap(core, ptr);
         struct gr_arena *arena = gr_thread.used;
 
-        if (core->config.reuse == GR_REUSE_SYNC || !arena)
+        if (__builtin_expect(gr_core_in_heap(core, ptr), 0))
+                return take_back_split(core, ptr, ret_much);
+        if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;
-        if (__builtin_expect((in_heap || !take_back(arena, ptr, 0, ret_much)) &&
-                                     !take_back_split(arena->context, ptr, ret_much),
-                             0))
-                return NULL;
-        return arena->context;
+        if (__builtin_expect(take_back(arena, ptr, 0, ret_much), 1))
+                return arena->context;
+        return take_back_split(core, ptr, ret_much);
 }
 
 void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)

@@ -18,10 +18,10 @@
 #include <stdint.h>
 
 #include "budget.h"
-
-struct gr_block;
+#include "ledger.h"
 
 #define GR_QUICK_LISTS_LOG2 8
+#define GR_QUICK_LOOK       8 /* blocks of other sizes that are passed by */
 
 /* With both ends at hand one that enters touches no other block than the last. */
 struct gr_quick_list {
@@ -37,11 +37,43 @@ struct gr_quick {
         uint64_t hits, frees; /* blocks that the arena itself handed out, and took back: the others are split's */
 };
 
-/* The oldest block of so many bytes; NULL: none was soon found. */
-struct gr_block *gr_quick_find(const struct gr_quick *quick, size_t bytes);
+static inline struct gr_quick_list *gr_quick_list_of(struct gr_quick *quick, size_t bytes)
+{
+        return &quick->lists[gr_ledger_mix(bytes) >> (64 - GR_QUICK_LISTS_LOG2)];
+}
 
-void gr_quick_enter(struct gr_quick *quick, struct gr_block *block);
-void gr_quick_leave(struct gr_quick *quick, struct gr_block *block);
+/* The oldest block of so many bytes; NULL: none was soon found. This and the next two are on the way of a hit. */
+static inline struct gr_block *gr_quick_find(struct gr_quick *quick, size_t bytes)
+{
+        struct gr_block *block = gr_quick_list_of(quick, bytes)->first;
+
+        for (unsigned passed = 0; block && __builtin_expect(block->capacity_bytes != bytes, 0); block = block->next)
+                if (++passed == GR_QUICK_LOOK)
+                        return NULL;
+        return block;
+}
+
+static inline void gr_quick_enter(struct gr_quick *quick, struct gr_block *block)
+{
+        struct gr_quick_list *list = gr_quick_list_of(quick, block->capacity_bytes);
+
+        block->prev = list->last;
+        block->next = NULL;
+        *(list->last ? &list->last->next : &list->first) = block;
+        list->last = block;
+        quick->count++;
+        gr_cached_add(&quick->cached, (int64_t)block->capacity_bytes);
+}
+
+static inline void gr_quick_leave(struct gr_quick *quick, struct gr_block *block)
+{
+        struct gr_quick_list *list = gr_quick_list_of(quick, block->capacity_bytes);
+
+        *(block->prev ? &block->prev->next : &list->first) = block->next;
+        *(block->next ? &block->next->prev : &list->last) = block->prev;
+        quick->count--;
+        gr_cached_add(&quick->cached, -(int64_t)block->capacity_bytes);
+}
 
 /* All blocks, in a list by next; the lists are empty then, and the account is the caller's to change. */
 struct gr_block *gr_quick_empty(struct gr_quick *quick);
