@@ -15,8 +15,9 @@
  * The functions of a hit, and of what comes next where there is none: they lie side by side in the text, in few pages
  * and cache lines of it (PyTorch training, an H200, November 2026: 521 us of a step inside its allocator, 539 without;
  * with a few more functions among them). Within them what a hit needs comes first, in one piece, which is why they say
- * what to expect: the program's own work leaves little of them in the processor's first cache (with 256 KiB of other
- * code between two pairs, a pair took 436 cycles without and 314 so: a Xeon at 2.5 GHz, simulated device).
+ * what to expect and the hooks begin inline: the program's own work leaves little of them in the processor's first
+ * cache (with 256 KiB of other code between two pairs, a pair took 436 cycles without and 314 so: a Xeon at 2.5 GHz,
+ * simulated device).
  */
 #define GR_OFTEN __attribute__((hot))
 

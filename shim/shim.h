@@ -150,7 +150,7 @@ void gr_capture_restore(CUstreamCaptureMode mode);
 /* As gr_current_context; what is current the driver says. */
 struct gr_context *gr_context_ask(void);
 
-/* Moves on when a context ends, so that no thread trusts its last one (struct gr_thread); never 0. */
+/* Moves on when a context ends or is no longer the only one: no thread trusts its last one then. Never 0. */
 extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
 
 /* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
@@ -202,8 +202,8 @@ static inline bool gr_tracing(void)
 /*
  * A block of the pool for the program, and one from it, told to the trace; 0 or -errno, errno is kept. bytes: more than
  * none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
- * Each begins with the short way, here, and goes on with what only the longer one does: ptr and context are what the
- * short way had, 0 and NULL where nothing; much as gr_arena_free says.
+ * Each begins with the short way, here, and goes on with what only the longer one does. ptr: what gr_arena_alloc had, 0
+ * for nothing. The free's context: where gr_arena_free took it back, much as it said; NULL where it did not.
  */
 int gr_memory_alloc_rest(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free_rest(struct gr_context *context, CUdeviceptr ptr, bool much);

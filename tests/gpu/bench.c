@@ -303,6 +303,8 @@ static const struct scenario scenarios[] = {
         {"pinned", "pinned 64 MiB", pinned, 64 * MIB, .step = 1},
 };
 
+_Static_assert(sizeof scenarios / sizeof scenarios[0] <= MOST_RESULTS, "there is room for all results");
+
 static bool wanted(const struct bench_settings *settings, const struct scenario *scenario)
 {
         static const char *const usual[] = {"pairs", "mixed", "loops", "overlap", NULL};

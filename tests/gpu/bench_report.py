@@ -196,7 +196,7 @@ def report(results, pool):
              "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
              f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
              "hands out what may still be in use: not for use, but the least that any allocator could take there; *empty",
-             "hook* hands back the block that was freed last, and does nothing else: the least that a call can take.", ""]
+             "hook* hands back the block that was freed last, and does nothing else: the least that a call of the driver's can take.", ""]
     for where in dict.fromkeys(results.where.values()):
         groups = [group for group, there in results.where.items() if there == where]
         lines.append(f"{where} ({', '.join(groups)}).")
