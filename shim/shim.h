@@ -169,7 +169,7 @@ struct gr_context *gr_context_visit(CUcontext handle);
 
 /*
  * As gr_current_context, where the runtime of this bit has served the thread since the context became current and no
- * device was chosen; else NULL. And: it has; a device was chosen.
+ * device was chosen; else NULL.
  */
 static inline struct gr_context *gr_runtime_context(unsigned runtime)
 {
@@ -178,6 +178,7 @@ static inline struct gr_context *gr_runtime_context(unsigned runtime)
         return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
 }
 
+/* It has served the thread; a device was chosen. */
 void gr_runtime_used(unsigned runtime);
 void gr_runtime_unsure(void);
 

@@ -264,11 +264,36 @@ static void test_race(void)
         finish();
 }
 
+/* An epoch is closed for what was freed into it, not into those before. */
+static void test_epoch_bytes(void)
+{
+        enum { BLOCKS = 60, FIRST = 20, SECOND = 25 }; /* of 1 MiB; an epoch is closed for 32 */
+        uint64_t ptrs[BLOCKS];
+
+        start();
+        atomic_store(&device->total_bytes, 1024 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
+        for (int i = 0; i < BLOCKS; i++)
+                ptrs[i] = alloc(SG_MIB);
+        for (int i = 0; i < FIRST; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        for (int i = FIRST; i < FIRST + SECOND; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        for (int i = FIRST + SECOND; i < BLOCKS; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2);
+        finish();
+}
+
 int main(void)
 {
         test_pair();
         test_other_thread();
         test_many();
+        test_epoch_bytes();
         test_exported();
         test_stale();
         test_end_of_context();
