@@ -64,6 +64,13 @@ for program in pairs pair_shared; do
         [ "$calls" -ge 1 ] && [ "$calls" -le 50 ] || fail "$program under the empty hook: $calls calls of the driver"
 done
 
+# A recorded trace has each allocation, whichever way it went, and each free of it before the next.
+GPURECLAIM_TRACE=$folder/recorded.csv LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/shim/libgpureclaim.so \
+        "$build/tests/gpu/pairs" 300 >"$folder/said" 2>&1 || fail "pairs with a trace: $(tail -n 1 "$folder/said")"
+awk -F, 'NR > 1 && ($3 != (NR % 2 ? "free" : "allocate") || (NR % 2 && $4 != ptr)) { wrong++ }
+        { ptr = $4 }
+        END { exit wrong > 0 || NR != 601 }' "$folder/recorded.csv" || fail "a trace of 300 pairs"
+
 # Programs in turns: one at a time works, all on the same processors, ten steps are a sample, and one that fails is named.
 cat >"$folder/turns.py" <<'PY'
 import os
