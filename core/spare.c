@@ -4,18 +4,17 @@
 
 #include "core.h"
 
-#define CLASS_BYTES      (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
-#define CLASS_PART       4                    /* ... this part of those of all classes, whichever is more */
-#define CLASS_BLOCKS     128                  /* in any case: a pair then bears 4 of the 500 ns that a fence takes */
-#define SPLIT_BLOCKS     16                   /* where split saves memory, and few threads gain by more */
-#define CARD_PART        256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
-#define LIVE_PART        32  /* ... or this part of live memory, or, ... */
-#define MANY_THREADS     5
-#define THREAD_BYTES     (UINT64_C(128) << 20) /* ... for each of many threads, so much, ... */
-#define THREADS_PART     64                    /* ... up to this part of the card: whichever is most */
-#define FENCES_PER_SPARE 4                     /* fences that a class must have cost for each spare block */
-#define DEAF_FENCES      64 /* until a class that got no more asks again, as all threads pay for that */
-#define LEFT_EPOCHS      4  /* a bin that nothing was freed into for so many is nobody's at the moment */
+#define CLASS_BYTES  (UINT64_C(64) << 20) /* spare blocks of one class, or ... */
+#define CLASS_PART   4                    /* ... this part of those of all classes, whichever is more */
+#define CLASS_BLOCKS 128 /* in any case: a pair bears 4 of a fence's 500 ns, 10 of 1,300 behind kernels */
+#define SPLIT_BLOCKS 16  /* where split saves memory, and few threads gain by more */
+#define CARD_PART    256 /* spare blocks of all classes: never above this part of the card, or of the limit, ... */
+#define LIVE_PART    32  /* ... or this part of live memory, or, ... */
+#define MANY_THREADS 5
+#define THREAD_BYTES (UINT64_C(128) << 20) /* ... for each of many threads, so much, ... */
+#define THREADS_PART 64                    /* ... up to this part of the card: whichever is most */
+#define DEAF_FENCES  64                    /* until a class that got no more asks again, as all threads pay for that */
+#define LEFT_EPOCHS  4                     /* a bin that nothing was freed into for so many is nobody's at the moment */
 
 static unsigned threads_of(struct gr_context *context)
 {
@@ -88,7 +87,7 @@ bool gr_spare_take(struct gr_context *context, size_t bytes)
         gr_arena_lock(arena);
         have = gr_bin_count(bin);
         asks = have < most && bin->deaf == 0;
-        earned = asks && gr_is_small(bytes) && have < bin->fences / FENCES_PER_SPARE;
+        earned = asks && gr_is_small(bytes) && have < bin->fences;
         if (bin->deaf > 0)
                 bin->deaf--;
         if (!asks)

@@ -70,7 +70,8 @@ static void *leave_many(void *arg)
         return NULL;
 }
 
-/* What a thread left that is gone serves another one, instead of fresh memory; not before all has passed. */
+/* What a thread left that is gone serves another one, instead of fresh memory; not before all has passed, and until
+ * then each fence earns a block. */
 static void test_left(void)
 {
         pthread_t thread;
@@ -88,8 +89,8 @@ static void test_left(void)
                 sg_work(context->handle, 0, ptr, 1000);
                 GR_CHECK_EQ(sg_free(&core, ptr), 0);
         }
-        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), fresh);
-        GR_CHECK(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]) >= 30);
+        GR_CHECK(sg_calls(SG_MEM_ALLOC) <= fresh + 4);
+        GR_CHECK(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]) >= 32);
         GR_CHECK(sg_counter(&core, GR_STAT_barriers) < 2000 / 16);
         finish();
 }
@@ -142,14 +143,14 @@ static void test_bounds(void)
         finish();
 }
 
-/* Where the card has room, one fence comes to pay for as many allocations as a class may have blocks. */
+/* Where the card has room, one fence soon comes to pay for as many allocations as a class may have blocks. */
 static void test_many(void)
 {
         enum { MOST = 128 };
         uint64_t before;
 
         start(65536 * MIB);
-        pairs(65536, 5 * MOST * MOST);
+        pairs(65536, MOST * MOST);
         GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
         before = sg_counter(&core, GR_STAT_barriers);
         pairs(65536, 100 * MOST);
