@@ -53,10 +53,10 @@ grep -q 'could not be measured: .*oops' "$folder/said" || fail "what failed is n
 [ "$(rows 'cuInit')" -eq 0 ] || fail "a figure of a program that failed"
 [ "$(rows 'a program without CUDA')" -eq 2 ] || fail "one failure took the other figures with it"
 
-# The hook that does nothing asks the driver once for all pairs of one size, through each door.
-for program in pairs pair_shared; do
+# The hook that does nothing asks the driver once for all pairs of one size, through each door, with kernels between too.
+for program in pairs pair_driver pair_shared; do
         [ -x "$build/tests/gpu/$program" ] || continue
-        arguments=--group=pairs
+        arguments='--quick --group=pairs --group=loops'
         [ $program = pairs ] && arguments=1000
         GRSIM_TRACE=$folder/$program.calls LD_LIBRARY_PATH=$build/tools/sim LD_PRELOAD=$build/tests/gpu/libempty_hook.so \
                 "$build/tests/gpu/$program" $arguments >"$folder/said" 2>&1 || fail "$program under the empty hook: $(tail -n 1 "$folder/said")"
@@ -135,7 +135,7 @@ del bench.cost
 floor = [entry for entry in asked if entry[1] == "empty hook" and entry[0] == "pair_driver"]
 pairs = [entry for entry in asked if entry[1] == bench.default_pool and "pairs" in entry[2] and entry[0] == "pair_driver"]
 assert floor and len(floor) == len(pairs), asked
-assert all(entry[2] == ["pairs"] and "empty_hook" in entry[3]["LD_PRELOAD"] for entry in floor), floor
+assert all(entry[2] == ["pairs", "loops"] and "empty_hook" in entry[3]["LD_PRELOAD"] for entry in floor), floor
 for column in ("native", "cudaMallocAsync", *bench.pools):
     groups = {group for entry in asked if entry[:2] == ("pair_driver", column) for group in entry[2]}
     assert groups == {"pairs", "mixed", "loops", "overlap"}, (column, groups)

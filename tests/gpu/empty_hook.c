@@ -1,9 +1,9 @@
 /*
  * The floor for any preloaded allocator, for scripts/bench: a hook for cuMemAlloc and cuMemFree that does nothing but
- * hand back the block that was freed last, where the size is the same. What a pair costs beyond it is an allocator's
- * own; what it costs itself, the program's way to the driver.
+ * hand a block that was freed to the next request of its size. What a call costs beyond it is an allocator's own; what
+ * it costs itself, the program's way to the driver.
  *
- * No allocator: it keeps one block, knows no contexts, threads or fences, and ends with the process. A static CUDA
+ * No allocator: it keeps a few blocks, knows no contexts, threads or fences, and ends with the process. A static CUDA
  * runtime finds it through dlsym, as it finds the driver: dlsym(h, "cuGetProcAddress_v2"), and the rest through that.
  */
 #include <dlfcn.h>
@@ -22,13 +22,12 @@ typedef CUresult CUDAAPI free_function(CUdeviceptr ptr);
 typedef CUresult CUDAAPI find_function(const char *symbol, void **pfn, int version, cuuint64_t flags,
                                        CUdriverProcAddressQueryResult *status);
 
-struct block {
+static struct block {
         CUdeviceptr ptr; /* 0: none */
         size_t bytes;
-};
-
-static struct block kept, last; /* last: what came from the driver */
-static bool kept_used;
+        bool used; /* the program has it */
+} kept[4];
+enum { KEPT = sizeof(kept) / sizeof(*kept) };
 
 static void *real(void *handle, const char *name)
 {
@@ -51,36 +50,37 @@ EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
         static alloc_function *real_alloc;
         CUresult result;
 
-        if (kept.ptr && !kept_used && bytes == kept.bytes) {
-                kept_used = true;
-                *ptr = kept.ptr;
-                return CUDA_SUCCESS;
-        }
+        for (int i = 0; i < KEPT; i++)
+                if (kept[i].bytes == bytes && !kept[i].used && kept[i].ptr) {
+                        kept[i].used = true;
+                        *ptr = kept[i].ptr;
+                        return CUDA_SUCCESS;
+                }
         if (!real_alloc)
                 real_alloc = (alloc_function *)of_driver("cuMemAlloc_v2");
         result = real_alloc(ptr, bytes);
-        if (result == CUDA_SUCCESS)
-                last = (struct block){*ptr, bytes};
+        for (int i = 0; i < KEPT && result == CUDA_SUCCESS; i++)
+                if (!kept[i].used) {
+                        CUdeviceptr before = kept[i].ptr;
+
+                        kept[i] = (struct block){*ptr, bytes, true};
+                        return before ? cuMemFree_v2(before) : CUDA_SUCCESS;
+                }
         return result;
 }
 
 EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
 {
         static free_function *real_free;
-        CUdeviceptr goes = ptr;
 
-        if (kept_used && ptr == kept.ptr) {
-                kept_used = false;
-                return CUDA_SUCCESS;
-        }
+        for (int i = 0; i < KEPT && ptr; i++)
+                if (kept[i].ptr == ptr) {
+                        kept[i].used = false;
+                        return CUDA_SUCCESS;
+                }
         if (!real_free)
                 real_free = (free_function *)of_driver("cuMemFree_v2");
-        if (ptr && ptr == last.ptr && !kept_used) {
-                goes = kept.ptr;
-                kept = last;
-                last.ptr = 0;
-        }
-        return goes ? real_free(goes) : CUDA_SUCCESS;
+        return real_free(ptr);
 }
 
 static CUresult CUDAAPI find(const char *symbol, void **pfn, int version, cuuint64_t flags,
