@@ -6,7 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100, MOST_TOGETHER = 2 };
+enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
+/* Of two that are compared, and differ by hundredths where a processor's pace changes by tenths: more, and shorter. */
+enum { TWINS = 2, TWIN_REPETITIONS = 31 };
 
 #define TOO_LONG_US 15e6
 
@@ -323,9 +325,9 @@ static int by_value(const void *a, const void *b)
 }
 
 /* How many operations make one repetition; 0: it takes this allocator too long. */
-static long enough(struct bench *bench, const struct scenario *scenario, void *p)
+static long enough(struct bench *bench, const struct scenario *scenario, bool twin, void *p)
 {
-        double enough_us = bench->settings->quick ? 4000 : scenario->settle ? 200000 : 10000;
+        double enough_us = bench->settings->quick || twin ? 4000 : scenario->settle ? 200000 : 10000;
         long n = scenario->step;
         double took;
 
@@ -339,15 +341,16 @@ static long enough(struct bench *bench, const struct scenario *scenario, void *p
 /* Count scenarios, whose repetitions take turns: a processor that changes its pace does so for all of them. */
 static void measure(struct bench *bench, const struct scenario *scenario, size_t count)
 {
-        double us[MOST_TOGETHER][REPETITIONS];
-        long n[MOST_TOGETHER];
-        void *p[MOST_TOGETHER];
+        int repetitions = count > 1 && !bench->settings->quick ? TWIN_REPETITIONS : REPETITIONS;
+        double us[TWINS][TWIN_REPETITIONS];
+        long n[TWINS];
+        void *p[TWINS];
 
         for (size_t i = 0; i < count; i++) {
                 must(bench->ops->alloc(&p[i], scenario[i].bytes, 0), "alloc");
-                n[i] = enough(bench, &scenario[i], p[i]);
+                n[i] = enough(bench, &scenario[i], count > 1, p[i]);
         }
-        for (int repetition = 0; repetition < REPETITIONS; repetition++)
+        for (int repetition = 0; repetition < repetitions; repetition++)
                 for (size_t i = 0; i < count; i++)
                         if (n[i] > 0)
                                 us[i][repetition] = scenario[i].run(bench, &scenario[i], n[i], p[i]) / (double)n[i];
@@ -355,16 +358,15 @@ static void measure(struct bench *bench, const struct scenario *scenario, size_t
                 must(bench->ops->release(p[i], 0), "free");
                 if (n[i] == 0)
                         continue;
-                qsort(us[i], REPETITIONS, sizeof us[i][0], by_value);
+                qsort(us[i], (size_t)repetitions, sizeof us[i][0], by_value);
                 bench->results[bench->count++] =
-                        (struct result){scenario[i].name, us[i][REPETITIONS / 2], us[i][0], us[i][REPETITIONS - 1]};
+                        (struct result){scenario[i].name, us[i][repetitions / 2], us[i][0], us[i][repetitions - 1]};
         }
 }
 
 static void print_table(const struct bench *bench)
 {
-        printf("%s: us per operation, median of %d repetitions (least .. most)\n", bench->settings->program,
-               REPETITIONS);
+        printf("%s: us per operation, median of the repetitions (least .. most)\n", bench->settings->program);
         for (size_t i = 0; i < bench->count; i++)
                 printf("  %-36s %10.3f  (%.3f .. %.3f)\n", bench->results[i].name, bench->results[i].median,
                        bench->results[i].least, bench->results[i].most);
@@ -372,8 +374,7 @@ static void print_table(const struct bench *bench)
 
 static void print_json(const struct bench *bench)
 {
-        printf("{\"schema\": 1, \"program\": \"%s\", \"unit\": \"us\", \"repetitions\": %d, \"results\": {",
-               bench->settings->program, REPETITIONS);
+        printf("{\"schema\": 1, \"program\": \"%s\", \"unit\": \"us\", \"results\": {", bench->settings->program);
         for (size_t i = 0; i < bench->count; i++)
                 printf("%s\n  \"%s\": {\"median\": %.4f, \"least\": %.4f, \"most\": %.4f}", i ? "," : "",
                        bench->results[i].name, bench->results[i].median, bench->results[i].least,
@@ -394,7 +395,7 @@ void bench_run(const struct bench_settings *settings, const struct bench_ops *op
                 getchar();
         }
         for (size_t i = 0, count; i < sizeof scenarios / sizeof scenarios[0]; i += count) {
-                count = scenarios[i].fresh ? 2 : 1;
+                count = scenarios[i].fresh ? TWINS : 1;
                 if (wanted(settings, &scenarios[i]))
                         measure(&bench, &scenarios[i], count);
         }
