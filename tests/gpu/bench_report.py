@@ -157,6 +157,7 @@ def headlines(tables, pool):
         compared = {name: ratio(values, columns.get("PyTorch")) for name, values in columns.items()}
         compared = {name: value for name, value in compared.items() if value}
         lines.append((f"{row} / PyTorch's with its own cache", compared, "x"))
+    plain("first calls: the library's own part", "first call", "the library's own part, seen on a simulated device", "us")
     rows = tables.get("first call", {})
     for row in ("all of these", "a program without CUDA, start to end"):
         columns = rows.get(row, {})
