@@ -141,6 +141,34 @@ static void test_no_decay(void)
         GR_CHECK_EQ(status().cached_bytes, 16 * GT_MIB);
 }
 
+/* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
+ * the frees that pass the threshold go the short way, and nothing else happens that could wake the helper. */
+static void test_threshold(void)
+{
+        enum { CLASSES = 3 };
+        CUdeviceptr first[CLASSES], second[CLASSES];
+
+        gt_open(&gt);
+        for (int i = 0; i < CLASSES; i++) {
+                size_t bytes = (size_t)(16 + 2 * i) * GT_MIB;
+
+                first[i] = allocate(bytes);
+                second[i] = allocate(bytes);
+                GT_MUST(cuMemFree(first[i]));
+                GT_MUST(cuMemFree(second[i]));
+                first[i] = allocate(bytes);  /* pays for the fence that makes both usable ... */
+                second[i] = allocate(bytes); /* ... so that this goes the short way, and so does its free */
+        }
+        for (int i = 0; i < CLASSES; i++)
+                GT_MUST(cuMemFree(first[i]));
+        GR_CHECK_EQ(status().cached_bytes, 54 * GT_MIB);
+        for (int i = 0; i < CLASSES; i++)
+                GT_MUST(cuMemFree(second[i]));
+        for (int i = 0; i < 200 && status().cached_bytes > 64 * GT_MIB; i++)
+                gt_sleep_us(10000);
+        GR_CHECK(status().cached_bytes <= 64 * GT_MIB);
+}
+
 /* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */
 static void test_spill(void)
 {
@@ -247,6 +275,8 @@ int main(int argc, char **argv)
                 test_decay();
         else if (strcmp(mode, "no-decay") == 0)
                 test_no_decay();
+        else if (strcmp(mode, "threshold") == 0)
+                test_threshold();
         else if (strcmp(mode, "spill") == 0)
                 test_spill();
         else if (strcmp(mode, "wait") == 0)
