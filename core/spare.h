@@ -3,11 +3,14 @@
  * fence, as a fence then pays for as many allocations as its thread has blocks. Each fence earns one; they are held
  * within a share of the card for each thread, and cached memory like any other: decay and the ladder give them back.
  *
- * A block of 1 MiB takes the driver as long as 25 fences, a small one as long as two (35 and 2 us beside 1.3, between
- * kernels on an H200, November 2026). So a loop pays most while it has too few, and the sooner that is over the better:
- * when four fences earned one it took 33,000 pairs to have all of them, now it is 8,000. There are none above 1 MiB: to
- * write such a block takes the GPU longer than the fence, and to go round among many takes it out of the GPU's cache
- * (PyTorch training on an H200, November 2026: a tenth less memory without, and no more time).
+ * A block of 1 MiB takes the driver as long as 27 fences, a small one as long as two (35 and 2 us beside 1.3, between
+ * kernels on an H200, November 2026), so what a loop pays most is to take them, 4.5 ms for all. Earned by one fence
+ * each it has them after 8,000 pairs and pays 0.01 us in each from then on; by four fences each, after 33,000. By then
+ * both have cost the same; a loop that ends after 1,000 to 8,000 pairs of 1 MiB pays 1 to 2 ms more than by four.
+ *
+ * There are none above 1 MiB: to write such a block takes the GPU longer than the fence, and to go round among many
+ * takes it out of the GPU's cache (PyTorch training on an H200, November 2026: a tenth less memory without, and no more
+ * time).
  */
 #ifndef GR_SPARE_H
 #define GR_SPARE_H

@@ -13,6 +13,8 @@ OTHERS = ["native", "cudaMallocAsync", "its own pool", "PyTorch", "PyTorch, expa
 
 DOORS = {"pair_static": "static runtime", "pair_shared": "shared runtime", "pair_driver": "driver API"}
 
+OWN_PART = "the library's own part, seen on a simulated device"  # of the first calls
+
 TABLES = {
     "pair_static": "Static CUDA runtime",
     "pair_shared": "Shared CUDA runtime",
@@ -157,7 +159,7 @@ def headlines(tables, pool):
         compared = {name: ratio(values, columns.get("PyTorch")) for name, values in columns.items()}
         compared = {name: value for name, value in compared.items() if value}
         lines.append((f"{row} / PyTorch's with its own cache", compared, "x"))
-    plain("first calls: the library's own part", "first call", "the library's own part, seen on a simulated device", "us")
+    plain("first calls: the library's own part", "first call", OWN_PART, "us")
     rows = tables.get("first call", {})
     for row in ("all of these", "a program without CUDA, start to end"):
         columns = rows.get(row, {})
@@ -197,7 +199,8 @@ def report(results, pool):
              "Written by `scripts/bench`; not to be edited. Medians over processes that ran in turns (least .. most of",
              f"them). *bins*, *split* and others are pool kinds of gpureclaim; the default is *{pool}*. *bins, no fences*",
              "hands out what may still be in use: not for use, but the least that any allocator could take there; *empty",
-             "hook* hands back the block that was freed last, and does nothing else: the least that a call of the driver's can take.", ""]
+             "hook* hands a freed block to the next request of its size, and does nothing else: the least that a call which",
+             "comes down to the driver's functions can take.", ""]
     for where in dict.fromkeys(results.where.values()):
         groups = [group for group, there in results.where.items() if there == where]
         lines.append(f"{where} ({', '.join(groups)}).")

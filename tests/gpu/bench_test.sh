@@ -32,6 +32,9 @@ for row in cuInit 'a program without CUDA' 'pinned 64 MiB'; do
         grep -q "^| $row" "$folder/out/README.md" || fail "not in the tables: $row"
 done
 
+[ "$(rows "^first,first call,.the library's own part.*,bins,us,")" -eq 1 ] || fail "not one figure of the library's own part"
+grep -q "^| first calls: the library's own part, us |.* [0-9.]* |" "$folder/out/README.md" || fail "the own part is not in short"
+
 # Another group: the figures of the first ones stay.
 grep '^first,' "$folder/out/results.csv" >"$folder/before"
 bench --only policies "$build"
@@ -51,9 +54,10 @@ bench --only first "$folder/broken"
 [ $status -eq 1 ] || fail "a program that fails, and exit status $status"
 grep -q 'could not be measured: .*oops' "$folder/said" || fail "what failed is not named"
 [ "$(rows 'cuInit')" -eq 0 ] || fail "a figure of a program that failed"
+[ "$(rows "the library's own part")" -eq 0 ] || fail "an own part of a program that failed"
 [ "$(rows 'a program without CUDA')" -eq 2 ] || fail "one failure took the other figures with it"
 
-# The hook that does nothing asks the driver once for all pairs of one size, through each door, with kernels between too.
+# The hook that does nothing asks the driver once for all pairs of one size, through each door, and between kernels.
 for program in pairs pair_driver pair_shared; do
         [ -x "$build/tests/gpu/$program" ] || continue
         arguments='--quick --group=pairs --group=loops'

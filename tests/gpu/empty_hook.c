@@ -48,6 +48,7 @@ static void *of_driver(const char *name)
 EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
 {
         static alloc_function *real_alloc;
+        struct block *place = NULL;
         CUresult result;
 
         for (int i = 0; i < KEPT; i++)
@@ -59,13 +60,16 @@ EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
         if (!real_alloc)
                 real_alloc = (alloc_function *)of_driver("cuMemAlloc_v2");
         result = real_alloc(ptr, bytes);
-        for (int i = 0; i < KEPT && result == CUDA_SUCCESS; i++)
-                if (!kept[i].used) {
-                        CUdeviceptr before = kept[i].ptr;
+        for (int i = 0; i < KEPT; i++)
+                if (!kept[i].used && (!place || (place->ptr && !kept[i].ptr)))
+                        place = &kept[i];
+        if (result == CUDA_SUCCESS && place) {
+                CUdeviceptr before = place->ptr;
 
-                        kept[i] = (struct block){*ptr, bytes, true};
-                        return before ? cuMemFree_v2(before) : CUDA_SUCCESS;
-                }
+                *place = (struct block){*ptr, bytes, true};
+                if (before)
+                        cuMemFree_v2(before);
+        }
         return result;
 }
 

@@ -792,8 +792,8 @@ int main(int argc, char **argv)
                 snprintf(card, sizeof(card), "%s/card", folder);
                 snprintf(size, sizeof(size), "%dMiB", CARD_MIB);
                 snprintf(quiet, sizeof(quiet), "%dms", QUIET_MS);
-                setenv("GPURECLAIM_REGION_DIR", region,
-                       strcmp(argv[1], "alone") != 0); /* it has one that cannot be used */
+                /* "alone" was given one that cannot be used. */
+                setenv("GPURECLAIM_REGION_DIR", region, strcmp(argv[1], "alone") != 0);
                 setenv("GPURECLAIM_NEIGHBOUR_WAIT", quiet, 0);
                 setenv("GRSIM_SHARED", card, 1);
                 setenv("GRSIM_MEMORY", size, 1);
