@@ -188,7 +188,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                 if (!gr_split_waiting(context) && class_empty(context, gr_class_of(bytes)))
                         return NULL;
         } else if (class_empty(context, gr_class_of(bytes)) ||
-                   (reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))) {
+                   (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_spare_take(context, bytes))) {
                 return NULL;
         }
         if (gr_fence_barrier_is_cheap(context)) {

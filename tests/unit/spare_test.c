@@ -1,5 +1,6 @@
 /* Spare blocks: how many a class gets, whose they may be, and that many threads share fences and blocks safely. */
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -224,6 +225,55 @@ static void test_auto(void)
         finish();
 }
 
+/* One thread allocates and another frees: never more than one block live, and the next request finds it. */
+static struct {
+        sem_t there, back;
+        uint64_t ptr; /* 0: no more come */
+} handover;
+
+static void *consume(void *arg)
+{
+        while (gr_shard() == *(unsigned *)arg) /* the other's */
+                gr_shard_assign();
+        for (;;) {
+                sem_wait(&handover.there);
+                if (!handover.ptr)
+                        return NULL;
+                GR_CHECK_EQ(sg_free(&core, handover.ptr), 0);
+                sem_post(&handover.back);
+        }
+}
+
+static void test_handed_over(enum gr_pool_kind pool, bool overlaps, size_t bytes)
+{
+        unsigned shard = gr_shard();
+        uint64_t ptr;
+        pthread_t thread;
+
+        start_with(pool, 16384 * MIB);
+        atomic_store(&core.overlaps, overlaps);
+        sem_init(&handover.there, 0, 0);
+        sem_init(&handover.back, 0, 0);
+        ptr = alloc(512);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, consume, &shard), 0);
+        for (int i = 0; i < 1000; i++) {
+                handover.ptr = alloc(bytes);
+                sg_work(context->handle, 0, handover.ptr, 1000);
+                sem_post(&handover.there);
+                sem_wait(&handover.back);
+                sg_advance(10000); /* the work has ended */
+        }
+        handover.ptr = 0;
+        sem_post(&handover.there);
+        pthread_join(thread, NULL);
+        GR_CHECK(sg_calls(SG_MEM_ALLOC) <= 8);
+        GR_CHECK(sg_cached_bytes(device) <= 8 * gr_round_up(bytes, 2 * MIB));
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        finish();
+        sem_destroy(&handover.there);
+        sem_destroy(&handover.back);
+}
+
 static _Atomic unsigned wrong; /* of the threads, which cannot say so themselves */
 static _Atomic bool stop;
 
@@ -310,6 +360,11 @@ int main(void)
         test_barrier_for();
         test_large();
         test_auto();
+        for (int overlaps = 0; overlaps < 2; overlaps++)
+                for (size_t bytes = 4096; bytes <= 4 * MIB; bytes *= 4) {
+                        test_handed_over(GR_POOL_BINS, overlaps, bytes);
+                        test_handed_over(GR_POOL_AUTO, overlaps, bytes);
+                }
         test_threads(false, false);
         test_threads(false, true);
         test_threads(true, false);

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -520,6 +521,56 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         gpu_end();
 }
 
+/* One thread allocates and another frees: the next request finds what is free, whatever its size. */
+static struct {
+        sem_t there, back;
+        uint64_t ptr; /* 0: no more come */
+        size_t bytes;
+} handover;
+
+static void *consume(void *arg)
+{
+        while (gr_shard() == *(unsigned *)arg) /* the other's */
+                gr_shard_assign();
+        for (;;) {
+                sem_wait(&handover.there);
+                if (!handover.ptr)
+                        return NULL;
+                gpu_give(handover.ptr, handover.bytes);
+                sem_post(&handover.back);
+        }
+}
+
+static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
+{
+        unsigned shard = gr_shard();
+        pthread_t thread;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        if (pool == GR_POOL_AUTO)
+                atomic_store(&context->split_active, true);
+        atomic_store(&core.overlaps, overlaps);
+        sem_init(&handover.there, 0, 0);
+        sem_init(&handover.back, 0, 0);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, consume, &shard), 0);
+        for (handover.bytes = 4 * KIB; handover.bytes <= 4 * MIB; handover.bytes *= 4)
+                for (int i = 0; i < 500; i++) {
+                        handover.ptr = gpu_take(handover.bytes);
+                        sem_post(&handover.there);
+                        sem_wait(&handover.back);
+                        gpu_sync();
+                }
+        handover.ptr = 0;
+        sem_post(&handover.there);
+        pthread_join(thread, NULL);
+        GR_CHECK(atomic_load(&gpu_device()->peak_charged_bytes) <= 64 * MIB); /* auto maps 32 MiB ahead */
+        GR_CHECK(core.stats.counters[GR_STAT_driver_allocs] <= 32);
+        gpu_settle();
+        gpu_end();
+        sem_destroy(&handover.there);
+        sem_destroy(&handover.back);
+}
+
 static void test_all(void)
 {
         test_least();
@@ -533,6 +584,10 @@ static void test_all(void)
         test_drop();
         test_decay(GR_POOL_SPLIT);
         test_decay(GR_POOL_AUTO); /* from quick lists, too */
+        for (unsigned overlaps = 0; overlaps < 2; overlaps++) {
+                test_handed_over(GR_POOL_SPLIT, overlaps);
+                test_handed_over(GR_POOL_AUTO, overlaps);
+        }
         test_refused();
         for (unsigned overlaps = 0; overlaps < 2; overlaps++) {
                 test_random(GR_POOL_SPLIT, GR_REUSE_AUTO, GR_UNLIMITED, overlaps);
