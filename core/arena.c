@@ -461,6 +461,8 @@ static void drop(struct gr_arena *arena)
                 bin->blocks = NULL;
                 atomic_store(&bin->count, 0);
                 bin->low_count = 0;
+                bin->fences = 0;
+                bin->deaf = 0;
         }
         gr_arena_unlock(arena);
 }
@@ -470,4 +472,5 @@ void gr_arenas_drop(struct gr_context *context)
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         drop(gr_arena_at(context, i));
+        gr_spare_returned(context, UINT64_MAX);
 }

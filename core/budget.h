@@ -57,6 +57,7 @@ struct gr_device {
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* what the pool did not serve: of the charge, or beside it */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
+        _Atomic uint64_t spare_bytes;  /* that contexts took fresh to save fences, and did not give back */
         _Atomic uint64_t pinned_bytes; /* of cached_bytes, what lies in segments in use and cannot go back */
         _Atomic uint64_t peak_charged_bytes;
         _Atomic uint64_t peak_live_bytes;

@@ -55,6 +55,7 @@ struct gr_context {
         struct gr_quick quick; /* guarded by the first arena's lock */
         struct gr_spilled spilled;
         struct gr_decay decay;
+        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
 };
 
 /* How the pool behaves; constant after gr_core_init. */
@@ -96,7 +97,6 @@ struct gr_core {
         struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
         struct gr_stats stats;
         struct gr_registry registry;
-        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
         struct gr_early early;
         _Atomic bool split_barred;    /* gr_split_bar */
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */

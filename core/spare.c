@@ -63,16 +63,16 @@ static size_t move(struct gr_context *context, struct gr_arena *own, unsigned cl
  * *ret_own: they are held back by what these may take. */
 static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_own)
 {
-        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
         uint64_t total_bytes, class_bytes;
 
         bounds(context, &total_bytes, &class_bytes);
         *ret_own = have >= class_bytes / block_bytes;
-        if (*ret_own || gr_budget_excess(context->device) > 0 ||
-            atomic_load(&core->spare_bytes) + block_bytes > total_bytes)
+        if (*ret_own || gr_budget_excess(device) > 0 || atomic_load(&device->spare_bytes) + block_bytes > total_bytes)
                 return false;
-        atomic_fetch_add(&core->spare_bytes, block_bytes);
-        gr_count(core, GR_STAT_spares, 1);
+        atomic_fetch_add(&device->spare_bytes, block_bytes);
+        atomic_fetch_add(&context->spare_bytes, block_bytes);
+        gr_count(context->core, GR_STAT_spares, 1);
         return true;
 }
 
@@ -106,10 +106,11 @@ bool gr_spare_take(struct gr_context *context, size_t bytes)
         return false;
 }
 
-void gr_spare_returned(struct gr_core *core, uint64_t bytes)
+void gr_spare_returned(struct gr_context *context, uint64_t bytes)
 {
-        uint64_t spare = atomic_load(&core->spare_bytes);
+        uint64_t spare = atomic_load(&context->spare_bytes);
 
-        while (spare > 0 && !atomic_compare_exchange_weak(&core->spare_bytes, &spare, spare - gr_min(spare, bytes)))
+        while (spare > 0 && !atomic_compare_exchange_weak(&context->spare_bytes, &spare, spare - gr_min(spare, bytes)))
                 ;
+        atomic_fetch_sub(&context->device->spare_bytes, gr_min(spare, bytes));
 }

@@ -20,7 +20,6 @@
 #include <stdint.h>
 
 struct gr_context;
-struct gr_core;
 
 /*
  * The calling thread's bin has blocks for the request, none of them usable. True: rather than pay for a fence take one
@@ -30,7 +29,7 @@ struct gr_core;
  */
 bool gr_spare_take(struct gr_context *context, size_t bytes);
 
-/* Cached memory went back to the driver: so much of what spares may take has to be earned anew. */
-void gr_spare_returned(struct gr_core *core, uint64_t bytes);
+/* Cached memory of the context is there no more: so much of what spares may take has to be earned anew. */
+void gr_spare_returned(struct gr_context *context, uint64_t bytes);
 
 #endif

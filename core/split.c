@@ -809,7 +809,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
         struct gr_split *split = &context->split;
         uint64_t live = gr_budget_live(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
         /* Blocks taken to save fences would be taken from split as well. */
-        uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->core->spare_bytes);
+        uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->device->spare_bytes);
 
         if (context->core->config.pool != GR_POOL_AUTO || cached < waste + spare || gr_split_active(context) ||
             atomic_load(&context->core->split_barred))

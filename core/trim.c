@@ -128,7 +128,7 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned l
         if (split_too && back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
-                gr_spare_returned(context->core, UINT64_MAX); /* they went first or soon will */
+                gr_spare_returned(context, UINT64_MAX); /* they went first or soon will */
         gr_returns_end(context->device, back);
         return back;
 }
@@ -155,7 +155,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {
                 release(context, blocks, count);
-                gr_spare_returned(context->core, bytes);
+                gr_spare_returned(context, bytes);
         }
 out:
         gr_returns_end(context->device, bytes);

@@ -133,14 +133,48 @@ static void test_bounds(void)
 {
         start(4096 * MIB);
         pairs(MIB, 3000);
-        GR_CHECK(atomic_load(&core.spare_bytes) > 8 * MIB);
-        GR_CHECK(atomic_load(&core.spare_bytes) <= 4096 * MIB / 256);
+        GR_CHECK(atomic_load(&device->spare_bytes) > 8 * MIB);
+        GR_CHECK(atomic_load(&device->spare_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->charged_bytes) <= 4096 * MIB / 256 + 2 * MIB);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
         GR_CHECK(gr_trim_class(context, gr_class_of(MIB), 4 * MIB) > 0);
-        GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256 - 4 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), 4096 * MIB / 256 - 4 * MIB);
         pairs(MIB, 3000);
-        GR_CHECK_EQ(atomic_load(&core.spare_bytes), 4096 * MIB / 256);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), 4096 * MIB / 256);
+        finish();
+}
+
+/* With a context goes what its bins had: the next one may earn as much, and other contexts of the card keep theirs. */
+static void test_ends(void)
+{
+        struct gr_context *other;
+        uint64_t most = 4096 * MIB / 256;
+
+        start(4096 * MIB);
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        for (int i = 0; i < 20; i++) { /* earns some, too */
+                uint64_t ptr = 0;
+
+                GR_CHECK_EQ(sg_alloc(other, MIB, &ptr), 0);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        }
+        for (int round = 0; round < 3; round++) {
+                uint64_t before;
+
+                pairs(MIB, 3000);
+                GR_CHECK_EQ(atomic_load(&device->spare_bytes), most);
+                before = sg_counter(&core, GR_STAT_barriers);
+                pairs(MIB, 1000);
+                GR_CHECK(sg_counter(&core, GR_STAT_barriers) - before <= 1000 / 8);
+                sg_context_destroy(context->handle);
+                gr_context_drop(context);
+                GR_CHECK_EQ(atomic_load(&device->spare_bytes), atomic_load(&other->spare_bytes));
+                context = gr_context_add(&core, sg_context_new(0), 0);
+        }
+        GR_CHECK(atomic_load(&other->spare_bytes) > 0);
+        GR_CHECK_EQ(gr_fence_sync(other), 0);
+        gr_trim(other, UINT64_MAX);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), 0);
         finish();
 }
 
@@ -208,7 +242,7 @@ static void test_large(void)
 {
         start(65536 * MIB);
         pairs(MIB + 1, 3000);
-        GR_CHECK_EQ(atomic_load(&core.spare_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), 0);
         GR_CHECK_EQ(atomic_load(&device->charged_bytes), 2 * MIB);
         finish();
 }
@@ -219,7 +253,7 @@ static void test_auto(void)
         start_with(GR_POOL_AUTO, 65536 * MIB);
         for (size_t parts = 8; parts > 0; parts /= 2)
                 pairs(MIB / parts, 20000);
-        GR_CHECK(atomic_load(&core.spare_bytes) >= 100 * MIB);
+        GR_CHECK(atomic_load(&device->spare_bytes) >= 100 * MIB);
         GR_CHECK(gr_budget_cached(device) >= 100 * MIB);
         GR_CHECK(!gr_split_active(context));
         finish();
@@ -345,7 +379,7 @@ static void test_threads(bool overlaps, bool disturbed)
         if (disturbed)
                 pthread_join(other, NULL);
         GR_CHECK_EQ(wrong, 0);
-        GR_CHECK(atomic_load(&core.spare_bytes) <= 8192 * MIB / 64);
+        GR_CHECK(atomic_load(&device->spare_bytes) <= 8192 * MIB / 64);
         if (!disturbed)
                 GR_CHECK(sg_counter(&core, GR_STAT_barriers) < ROUNDS * THREADS * PAIRS);
         finish();
@@ -356,6 +390,7 @@ int main(void)
         test_left();
         test_not_moved();
         test_bounds();
+        test_ends();
         test_many();
         test_barrier_for();
         test_large();
