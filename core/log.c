@@ -1,6 +1,8 @@
 #include "log.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -35,26 +37,73 @@ void gr_log_set_sink(gr_log_sink *sink, void *arg)
         log_sink_arg = arg;
 }
 
-/* A program whose standard error is a closed pipe must not die of a line that it never wrote. */
-static void write_stderr(const char *line, size_t line_bytes)
+/* Some bytes of it, as write(2), after waiting up to wait_ms until fd takes them. -ETIMEDOUT or -errno. */
+static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
+{
+        struct pollfd ready = {.fd = fd, .events = POLLOUT};
+        ssize_t written;
+        int found;
+
+        do
+                found = poll(&ready, 1, wait_ms);
+        while (found < 0 && errno == EINTR);
+        if (found == 0)
+                return -ETIMEDOUT;
+        /* A pipe that takes anything at all takes so much at once, even where the descriptor blocks. */
+        written = write(fd, bytes, length < PIPE_BUF ? length : PIPE_BUF);
+        if (written < 0)
+                return errno == EINTR || errno == EAGAIN ? 0 : -errno;
+        return written > 0 ? written : -EIO;
+}
+
+int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
 {
         const struct timespec at_once = {0};
-        sigset_t pipe_only, pending, before;
-        ssize_t written;
+        const int saved_errno = errno;
+        sigset_t raised, pending, before;
+        int rc, cancel, signal;
 
-        sigemptyset(&pipe_only);
-        sigaddset(&pipe_only, SIGPIPE);
-        if (pthread_sigmask(SIG_BLOCK, &pipe_only, &before) != 0)
-                return;
+        sigemptyset(&raised);
+        sigaddset(&raised, SIGPIPE);
+        sigaddset(&raised, SIGXFSZ);
+        rc = pthread_sigmask(SIG_BLOCK, &raised, &before);
+        if (rc)
+                return -rc;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         sigemptyset(&pending);
         sigpending(&pending);
-        do
-                written = write(STDERR_FILENO, line, line_bytes);
-        while (written < 0 && errno == EINTR);
-        if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
-                while (sigtimedwait(&pipe_only, NULL, &at_once) < 0 && errno == EINTR)
+        while (length > 0 && !rc) {
+                ssize_t written = write_some(fd, bytes, length, wait_ms);
+
+                if (written < 0) {
+                        rc = (int)written;
+                } else {
+                        bytes = (const char *)bytes + written;
+                        length -= (size_t)written;
+                }
+        }
+        /* The failed write has raised it for this thread. One that was pending before is the program's. */
+        signal = rc == -EPIPE ? SIGPIPE : rc == -EFBIG ? SIGXFSZ : 0;
+        if (signal && !sigismember(&pending, signal)) {
+                sigemptyset(&raised);
+                sigaddset(&raised, signal);
+                while (sigtimedwait(&raised, NULL, &at_once) < 0 && errno == EINTR)
                         ;
+        }
+        pthread_setcancelstate(cancel, NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
+        errno = saved_errno;
+        return rc;
+}
+
+/* Once nobody has read for a second, lines are no longer waited with until one gets through again. */
+static void write_stderr(const char *line, size_t line_bytes)
+{
+        static _Atomic bool stuck;
+        int wait_ms = atomic_load_explicit(&stuck, memory_order_relaxed) ? 0 : GR_WRITE_WAIT_MS;
+        int rc = gr_write(STDERR_FILENO, line, line_bytes, wait_ms);
+
+        atomic_store_explicit(&stuck, rc == -ETIMEDOUT, memory_order_relaxed);
 }
 
 /* How much of room bytes a snprintf that returned length has filled. */

@@ -46,13 +46,22 @@ static inline bool gr_log_enabled(enum gr_log_level level)
 /*
  * Writes "gpureclaim: [pid] warn: <message>\n" with one write to standard error, or hands it to the sink. The arguments
  * are not evaluated where the level is off. Control characters in the message become blanks, so that a line stays one
- * line. A line that cannot be written is lost; a closed pipe raises no SIGPIPE.
+ * line. A line that cannot be written is lost (gr_write).
  */
 #define gr_log(level, ...)                                                                                             \
         do {                                                                                                           \
                 if (gr_log_enabled(level))                                                                             \
                         gr_log_emit((level), __VA_ARGS__);                                                             \
         } while (0)
+
+#define GR_WRITE_WAIT_MS 1000
+
+/*
+ * Writes all of bytes to fd without harm to the program: no SIGPIPE or SIGXFSZ reaches it, a thread with a cancellation
+ * pending does not end inside, and a reader that takes nothing is waited for at most wait_ms at a time. 0, or -errno
+ * (-ETIMEDOUT: nobody reads) after a part may have been written. Keeps errno.
+ */
+int gr_write(int fd, const void *bytes, size_t length, int wait_ms);
 
 /* gr_log without the check of the level. */
 void gr_log_emit(enum gr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

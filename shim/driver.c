@@ -439,8 +439,13 @@ static void driver_sleep_ns(uint64_t ns)
 {
         struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
 
+        int cancel;
+
         gr_neighbour_beat();
+        /* A thread that is cancelled must not end here, with locks of ours held. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         nanosleep(&pause, NULL);
+        pthread_setcancelstate(cancel, NULL);
 }
 
 void gr_driver_init(void)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 
 #define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define HELPER_RETRY_NS  UINT64_C(100000000) /* after a thread could not be made */
 #define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
 
 extern char **environ;
@@ -31,12 +33,15 @@ static struct {
         pthread_mutex_t lock;   /* guards what follows */
         pthread_cond_t changed; /* on the monotonic clock */
         bool running, stop;
-        _Atomic bool wanted; /* set without the lock */
+        /* Without the lock: */
+        _Atomic bool wanted;
+        _Atomic uint64_t retry_ns; /* no thread could be made: when to try again; 0: there was one */
 } helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* A program with more rights than its caller (set-uid) does not obey the caller's environment. */
 static const char *read_environment(const char *name)
 {
-        return getenv(name);
+        return secure_getenv(name);
 }
 
 static void warn(const char *message, void *arg)
@@ -122,12 +127,24 @@ static void *helper_main(void *arg)
 
 static void wake(struct gr_core *core)
 {
+        uint64_t retry_ns = atomic_load_explicit(&helper.retry_ns, memory_order_relaxed);
+
         (void)core;
-        if (atomic_load_explicit(&helper.wanted, memory_order_relaxed) || atomic_exchange(&helper.wanted, true))
+        if (retry_ns) {
+                if (gr_driver.now_ns() < retry_ns)
+                        return;
+        } else if (atomic_load_explicit(&helper.wanted, memory_order_relaxed) ||
+                   atomic_exchange(&helper.wanted, true)) {
                 return;
+        }
         pthread_mutex_lock(&helper.lock);
-        if (!helper.running && !helper.stop)
+        retry_ns = 0;
+        if (!helper.running && !helper.stop) {
                 helper.running = gr_thread_start(helper_main, NULL);
+                if (!helper.running) /* memory or processes are short, which may pass */
+                        retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
+        }
+        atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
         pthread_cond_signal(&helper.changed);
         pthread_mutex_unlock(&helper.lock);
 }
@@ -164,20 +181,17 @@ static void in_child(void)
         gr_neighbour_forget();
 }
 
-static void write_all(const char *text, size_t length, void *arg)
+/* A report, which ends where it can no longer be written. */
+struct report {
+        int fd, error; /* 0 or -errno */
+};
+
+static void write_part(const char *text, size_t length, void *arg)
 {
-        int fd = *(int *)arg;
+        struct report *report = arg;
 
-        while (length > 0) {
-                ssize_t written = write(fd, text, length);
-
-                if (written < 0 && errno == EINTR)
-                        continue;
-                if (written <= 0)
-                        return;
-                text += written;
-                length -= (size_t)written;
-        }
+        if (!report->error)
+                report->error = gr_write(report->fd, text, length, GR_WRITE_WAIT_MS);
 }
 
 static bool refresh_card(struct gr_context *context, void *arg)
@@ -194,29 +208,40 @@ static bool refresh_card(struct gr_context *context, void *arg)
         return true;
 }
 
+int gr_report_open(const char *option, const char *path)
+{
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+
+        if (fd < 0)
+                gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
+                       errno == ENXIO ? "nobody reads from it" : strerror(errno));
+        return fd;
+}
+
 static void write_stats(void)
 {
+        struct report report = {.fd = STDERR_FILENO};
         char path[GR_PATH_BYTES];
-        int fd = STDERR_FILENO;
 
         gr_core_each_context(&gr_core, -1, refresh_card, NULL);
         if (gr_options.stats) {
                 char line[64];
                 int length = snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());
 
-                write_all(line, (size_t)length, &fd);
-                gr_stats_text(&gr_core, write_all, &fd);
+                write_part(line, (size_t)length, &report);
+                gr_stats_text(&gr_core, write_part, &report);
         }
         if (!gr_options.stats_file.text[0] ||
             gr_path_expand(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
                 return;
-        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd < 0) {
-                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: cannot write %s: %s", path, strerror(errno));
+        report.fd = gr_report_open("GPURECLAIM_STATS_FILE", path);
+        if (report.fd < 0)
                 return;
-        }
-        gr_stats_json(&gr_core, GR_VERSION, write_all, &fd);
-        close(fd);
+        report.error = 0;
+        gr_stats_json(&gr_core, GR_VERSION, write_part, &report);
+        if (report.error)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: writing %s failed: %s", path, strerror(-report.error));
+        close(report.fd);
 }
 
 /* Registered after the driver's own handlers, so it runs before them, while the driver still answers. */
@@ -238,7 +263,9 @@ static void at_exit(void)
 
 static void load_options(void)
 {
-        gr_options_load(&gr_options, read_environment, environ, warn, NULL);
+        static char *nothing[] = {NULL};
+
+        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
         gr_log_set_level(gr_options.log);
 }
 
@@ -279,7 +306,6 @@ void gr_process_init(void)
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;
         }
-        gr_trace_init();
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }
@@ -288,6 +314,7 @@ void gr_process_in_use(void)
 {
         if (!atomic_exchange(&in_use, true)) {
                 owner = getpid();
+                gr_trace_init();
                 atexit(at_exit);
         }
 }

@@ -91,6 +91,12 @@ void gr_process_init(void);
 /* A context is in use: from now on there is something to tell and to stop when the process ends. */
 void gr_process_in_use(void);
 
+/*
+ * Opens what an option names for a report of ours, emptied: non-blocking, as a FIFO that nobody reads must not stop the
+ * program. -1: the log has said why.
+ */
+int gr_report_open(const char *option, const char *path);
+
 /* public.c: the core is there, and what was registered before joins it. */
 void gr_public_init(void);
 
@@ -185,7 +191,7 @@ void gr_runtime_unsure(void);
 /* trace.c */
 extern _Atomic bool gr_trace_on GR_HIDDEN;
 
-/* Opens the file that GPURECLAIM_TRACE names, if any; after the driver's operations and the options are there. */
+/* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. */
 void gr_trace_init(void);
 void gr_trace_end(void);
 

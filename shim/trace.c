@@ -3,7 +3,6 @@
  * that its replayer reads them as well as ours. Pointer is hexadecimal, Time in nanoseconds since the file was opened.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -28,20 +27,11 @@ static uint64_t begin_ns;
 /* Lock held. A file that cannot be written any more ends the trace. */
 static void flush(void)
 {
-        size_t done = 0;
+        int rc = gr_write(fd, buffer, used, GR_WRITE_WAIT_MS);
 
-        while (done < used) {
-                ssize_t written = write(fd, buffer + done, used - done);
-
-                if (written < 0 && errno == EINTR)
-                        continue;
-                if (written <= 0) {
-                        gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s",
-                               strerror(errno));
-                        atomic_store(&gr_trace_on, false);
-                        break;
-                }
-                done += (size_t)written;
+        if (rc) {
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
+                atomic_store(&gr_trace_on, false);
         }
         used = 0;
 }
@@ -53,11 +43,9 @@ void gr_trace_init(void)
 
         if (!gr_options.trace.text[0] || gr_path_expand(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
                 return;
-        fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd < 0) {
-                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: cannot write %s: %s", path, strerror(errno));
+        fd = gr_report_open("GPURECLAIM_TRACE", path);
+        if (fd < 0)
                 return;
-        }
         memcpy(buffer, header, sizeof(header) - 1);
         used = sizeof(header) - 1;
         begin_ns = gr_driver.now_ns();

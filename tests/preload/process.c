@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -170,6 +171,91 @@ static int only_child(void)
                 exit(4);
         }
         wait_for(child);
+        return 0;
+}
+
+/* The parent only looks a function up, which leaves CUDA to its children; each is a process of its own. */
+static int looked_up(void)
+{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+
+        must(!driver || !dlsym(driver, "cuMemAlloc_v2"), "dlsym of cuMemAlloc_v2");
+        for (int i = 0; i < 2; i++) {
+                pid_t child = fork();
+
+                if (child == 0) {
+                        open_device();
+                        work();
+                        exit(4);
+                }
+                wait_for(child);
+        }
+        return 0;
+}
+
+/* A thread that was told to end goes on to where it lets itself be ended, and leaves no lock behind. */
+static _Atomic int cancel_ready, cancel_worked;
+
+static void *cancelled(void *arg)
+{
+        struct timespec pause = {.tv_nsec = 1000000};
+
+        (void)arg;
+        must((int)cuCtxSetCurrent(current_context), "cuCtxSetCurrent");
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+        cancel_ready = 1;
+        while (cancel_ready != 2)
+                nanosleep(&pause, NULL);
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+        for (int i = 0; i < 100; i++)
+                work();
+        cancel_worked = 1;
+        pthread_testcancel();
+        return NULL;
+}
+
+static int cancel(void)
+{
+        struct timespec pause = {.tv_nsec = 1000000};
+        pthread_t thread;
+
+        open_device();
+        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
+        must(pthread_create(&thread, NULL, cancelled, NULL), "pthread_create");
+        while (!cancel_ready)
+                nanosleep(&pause, NULL);
+        must(pthread_cancel(thread), "pthread_cancel");
+        cancel_ready = 2;
+        must(pthread_join(thread, NULL), "pthread_join");
+        printf("ended inside a call: %d\n", !cancel_worked);
+        work();
+        printf("then worked\n");
+        return 0;
+}
+
+/* For a moment no thread can be made, as at the limit of a container; what needed one then happens later. */
+static int no_thread(void)
+{
+        struct timespec pause = {.tv_nsec = 300000000};
+        struct rlimit before, none;
+        CUdeviceptr ptrs[16];
+
+        open_device();
+        work();
+        must(getrlimit(RLIMIT_AS, &before), "getrlimit");
+        for (int round = 0; round < 2; round++) {
+                for (int i = 0; i < 16; i++)
+                        must((int)cuMemAlloc(&ptrs[i], 2 * BLOCK), "cuMemAlloc");
+                none = before;
+                none.rlim_cur = 0;
+                if (round == 0)
+                        must(setrlimit(RLIMIT_AS, &none), "setrlimit");
+                for (int i = 0; i < 16; i++)
+                        must((int)cuMemFree(ptrs[i]), "cuMemFree");
+                must(setrlimit(RLIMIT_AS, &before), "setrlimit");
+                nanosleep(&pause, NULL);
+        }
+        printf("worked\n");
         return 0;
 }
 
@@ -567,6 +653,9 @@ int main(int argc, char **argv)
                 {"fork", fork_with_cuda},
                 {"fork-busy", fork_busy},
                 {"only-child", only_child},
+                {"looked-up", looked_up},
+                {"cancel", cancel},
+                {"no-thread", no_thread},
                 {"spawn", spawn},
                 {"exec", exec},
                 {"own-preload", own_preload},

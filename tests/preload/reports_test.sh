@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What the library writes about a program, wherever that goes, neither ends nor stops the program.
+#
+#   reports_test.sh PROCESS [SECURE]
+#
+# PROCESS is the program `process`, SECURE the same linked with the library, for a run with another user's rights;
+# GR_TEST_SHIM is the library, GR_TEST_SIM the simulated device.
+set -u
+
+program=$1 secure=${2:-}
+folder=$(mktemp -d) || exit 2
+trap 'rm -rf "$folder"' EXIT
+failed=0
+export LD_LIBRARY_PATH=$GR_TEST_SIM
+
+fail() {
+        printf 'FAILED: %s\n' "$*"
+        [ ! -s "$folder/err" ] || sed 's/^/    /' "$folder/err" | head -n 5 | cut -c1-200
+        failed=1
+}
+
+# run MODE [NAME=VALUE...]: as a program that leaves all signals alone; output in $folder/out, status in $status.
+status=0
+run() {
+        local mode=$1
+        shift
+        timeout 20 env --default-signal "$@" "LD_PRELOAD=$GR_TEST_SHIM" "$program" "$mode" >"$folder/out"
+        status=$?
+}
+
+# worked WHAT: the program ended well and said so.
+worked() {
+        [ $status -eq 0 ] || fail "$1: exit status $status"
+        [ "$(cat "$folder/out")" = worked ] || fail "$1: printed $(head -c 100 "$folder/out")"
+}
+
+# Standard error: a pipe whose reader has gone, and a full one whose reader takes nothing.
+mkfifo "$folder/fifo"
+exec 3<>"$folder/fifo"
+exec 4>"$folder/fifo"
+exec 3<&-
+run plain GPURECLAIM_STATS=1 GPURECLAIM_LOG=debug 2>&4
+: >"$folder/err"
+worked "nobody left to read the summary"
+exec 4>&- 3<>"$folder/fifo"
+dd if=/dev/zero bs=4096 count=16 status=none >&3
+run plain GPURECLAIM_STATS=1 GPURECLAIM_LOG=debug 2>&3
+worked "the summary's reader takes nothing"
+run plain "GPURECLAIM_TRACE=/dev/fd/3" 2>"$folder/err"
+worked "the trace's reader takes nothing"
+grep -q 'GPURECLAIM_TRACE: writing failed' "$folder/err" || fail "a trace that nobody takes: no warning"
+exec 3<&-
+
+# A FIFO that nobody has open.
+for option in TRACE STATS_FILE; do
+        run plain "GPURECLAIM_$option=$folder/fifo" 2>"$folder/err"
+        worked "$option into a FIFO"
+        grep -q "GPURECLAIM_$option: cannot write $folder/fifo: nobody reads" "$folder/err" || fail "$option: no warning"
+        (ulimit -f 1 && run plain "GPURECLAIM_$option=$folder/file" 2> >(cat >"$folder/err") && exit $status)
+        status=$?
+        worked "$option beyond the largest file"
+done
+
+# A report is whole, and each process writes its own.
+rm -f "$folder"/*.csv
+run looked-up "GPURECLAIM_TRACE=$folder/%p.csv" 2>"$folder/err"
+[ $status -eq 0 ] || fail "two children: exit status $status"
+files=("$folder"/*.csv)
+[ ${#files[@]} -eq 2 ] || fail "two children: the files ${files[*]}"
+for file in "${files[@]}"; do
+        [ "$(grep -c '^Thread,' "$file")" -eq 1 ] || fail "two children: $(grep -c '^Thread,' "$file") headers"
+        [ "$(grep -c allocate "$file")" -eq 40 ] || fail "two children: $(grep -c allocate "$file") allocations"
+        grep -q "^$(basename "$file" .csv),.*,free," "$file" || fail "two children: none of its own process in $file"
+done
+
+# Where a trace is written, threads that are told to end find the library's calls no worse than the driver's.
+run cancel "GPURECLAIM_TRACE=$folder/cancel.csv" 2>"$folder/err"
+[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
+[ "$(grep -c ',free,' "$folder/cancel.csv")" -eq 4040 ] || fail "a thread with a trace: $(grep -c ',free,' "$folder/cancel.csv") frees"
+
+# A thread that could not be made once is made later.
+run no-thread GPURECLAIM_DECAY=0 GPURECLAIM_RELEASE_THRESHOLD=16MiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
+worked "no thread for a moment"
+python3 - "$folder/stats" <<'PY' || fail "no thread for a moment: the threshold is not kept"
+import json, sys
+
+cached = json.load(open(sys.argv[1]))["devices"][0]["cached_bytes"]
+sys.exit("%d MiB are cached" % (cached >> 20) if cached > 16 << 20 else 0)
+PY
+
+# The environment of a caller with fewer rights than the program's is not obeyed.
+if [ -z "$secure" ] || [ "$(id -u)" -ne 0 ] || ! command -v setpriv >/dev/null; then
+        echo "not root, or no setpriv: a set-uid program was not tried"
+else
+        chmod 755 "$folder"
+        cp "$secure" "$folder/secure" && chmod 4755 "$folder/secure"
+        mkdir -m 777 "$folder/open"
+        for id in 65534 0; do
+                setpriv --reuid=$id --regid=$id --clear-groups env GPURECLAIM_TRACE="$folder/open/$id" GPURECLAIM_NONE=1 \
+                        "$folder/secure" plain >"$folder/out" 2>"$folder/err"
+                status=$?
+                worked "set-uid, as user $id"
+        done
+        if [ ! -e "$folder/open/0" ]; then
+                fail "set-uid: its own user is not obeyed"
+        elif [ -e "$folder/open/65534" ]; then
+                fail "set-uid: another user is obeyed"
+        fi
+fi
+exit $failed
