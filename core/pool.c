@@ -233,6 +233,13 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return true;
 }
 
+/* Before any barrier. */
+static inline void note_thread(struct gr_core *core)
+{
+        if (__builtin_expect(atomic_load_explicit(&core->own_stream, memory_order_relaxed), 0) && !gr_thread.own_stream)
+                atomic_store(&core->overlaps, true);
+}
+
 /* looked: split has nothing that is ready. */
 static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate,
                                            void *arg, bool looked, uint64_t *ret_ptr)
@@ -242,6 +249,7 @@ static __attribute__((noinline)) int alloc(struct gr_context *context, size_t by
 
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
+        note_thread(context->core);
         if (!allocate && context->core->config.pool != GR_POOL_NONE) {
                 if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
                     !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
@@ -276,10 +284,12 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 
 GR_OFTEN int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        bool looks =
-                gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
-        struct gr_block *block = looks ? gr_split_take(context, bytes, false) : NULL;
+        struct gr_block *block;
+        bool looks;
 
+        note_thread(context->core);
+        looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+        block = looks ? gr_split_take(context, bytes, false) : NULL;
         if (block)
                 return hand_out(block, bytes, ret_ptr) ? 0 : -ENOMEM;
         return alloc(context, bytes, NULL, NULL, looks, ret_ptr);

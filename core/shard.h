@@ -6,6 +6,7 @@
 #define GR_SHARD_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define GR_SHARDS     16
@@ -36,6 +37,7 @@ struct gr_thread {
         struct gr_context *context; /* of handle */
         uint64_t sure;              /* the generation in which it is current still, unless the thread changes that */
         struct gr_arena *used;      /* where it last had a hit: a free looks there first. arena.c's */
+        bool own_stream;            /* it has given work to the stream that it has by itself; the shim's */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 _Static_assert(sizeof(struct gr_thread) == GR_LINE_BYTES, "a hit reads one cache line of its thread");

@@ -362,12 +362,14 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
+        gr_submits(stream, false);
         return submit(exec, stream, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
+        gr_submits(stream, true);
         return submit(exec, stream, gr_real.cuGraphLaunch_ptsz);
 }
 

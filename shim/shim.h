@@ -1,10 +1,10 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, sync.c;
- * runtime.c for two functions of the shared runtime; async.c, mapped.c, import.c, managed.c, array.c, graph.c, module.c
- * and host.c for what the pool does not serve; own.c for what the driver takes by itself; nvml_answers.c for NVML's
- * answers), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit, helper thread
- * (process.c), and the other processes on the card (neighbour.c, system.c).
+ * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, submit.c,
+ * sync.c; runtime.c for two functions of the shared runtime; async.c, mapped.c, import.c, managed.c, array.c, graph.c,
+ * module.c and host.c for what the pool does not serve; own.c for what the driver takes by itself; nvml_answers.c for
+ * NVML's answers), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit, helper
+ * thread (process.c), and the other processes on the card (neighbour.c, system.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -320,6 +320,11 @@ void *gr_nvml_swap(void *function);
 
 /* Work may run beside other work from now on. After gr_shim_ready. */
 void gr_streams_overlap(void);
+
+/* submit.c */
+
+/* The calling thread is about to submit work to the stream; null_is_own: by a function whose 0 is the thread's own. */
+void gr_submits(CUstream stream, bool null_is_own);
 
 /* import.c */
 

@@ -3,8 +3,8 @@
 
     generate.py HOOKS_DEF CC [CC_ARGUMENT...]
 
-The list is shim/hooks.def; the signatures are cuda.h's, after the preprocessor. What each kind of parameter is tried
-with stands in arguments.h.
+The list is shim/hooks.def, but for what is passed on as it is; the signatures are cuda.h's, after the preprocessor. What
+each kind of parameter is tried with stands in arguments.h.
 """
 import re
 import subprocess

@@ -6,6 +6,7 @@
  *
  *   dependence [threads]    with streams that it creates, or with those that each thread has
  *   dependence first WAY    with the legacy stream, and one of its own that has had no work before
+ *   dependence kernel       a kernel on the stream that one thread has, which waits for another's first one on its own
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
  */
@@ -169,6 +170,47 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream befor
         graph = NULL;
 }
 
+struct waiter {
+        CUresult result;
+        _Atomic bool launched;
+};
+
+static void *launch_waiter(void *arg)
+{
+        struct waiter *waiter = arg;
+
+        gt_attach(&gt);
+        waiter->result = gt_await(&gt, CU_STREAM_PER_THREAD, word, 1, 2 * PATIENCE_US);
+        atomic_store(&waiter->launched, true);
+        GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+        return NULL;
+}
+
+static void kernel_waits(void)
+{
+        struct waiter waiter = {0};
+        CUdeviceptr block;
+        pthread_t thread;
+
+        GT_MUST(cuMemAlloc(&word, 4096));
+        GT_MUST(cuMemsetD32(word, 0, 1024));
+        for (int i = 0; i < COUNT; i++) {
+                GT_MUST(cuMemAlloc(&block, 8 * GT_MIB)); /* too much to be spared a fence */
+                GT_MUST(cuMemFree(block));
+        }
+        if (pthread_create(&thread, NULL, launch_waiter, &waiter))
+                gt_die("no thread");
+        while (!atomic_load(&waiter.launched))
+                gt_sleep_us(50);
+        GT_MUST(cuMemAlloc(&block, 8 * GT_MIB)); /* too much to be spared a fence */
+        GT_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, word, 1, 1));
+        printf("a kernel that waits: %s, the other thread's %s\n", gt_result_name(waiter.result),
+               ends(CU_STREAM_PER_THREAD) ? "went on" : "stood still");
+        pthread_join(thread, NULL);
+        GT_MUST(cuMemFree(block));
+        GT_MUST(cuMemFree(word));
+}
+
 int main(int argc, char **argv)
 {
         const bool threads = argc > 1 && !strcmp(argv[1], "threads"), first = argc > 2 && !strcmp(argv[1], "first");
@@ -183,6 +225,11 @@ int main(int argc, char **argv)
         void *host;
 
         gt_open(&gt);
+        if (argc > 1 && !strcmp(argv[1], "kernel")) {
+                kernel_waits();
+                gt_close(&gt);
+                return EXIT_SUCCESS;
+        }
         if (!threads) {
                 busy = gt_stream();
                 held = first ? CU_STREAM_LEGACY : gt_stream();

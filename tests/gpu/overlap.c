@@ -9,6 +9,7 @@
  */
 #include "gputest.h"
 
+#include <pthread.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,132 @@ static void host_function(void)
         GT_MUST(cuLaunchHostFunc(NULL, function, NULL));
 }
 
+/* The functions whose stream 0 is the thread's own, as nvcc --default-stream per-thread has it. */
+#define OWN(function) ((__typeof__(&(function)))own(#function))
+
+static void (*own(const char *name))(void)
+{
+        void (*call)(void) = NULL;
+        CUdriverProcAddressQueryResult status;
+        void *found = NULL;
+
+        GT_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
+        memcpy(&call, &found, sizeof call);
+        return call;
+}
+
+static CUdeviceptr words[2];
+static uint64_t no_time;
+static void *values[] = {&no_time};
+
+static void launch(void)
+{
+        GT_MUST(OWN(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, NULL, values, NULL));
+}
+
+static void launch_by_handle(void)
+{
+        GT_MUST(gt_spin(&gt, CU_STREAM_PER_THREAD, 0));
+}
+
+static CUlaunchConfig config(CUstream stream)
+{
+        return (CUlaunchConfig){1, 1, 1, 1, 1, 1, 0, stream, NULL, 0};
+}
+
+static void launch_extended(void)
+{
+        CUlaunchConfig once = config(NULL);
+
+        GT_MUST(OWN(cuLaunchKernelEx)(&once, gt.spin, values, NULL));
+}
+
+static void launch_extended_by_handle(void)
+{
+        CUlaunchConfig once = config(CU_STREAM_PER_THREAD);
+
+        GT_MUST(cuLaunchKernelEx(&once, gt.spin, values, NULL));
+}
+
+static void launch_cooperative(void)
+{
+        GT_MUST(OWN(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, NULL, values));
+}
+
+static void copy(void)
+{
+        GT_MUST(OWN(cuMemcpyDtoDAsync)(words[0], words[1], 4, NULL));
+}
+
+static void copy_by_handle(void)
+{
+        GT_MUST(cuMemcpyAsync(words[0], words[1], 4, CU_STREAM_PER_THREAD));
+}
+
+static void fill(void)
+{
+        GT_MUST(OWN(cuMemsetD32Async)(words[0], 0, 1, NULL));
+}
+
+static void launch_graph(void)
+{
+        CUgraphExec exec;
+        CUgraph graph; /* an empty one is one, too */
+
+        GT_MUST(cuGraphCreate(&graph, 0));
+        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GT_MUST(OWN(cuGraphLaunch)(exec, NULL));
+        GT_MUST(cuGraphExecDestroy(exec));
+        GT_MUST(cuGraphDestroy(graph));
+}
+
+static void *in_thread(void *arg)
+{
+        gt_attach(&gt);
+        (*(void (**)(void))arg)();
+        GT_MUST(cuCtxSynchronize());
+        return NULL;
+}
+
+static void by_another(void (*act)(void))
+{
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, in_thread, &act))
+                gt_die("no thread");
+        pthread_join(thread, NULL);
+}
+
+/* What lies in order with the legacy stream, whose work waits for it. */
+static void own_stream(void)
+{
+        launch();
+        launch_by_handle();
+        copy();
+}
+
+/* This thread's work may go to one of its own from now on. */
+static void anothers_stream(void)
+{
+        by_another(own_stream);
+}
+
+#define BY_TWO(act)                                                                                                    \
+        static void act##_by_two(void)                                                                                 \
+        {                                                                                                              \
+                by_another(act);                                                                                       \
+                act();                                                                                                 \
+        }
+BY_TWO(launch)
+BY_TWO(launch_by_handle)
+BY_TWO(launch_extended)
+BY_TWO(launch_extended_by_handle)
+BY_TWO(launch_cooperative)
+BY_TWO(launch_graph)
+BY_TWO(copy)
+BY_TWO(copy_by_handle)
+BY_TWO(fill)
+
 static void green(void)
 {
         struct gt_green part;
@@ -81,6 +208,17 @@ static const struct way {
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
         {"a green context", green, .overlaps = true},
+        {"the thread's own stream", own_stream, .overlaps = false},
+        {"another thread's own stream", anothers_stream, .overlaps = true},
+        {"two threads' own streams", launch_by_two, .overlaps = true},
+        {"two threads' own streams, by handle", launch_by_handle_by_two, .overlaps = true},
+        {"two threads' own streams, extended", launch_extended_by_two, .overlaps = true},
+        {"two threads' own streams, extended, by handle", launch_extended_by_handle_by_two, .overlaps = true},
+        {"two threads' own streams, cooperative", launch_cooperative_by_two, .overlaps = true},
+        {"two threads' own streams, graphs", launch_graph_by_two, .overlaps = true},
+        {"two threads' own streams, copies", copy_by_two, .overlaps = true},
+        {"two threads' own streams, copies by handle", copy_by_handle_by_two, .overlaps = true},
+        {"two threads' own streams, fills", fill_by_two, .overlaps = true},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -90,6 +228,8 @@ static int try_way(const struct way *way)
         bool again;
 
         gt_open(&gt);
+        GT_MUST(cuMemAlloc(&words[0], 4));
+        GT_MUST(cuMemAlloc(&words[1], 4));
         GT_MUST(cuMemAlloc(&before, BYTES));
         GT_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
         way->act();
@@ -101,6 +241,8 @@ static int try_way(const struct way *way)
         again = before == after;
         gt_check(again == !way->overlaps, way->name, "%s", again ? "one stream" : "work may overlap");
         GT_MUST(cuMemFree(after));
+        GT_MUST(cuMemFree(words[0]));
+        GT_MUST(cuMemFree(words[1]));
         gt_close(&gt);
         return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -1,0 +1,78 @@
+/*
+ * Work that threads give to the streams they have by themselves (nvcc's --default-stream per-thread, and the handle
+ * CU_STREAM_PER_THREAD). Nobody makes such a stream, so the first work on it says that there is one. That of one thread
+ * alone runs in order with the legacy stream; once two threads have theirs, or one has and another allocates, work may
+ * run beside other work, and a barrier would have one wait for the other, which may in turn wait for it.
+ *
+ * These hooks lie on the way of every launch: each compares the stream's handle, or a flag of the thread, and jumps on.
+ * Copies and fills that the host waits for have none: they are short, and a thread that wants overlap makes others.
+ */
+#include "shim.h"
+
+/* Whether this is the thread's first work on its own stream; null_is_own: 0 stands for it, too. */
+static inline bool is_first(CUstream stream, bool null_is_own)
+{
+        return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) && !gr_thread.own_stream;
+}
+
+void gr_submits(CUstream stream, bool null_is_own)
+{
+        if (!is_first(stream, null_is_own) || !gr_shim_ready())
+                return;
+        gr_thread.own_stream = true;
+        if (atomic_exchange(&gr_core.own_stream, true)) /* it is not the first */
+                gr_streams_overlap();
+}
+
+/* What is rare goes on in a function of its own: the other calls none but the last, and so keeps the arguments as they
+ * came. */
+#define SUBMISSION_BY(symbol, stream, null_is_own, parameters, ...)                                                    \
+        static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
+        {                                                                                                              \
+                gr_submits(stream, null_is_own);                                                                       \
+                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+        }                                                                                                              \
+        GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
+        {                                                                                                              \
+                __typeof__(symbol) *real = __atomic_load_n(&gr_real.symbol, __ATOMIC_RELAXED);                         \
+                                                                                                                       \
+                if (__builtin_expect(!real || is_first(stream, null_is_own), 0))                                       \
+                        real = symbol##_first;                                                                         \
+                return real(__VA_ARGS__);                                                                              \
+        }
+#define SUBMISSION(symbol, stream, parameters, ...)                                                                    \
+        SUBMISSION_BY(symbol, stream, false, parameters, __VA_ARGS__)                                                  \
+        SUBMISSION_BY(symbol##_ptsz, stream, true, parameters, __VA_ARGS__)
+
+SUBMISSION(cuLaunchKernel, stream,
+           (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+            unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values,
+            void **extra),
+           function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values, extra)
+SUBMISSION(cuLaunchCooperativeKernel, stream,
+           (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+            unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **values),
+           function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, values)
+SUBMISSION(cuLaunchKernelEx, config ? config->hStream : NULL,
+           (const CUlaunchConfig *config, CUfunction function, void **values, void **extra), config, function, values,
+           extra)
+SUBMISSION(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
+           stream)
+SUBMISSION(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from,
+           bytes, stream)
+SUBMISSION(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes,
+           stream)
+SUBMISSION(cuMemcpyDtoDAsync_v2, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from,
+           bytes, stream)
+SUBMISSION(cuMemcpyPeerAsync, stream,
+           (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+            CUstream stream),
+           to, to_context, from, from_context, bytes, stream)
+SUBMISSION(cuMemcpy2DAsync_v2, stream, (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
+SUBMISSION(cuMemcpy3DAsync_v2, stream, (const CUDA_MEMCPY3D *copy, CUstream stream), copy, stream)
+SUBMISSION(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value,
+           count, stream)
+SUBMISSION(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,
+           count, stream)
+SUBMISSION(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value,
+           count, stream)
