@@ -180,19 +180,21 @@ static struct gr_device *device_of(CUstream stream)
         return context ? context->device : NULL;
 }
 
-bool gr_async_captured(CUstream stream)
+bool gr_async_captured(CUstream stream, bool null_is_own)
 {
         CUstreamCaptureStatus status;
 
+        if (!stream && null_is_own)
+                stream = CU_STREAM_PER_THREAD;
         return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
                (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
                 status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
 /* Whether an allocation on stream becomes a graph's. */
-static bool into_graph(CUstream stream)
+static bool into_graph(CUstream stream, bool null_is_own)
 {
-        if (!gr_async_captured(stream))
+        if (!gr_async_captured(stream, null_is_own))
                 return false;
         gr_graph_memory_seen();
         return true;
@@ -280,8 +282,8 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         return gr_result(rc);
 }
 
-static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __typeof__(cuMemAllocAsync) *real,
-                            __typeof__(cuMemFreeAsync) *give_back)
+static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bool null_is_own,
+                            __typeof__(cuMemAllocAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
 {
         struct request request = {.bytes = bytes, .stream = stream, .from_current = real, .give_back = give_back};
         struct gr_device *device;
@@ -289,7 +291,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
-            !gr_real.cuDeviceGetMemPool || into_graph(stream))
+            !gr_real.cuDeviceGetMemPool || into_graph(stream, null_is_own))
                 return real(dptr, bytes, stream);
         device = device_of(stream);
         if (!device)
@@ -301,7 +303,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, __
         return allocate(&request, device, dptr);
 }
 
-static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream,
+static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
                                 __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
 {
         struct request request = {
@@ -311,7 +313,8 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back || into_graph(stream))
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
+            into_graph(stream, null_is_own))
                 return real(dptr, bytes, pool, stream);
         device = device_of(stream);
         if (device)
@@ -327,26 +330,27 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_async(dptr, bytes, stream, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync);
+        return alloc_async(dptr, bytes, stream, false, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_async(dptr, bytes, stream, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz);
+        return alloc_async(dptr, bytes, stream, true, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_from_pool(dptr, bytes, pool, stream, gr_real.cuMemAllocFromPoolAsync, gr_real.cuMemFreeAsync);
+        return alloc_from_pool(dptr, bytes, pool, stream, false, gr_real.cuMemAllocFromPoolAsync,
+                               gr_real.cuMemFreeAsync);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
                                                         CUstream stream)
 {
         gr_shim_ready();
-        return alloc_from_pool(dptr, bytes, pool, stream, gr_real.cuMemAllocFromPoolAsync_ptsz,
+        return alloc_from_pool(dptr, bytes, pool, stream, true, gr_real.cuMemAllocFromPoolAsync_ptsz,
                                gr_real.cuMemFreeAsync_ptsz);
 }
 

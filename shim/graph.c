@@ -312,7 +312,8 @@ static int attempt(void *arg)
 }
 
 /* An upload or launch. */
-static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUgraphExec exec, CUstream stream))
+static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
+                       CUresult (*real)(CUgraphExec exec, CUstream stream))
 {
         struct request request = {.exec = handle, .stream = stream, .real = real};
         struct gr_context *context;
@@ -334,7 +335,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, CUresult (*real)(CUg
         }
         pthread_mutex_unlock(&lock);
         /* A launch into a capture only becomes part of another graph. */
-        if (!request.device || gr_async_captured(stream))
+        if (!request.device || gr_async_captured(stream, null_is_own))
                 return real(handle, stream);
         saved_errno = errno;
         rc = attempt(&request);
@@ -363,26 +364,26 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
         gr_submits(stream, false);
-        return submit(exec, stream, gr_real.cuGraphLaunch);
+        return submit(exec, stream, false, gr_real.cuGraphLaunch);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
         gr_submits(stream, true);
-        return submit(exec, stream, gr_real.cuGraphLaunch_ptsz);
+        return submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return submit(exec, stream, gr_real.cuGraphUpload);
+        return submit(exec, stream, false, gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
         gr_shim_ready();
-        return submit(exec, stream, gr_real.cuGraphUpload_ptsz);
+        return submit(exec, stream, true, gr_real.cuGraphUpload_ptsz);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,

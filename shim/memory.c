@@ -170,19 +170,15 @@ GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
  * A pooled block freed in stream order: everything submitted before this call is covered by its epoch, so by more than
  * the stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
  */
-static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFreeAsync) *real)
+static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {
-        CUstreamCaptureStatus status;
         uint64_t orphan_bytes;
         int saved_errno = errno, rc, device = 0;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !dptr)
-                return real(dptr, stream);
-        if (atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
-            (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
+        if (!gr_shim_ready() || !dptr || gr_async_captured(stream, null_is_own))
                 return real(dptr, stream);
         if (gr_tracing())
                 gr_trace_free(dptr);
@@ -200,11 +196,11 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, __typeof__(cuMemFr
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
 {
         gr_shim_ready();
-        return free_async(dptr, stream, gr_real.cuMemFreeAsync);
+        return free_async(dptr, stream, false, gr_real.cuMemFreeAsync);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream)
 {
         gr_shim_ready();
-        return free_async(dptr, stream, gr_real.cuMemFreeAsync_ptsz);
+        return free_async(dptr, stream, true, gr_real.cuMemFreeAsync_ptsz);
 }

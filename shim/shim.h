@@ -266,8 +266,12 @@ void gr_async_trim(struct gr_device *device);
 uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
 void gr_async_orphan_freed(int device, uint64_t bytes);
 
-/* The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture. */
-bool gr_async_captured(CUstream stream);
+/*
+ * The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture.
+ * null_is_own: by a function whose 0 is the thread's own stream; the legacy one, which 0 is to the driver's question,
+ * cannot be asked while any blocking stream is captured.
+ */
+bool gr_async_captured(CUstream stream, bool null_is_own);
 
 /*
  * A graph is about to reserve memory, need_bytes where none lies idle: charges what is missing, in *ret_reserved_bytes.

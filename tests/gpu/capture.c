@@ -12,6 +12,15 @@
 #include <stdlib.h>
 
 enum { WORDS = 64 * 1024, LATE_US = 3000, ROUNDS = 100 };
+static const size_t large = 64 * GT_MIB;
+
+/* What programs call that are built for per-thread default streams. */
+CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream stream);
+CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream stream);
+CUresult CUDAAPI cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode);
+CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph);
+CUresult CUDAAPI cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status);
+CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream);
 
 static struct gt gt;
 static CUstream stream;
@@ -53,6 +62,14 @@ static void expect(const char *what, CUdeviceptr p, uint32_t value)
                 bad += words[i] != value;
         printf("%s: 0 wrong words %zu\n", what, bad);
         wrong += bad != 0;
+}
+
+static void expect_freed(const char *what, CUdeviceptr p)
+{
+        size_t bytes;
+
+        printf("%s: range %d", what, (int)cuMemGetAddressRange(NULL, &bytes, p));
+        printf(", freed once more %d\n", (int)cuMemFree(p));
 }
 
 static CUdeviceptr block(void)
@@ -252,6 +269,58 @@ static void irregular(void)
         printf("allocation after all that: %d\n", (int)cuCtxSynchronize());
 }
 
+/*
+ * Calls for the thread's own stream while a blocking stream of the context is captured: that one is not, though the
+ * legacy stream, also called 0, may not even be asked. What is freed so is freed once, for everybody.
+ */
+static void per_thread(void)
+{
+        CUstreamCaptureStatus status;
+        CUstream blocking;
+        CUdeviceptr p, q, again, small[32];
+        CUgraph graph;
+        size_t bytes;
+
+        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GT_MUST(cuMemAlloc(&p, large));
+        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        printf("the legacy stream, asked: %d\n", (int)cuStreamIsCapturing(NULL, &status));
+        printf("the thread's own, asked: %d\n", (int)cuStreamIsCapturing_ptsz(NULL, &status));
+        printf("allocated in it: %d\n", (int)cuMemAllocAsync_ptsz(&q, WORDS * 4, NULL));
+        printf("freed in it: %d\n", (int)cuMemFreeAsync_ptsz(p, NULL));
+        GT_MUST(cuStreamEndCapture(blocking, &graph));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuStreamSynchronize_ptsz(NULL));
+        expect_freed("after the capture", p);
+        /* Memory of other kinds, which may come to lie there. */
+        for (int i = 0; i < 32; i++)
+                GT_MUST(cuMemAllocAsync_ptsz(&small[i], GT_PAGE, NULL));
+        GT_MUST(cuStreamSynchronize_ptsz(NULL));
+        for (int i = 0; i < 32; i++)
+                GT_MUST(cuMemFree(small[i]));
+        GT_MUST(cuMemAlloc(&p, large));
+        GT_MUST(cuMemAlloc(&again, large));
+        GT_MUST(cuMemsetD32(p, 7, large / 4));
+        GT_MUST(cuMemsetD32(again, 8, large / 4));
+        expect("allocated after that", p + large - WORDS * 4, 7);
+        GT_MUST(cuMemFree(again));
+        GT_MUST(cuMemFree(p));
+        GT_MUST(cuMemFree(q));
+
+        /* The thread's own stream is captured, and the legacy one with it. */
+        p = block();
+        GT_MUST(cuMemGetAddressRange(NULL, &bytes, p));
+        GT_MUST(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
+        printf("freed in the thread's own stream, captured: %d", (int)cuMemFreeAsync_ptsz(p, NULL));
+        status = CU_STREAM_CAPTURE_STATUS_NONE;
+        printf(", asked %d", (int)cuStreamIsCapturing_ptsz(NULL, &status));
+        printf(" status %d", (int)status);
+        printf(", it ended with %d\n", (int)cuStreamEndCapture_ptsz(NULL, &graph));
+        printf("still there: %d\n", (int)cuMemGetAddressRange(NULL, &bytes, p));
+        printf("then freed: %d\n", (int)cuMemFree(p));
+        GT_MUST(cuStreamDestroy(blocking));
+}
+
 int main(void)
 {
         gt_open(&gt);
@@ -260,6 +329,7 @@ int main(void)
         beside();
         replay();
         freed_during();
+        per_thread();
         irregular();
         return wrong ? 1 : 0;
 }

@@ -17,6 +17,9 @@ enum { BYPASS_US = 300000, MOST_SPLIT = 4 }; /* after a failure the shim caches 
 
 static const size_t slack_bytes = 64 * GT_MIB;
 
+CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);
+CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
+
 static struct gt gt;
 static size_t limit;
 static CUstream stream;
@@ -113,6 +116,21 @@ static void launch(const char *name, CUgraphExec exec, CUresult expected)
         check_footprint(name);
 }
 
+/* The legacy stream cannot be asked whether it is captured then; the thread's own, also called 0, is not. */
+static void beside_a_capture(CUgraphExec exec)
+{
+        CUstream blocking;
+        CUgraph graph;
+
+        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        gt_check(cuGraphUpload_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "upload beside a capture", "refused");
+        gt_check(cuGraphLaunch_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "launch beside a capture", "refused");
+        GT_MUST(cuStreamEndCapture(blocking, &graph));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuStreamDestroy(blocking));
+}
+
 static size_t available(void)
 {
         size_t bytes, total;
@@ -185,6 +203,7 @@ int main(int argc, char **argv)
         both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
         launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
+        beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
 

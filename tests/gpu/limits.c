@@ -16,6 +16,8 @@ enum { MOST_BLOCKS = 65536, SMALL = 512 * 1024, SLOW_US = 20000 };
 /* What the driver takes beyond the blocks once they are used, besides the context that was there before. */
 static const size_t slack_bytes = 64 * GT_MIB;
 
+CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream stream);
+
 static struct gt gt;
 static size_t limit;
 static CUstream stream;
@@ -227,6 +229,24 @@ static void busy(void)
         GT_MUST(cuMemFree(counter));
 }
 
+/* The legacy stream cannot be asked whether it is captured then; the thread's own, also called 0, is not. */
+static void beside_a_capture(void)
+{
+        CUstream blocking;
+        CUdeviceptr p = 0;
+        CUgraph graph;
+        CUresult result;
+
+        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        result = cuMemAllocAsync_ptsz(&p, limit + GT_PAGE, NULL);
+        gt_check(result == CUDA_ERROR_OUT_OF_MEMORY,
+                 "more than the limit for the thread's own stream, beside a capture", "%s", gt_result_name(result));
+        GT_MUST(cuStreamEndCapture(blocking, &graph));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuStreamDestroy(blocking));
+}
+
 int main(int argc, char **argv)
 {
         if (argc != 2 || strncmp(argv[1], "--limit=", 8)) {
@@ -241,6 +261,7 @@ int main(int argc, char **argv)
         random_walk();
         fragmented();
         busy();
+        beside_a_capture();
         GT_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
         printf("%s\n", gt_failed ? "limits: failed" : "limits: all held");

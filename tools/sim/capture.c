@@ -158,6 +158,8 @@ CUresult sim_capture_memory(CUstream stream, struct sim_op *op)
 
         if (c->invalid)
                 return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (op->kind == SIM_OP_GRAPH_FREE && !sim_graph_may_free(c->graph, op->u.memory.base))
+                return CUDA_ERROR_INVALID_VALUE;
         op->ctx = stream->ctx;
         rc = sim_graph_add_memory(c->graph, op, &stream->frontier, &node);
         if (rc == CUDA_SUCCESS && !frontier_set(&stream->frontier, node->index))

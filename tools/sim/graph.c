@@ -47,13 +47,26 @@ CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim
                 if (at == MAP_FAILED)
                         return CUDA_ERROR_OUT_OF_MEMORY;
                 op->u.memory.base = (uintptr_t)at;
-                if (!sim_range_add(SIM_ALLOC_MAPPED, (uintptr_t)at, bytes, op->ctx, op->u.memory.device, 0)) {
+                if (!sim_range_add(SIM_ALLOC_GRAPH, (uintptr_t)at, bytes, op->ctx, op->u.memory.device, 0)) {
                         munmap(at, bytes);
                         return CUDA_ERROR_OUT_OF_MEMORY;
                 }
         }
         *ret_node = sim_graph_add(graph, op, after);
         return *ret_node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool sim_graph_may_free(CUgraph graph, uintptr_t base)
+{
+        struct sim_alloc *alloc = sim_find(base);
+
+        for (size_t i = 0; i < graph->count; i++) {
+                struct sim_op *op = memory_of(graph->nodes[i], SIM_OP_GRAPH_FREE);
+
+                if (op && op->u.memory.base == base)
+                        return false;
+        }
+        return alloc && alloc->base == base && alloc->kind == SIM_ALLOC_GRAPH;
 }
 
 /* In the order of the nodes, which is one to run in. */

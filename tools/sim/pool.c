@@ -134,6 +134,12 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                         *dptr = op.u.memory.base;
                 return rc;
         }
+        if (stream == stream->ctx->legacy) {
+                CUresult rc = sim_capture_legacy(stream->ctx);
+
+                if (rc != CUDA_SUCCESS)
+                        return rc;
+        }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
         alloc = from_cache(pool, bytes, stream);

@@ -302,6 +302,7 @@ enum sim_alloc_kind {
         SIM_ALLOC_HOST,
         SIM_ALLOC_REGISTERED,
         SIM_ALLOC_MAPPED,
+        SIM_ALLOC_GRAPH,
         SIM_ALLOC_IMPORTED,
         SIM_ALLOC_EXTERNAL
 };
@@ -451,6 +452,8 @@ CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_f
 /* Adds the node; for an allocation op gets its address. */
 CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim_frontier *after,
                               CUgraphNode *ret_node);
+/* Whether it is memory of some graph, which this one does not free yet. */
+bool sim_graph_may_free(CUgraph graph, uintptr_t base);
 bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier); /* does everything lead to the frontier? */
 
 /* ---- kernels.c ---- */
