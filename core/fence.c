@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core.h"
+#include "log.h"
 #include "stats.h"
 
 /* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
@@ -14,6 +15,7 @@
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
 #define STUCK_NS         UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
+#define KERNEL_FAILED    700 /* CUDA errors from here on are the program's own, and it sees them at its every call */
 #define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
 void gr_gate_init(struct gr_gate *gate)
@@ -30,13 +32,15 @@ void gr_gate_destroy(struct gr_gate *gate)
 void gr_gate_begin_enter(struct gr_gate *gate)
 {
         gr_rank_enter(GR_RANK_GATE);
+        /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
+        atomic_fetch_add(&gate->captures, 1);
         pthread_rwlock_wrlock(&gate->lock);
 }
 
 void gr_gate_begin_leave(struct gr_gate *gate, bool began)
 {
-        if (began)
-                atomic_fetch_add(&gate->captures, 1);
+        if (!began)
+                atomic_fetch_sub(&gate->captures, 1);
         pthread_rwlock_unlock(&gate->lock);
         gr_rank_leave(GR_RANK_GATE);
 }
@@ -154,11 +158,21 @@ static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
         advance(&fence->usable_epoch, epoch->number);
 }
 
-/* A capture that nobody announced (-EBUSY) only delays; any other failure means that no fence can be trusted. */
-static int failed(struct gr_fence *fence, int rc)
+/*
+ * A capture that nobody announced, or a driver that has no memory for it, only delays: -EBUSY. Any other failure means
+ * that no fence can be trusted.
+ */
+static int failed(struct gr_context *context, int rc)
 {
-        if (rc != -EBUSY)
-                atomic_store(&fence->broken, rc);
+        static _Atomic bool told;
+
+        if (rc == -EBUSY || rc == -ENOMEM)
+                return -EBUSY;
+        atomic_store(&context->fence.broken, rc);
+        if (!atomic_exchange(&told, true))
+                gr_log(gr_driver_code(rc) < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
+                       "the driver's fences fail (CUDA error %d): from now on freed memory goes straight back to it",
+                       gr_driver_code(rc));
         return rc;
 }
 
@@ -198,7 +212,7 @@ static int close_locked(struct gr_context *context)
         }
         if (rc) {
                 epoch_recycle(epoch);
-                return failed(fence, rc);
+                return failed(context, rc);
         }
         gr_count(context->core, GR_STAT_epochs, 1);
         fence->pending_count++;
@@ -317,7 +331,7 @@ int gr_fence_poll(struct gr_context *context)
         fence->first_pending = (fence->first_pending + passed) % GR_EPOCHS_PENDING;
         fence->pending_count -= passed;
         if (rc)
-                failed(fence, rc);
+                failed(context, rc);
         gr_unlock(&fence->lock);
         return rc;
 }
@@ -333,7 +347,7 @@ static int sync_locked(struct gr_context *context)
         for (unsigned i = 0; i < fence->reach_count && !rc; i++)
                 rc = context->core->driver->context_sync(fence->reach[i]->handle);
         if (rc)
-                return failed(fence, rc);
+                return failed(context, rc);
         gr_count(context->core, GR_STAT_syncs, 1);
         while (fence->pending_count > 0)
                 epoch_recycle(pending_at(fence, --fence->pending_count));
@@ -389,7 +403,7 @@ static int barrier_for(struct gr_context *context, uint64_t epoch)
                                 if (newest->events[j].context)
                                         rc = driver->context_wait(fence->reach[i]->handle, newest->events[j].handle);
                 if (rc) {
-                        failed(fence, rc);
+                        rc = failed(context, rc);
                         goto out;
                 }
                 gr_count(context->core, GR_STAT_barriers, 1);

@@ -33,7 +33,7 @@ struct gr_context;
 /* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
 struct gr_gate {
         pthread_rwlock_t lock; /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
-        _Atomic int captures;  /* going on */
+        _Atomic int captures;  /* going on, or about to begin */
 };
 
 struct gr_event {

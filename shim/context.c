@@ -296,6 +296,7 @@ static void ended(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         atomic_fetch_add(&gr_context_generation, 1);
+        gr_captures_end(handle);
         gr_driver_forget(handle);
         gr_foreign_drop_owner(&gr_core, handle);
         pthread_mutex_lock(&lock);

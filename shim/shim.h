@@ -325,6 +325,9 @@ void *gr_nvml_swap(void *function);
 /* Work may run beside other work from now on. After gr_shim_ready. */
 void gr_streams_overlap(void);
 
+/* The driver has ended a context, and with it the captures on its streams. */
+void gr_captures_end(CUcontext context);
+
 /* submit.c */
 
 /* The calling thread is about to submit work to the stream; null_is_own: by a function whose 0 is the thread's own. */

@@ -2,19 +2,28 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "shim.h"
 
-#define CAPTURES_MAX 256 /* at one time */
-
-/* Where captures began. The per-thread stream has one name in all threads, so its thread's own address stands for it.
+/*
+ * A capture that is going on, as it began. It ends by cuStreamEndCapture, or with its stream, its context, or, on the
+ * stream that a thread has by itself, with its thread (measured, driver 580).
  */
-static const void *capturing[CAPTURES_MAX]; /* guarded by capturing_lock */
-static unsigned capturing_count;
-static pthread_mutex_t capturing_lock = PTHREAD_MUTEX_INITIALIZER;
+struct capture {
+        const void
+                *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
+        CUcontext context; /* the one that owns its memory, where the stream is of a green context */
+};
+
+static pthread_mutex_t capturing_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct capture *capturing;
+static unsigned capturing_count, capturing_room;
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
+static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */
+static bool thread_key_made;
 
 static const void *identity(CUstream stream, bool null_is_per_thread)
 {
@@ -22,48 +31,92 @@ static const void *identity(CUstream stream, bool null_is_per_thread)
                                                                                  : (const void *)stream;
 }
 
-/* Whether a capture that began on this stream is on the list; taken off it where forget is set. */
-static bool on_list(const void *stream, bool forget)
+/* Takes the captures off the list that have any of these in common with what has ended; NULL is nothing's. */
+static void over(struct capture ended)
 {
-        bool found = false;
-
         pthread_mutex_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count && !found; i++)
-                if (capturing[i] == stream) {
-                        found = true;
-                        if (forget)
-                                capturing[i] = capturing[--capturing_count];
+        for (unsigned i = 0; i < capturing_count;) {
+                const struct capture *at = &capturing[i];
+
+                if ((ended.stream && at->stream == ended.stream) || (ended.context && at->context == ended.context)) {
+                        capturing[i] = capturing[--capturing_count];
+                        gr_gate_end(&gr_core.gate);
+                } else {
+                        i++;
                 }
+        }
         pthread_mutex_unlock(&capturing_lock);
-        return found;
 }
 
-static void over(const void *stream)
+void gr_captures_end(CUcontext context)
 {
-        if (on_list(stream, true))
-                gr_gate_end(&gr_core.gate);
+        if (atomic_load(&gr_core.gate.captures) > 0)
+                over((struct capture){.context = context});
 }
 
-/* A begin that the driver accepted. Without room on the list the gate stays shut for good: slower, never wrong. */
-static void began(const void *stream)
+static void thread_ends(void *stream)
 {
+        over((struct capture){.stream = stream});
+}
+
+static void make_thread_key(void)
+{
+        thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
+}
+
+/* Before the driver begins it: afterwards another thread may end the context that it is asked for. */
+static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
+{
+        struct capture capture = {.stream = identity(stream, null_is_per_thread)};
+        struct gr_context *owner;
+
+        if (capture.stream == &per_thread_stream || !stream || !gr_real.cuStreamGetCtx ||
+            gr_real.cuStreamGetCtx(stream, &capture.context) != CUDA_SUCCESS)
+                gr_real.cuCtxGetCurrent(&capture.context);
+        owner = capture.context ? gr_context_known(capture.context) : NULL;
+        if (owner)
+                capture.context = owner->handle;
+        return capture;
+}
+
+/* A begin that the driver accepted. Without memory for the list the gate stays shut for good: slower, never wrong. */
+static void began(const struct capture *capture)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        if (capture->stream == &per_thread_stream) {
+                pthread_once(&once, make_thread_key);
+                if (thread_key_made)
+                        pthread_setspecific(thread_key, &per_thread_stream);
+        }
         pthread_mutex_lock(&capturing_lock);
-        if (capturing_count < CAPTURES_MAX)
-                capturing[capturing_count++] = stream;
+        if (capturing_count == capturing_room) {
+                unsigned room = capturing_room ? 2 * capturing_room : 16;
+                struct capture *more = realloc(capturing, room * sizeof(*more));
+
+                if (more) {
+                        capturing = more;
+                        capturing_room = room;
+                }
+        }
+        if (capturing_count < capturing_room)
+                capturing[capturing_count++] = *capture;
         pthread_mutex_unlock(&capturing_lock);
 }
 
 #define BEGIN_CAPTURE(symbol, null_is_per_thread, stream, ...)                                                         \
         do {                                                                                                           \
+                struct capture capture;                                                                                \
                 CUresult result;                                                                                       \
                                                                                                                        \
                 if (!gr_shim_ready())                                                                                  \
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
+                capture = about_to_begin(stream, null_is_per_thread);                                                  \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 result = GR_REAL(symbol, __VA_ARGS__);                                                                 \
-                gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
                 if (result == CUDA_SUCCESS)                                                                            \
-                        began(identity(stream, null_is_per_thread));                                                   \
+                        began(&capture);                                                                               \
+                gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
                 return result;                                                                                         \
         } while (0)
 
@@ -118,7 +171,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
             gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=
                     CUDA_SUCCESS ||
             status == CU_STREAM_CAPTURE_STATUS_NONE)
-                over(identity(stream, null_is_per_thread));
+                over((struct capture){.stream = identity(stream, null_is_per_thread)});
         return result;
 }
 
@@ -143,7 +196,7 @@ static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
                 return CUDA_ERROR_NOT_FOUND;
         result = real(stream);
         if (result == CUDA_SUCCESS && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
-                over(stream);
+                over((struct capture){.stream = stream});
         return result;
 }
 

@@ -21,6 +21,8 @@
 #define MIB           ((size_t)1 << 20)
 #define BLOCK         (3 * MIB)
 #define MOST_RETAINED 4
+#define ROUNDS        40
+#define MANY_CAPTURES 300
 #define OK(call)                                                                                                       \
         do {                                                                                                           \
                 CUresult ok_result = (call);                                                                           \
@@ -372,6 +374,77 @@ static int devices(void)
         return 0;
 }
 
+/* Whether what is freed comes back to the next who asks: while fences are held off, each would get a new address. */
+static void reuses(const char *after)
+{
+        CUdeviceptr seen[ROUNDS];
+        int count = 0;
+
+        for (int i = 0; i < ROUNDS; i++) {
+                CUdeviceptr ptr;
+                int at = 0;
+
+                OK(cuMemAlloc(&ptr, BLOCK));
+                OK(cuMemFree(ptr));
+                OK(cuCtxSynchronize());
+                while (at < count && seen[at] != ptr)
+                        at++;
+                seen[at] = ptr;
+                count += at == count;
+        }
+        printf("after %s memory is used again: %d\n", after, count < ROUNDS / 2);
+}
+
+static CUstream begin_capture(void)
+{
+        CUstream stream;
+
+        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        return stream;
+}
+
+static void *leave_capture(void *context)
+{
+        OK(cuCtxSetCurrent(context));
+        OK(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
+        return NULL;
+}
+
+/* Captures that nobody ends: they go with their stream, their thread, or their context. */
+static void abandoned_captures(void)
+{
+        CUcontext primary, other;
+        pthread_t thread;
+
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuCtxSetCurrent(primary));
+        OK(cuStreamDestroy(begin_capture()));
+        reuses("a stream that captured");
+        for (int i = 0; i < 3; i++) {
+                OK(pthread_create(&thread, NULL, leave_capture, primary));
+                OK(pthread_join(thread, NULL));
+        }
+        reuses("threads that captured");
+        other = create();
+        for (int i = 0; i < MANY_CAPTURES; i++)
+                begin_capture();
+        OK(cuCtxDestroy(other));
+        OK(cuCtxSetCurrent(primary));
+        reuses("a context with many captures");
+        begin_capture();
+        OK(cuDevicePrimaryCtxReset(0));
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuCtxSetCurrent(primary));
+        reuses("a reset with a capture");
+        begin_capture();
+        OK(cuDevicePrimaryCtxRelease(0));
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuCtxSetCurrent(primary));
+        reuses("the last release with a capture");
+        OK(cuDevicePrimaryCtxRelease(0));
+}
+
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
 static void fill(int device, size_t share)
 {
@@ -434,6 +507,7 @@ int main(int argc, char **argv)
                 under_a_thread();
                 primary();
                 primary();
+                abandoned_captures();
         }
         GR_CHECK_EQ(misuses(), 0);
         return GR_CHECK_RESULT();

@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fence.h"
@@ -317,6 +318,35 @@ static void test_gate_threads(void)
         }
 }
 
+static void *begin_in_thread(void *arg)
+{
+        (void)arg;
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, false);
+        return NULL;
+}
+
+/* A capture that waits to begin keeps new fences out, so that it waits for those inside only. */
+static void test_gate_turn(void)
+{
+        pthread_t thread;
+        int rc = 0;
+
+        start();
+        pthread_rwlock_rdlock(&core.gate.lock); /* a fence inside */
+        pthread_create(&thread, NULL, begin_in_thread, NULL);
+        for (int i = 0; i < 2000 && rc != -EBUSY; i++) {
+                usleep(1000);
+                freed_after(1);
+                rc = gr_fence_close(context);
+        }
+        GR_CHECK_EQ(rc, -EBUSY);
+        pthread_rwlock_unlock(&core.gate.lock);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        finish();
+}
+
 static void test_errors(void)
 {
         static const enum sg_op ops[] = {SG_EVENT_CREATE, SG_CONTEXT_RECORD, SG_CONTEXT_WAIT};
@@ -344,13 +374,14 @@ static void test_errors(void)
         GR_CHECK(!gr_fence_usable(fence, epoch));
         finish();
 
-        /* A capture that nobody announced: later it works, and covers what was freed before. */
-        for (unsigned nth = 1; nth <= 2; nth++) {
+        /* A capture that nobody announced, or no memory: later it works, and covers what was freed before. */
+        for (unsigned nth = 1; nth <= 4; nth++) {
                 start();
                 if (nth == 2)
                         gr_context_add(&core, sg_context_new(0), 0); /* its record is the second */
                 epoch = freed_after(5);
-                sg_fail(SG_CONTEXT_RECORD, nth, 1, -EBUSY);
+                sg_fail(nth == 3 ? SG_EVENT_CREATE : SG_CONTEXT_RECORD, nth == 2 ? 2 : 1, 1,
+                        nth <= 2 ? -EBUSY : -ENOMEM);
                 GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
                 GR_CHECK_EQ(atomic_load(&fence->broken), 0);
                 GR_CHECK(gr_fence_waiting(context));
@@ -571,6 +602,7 @@ int main(void)
         test_wait_oldest();
         test_gate();
         test_gate_threads();
+        test_gate_turn();
         test_errors();
         test_merge_refused();
         test_old_driver();
