@@ -51,6 +51,16 @@ void fact_code(const char *name, CUresult result)
         fact(name, "%s", code(result));
 }
 
+void fact_end(const char *name, CUstream stream)
+{
+        CUgraph graph = NULL;
+        CUresult result = cuStreamEndCapture(stream, &graph);
+
+        fact_code(name, result);
+        if (result == CUDA_SUCCESS && graph)
+                GT_MUST(cuGraphDestroy(graph));
+}
+
 void fact_yes(const char *name, bool answer)
 {
         fact(name, "%s", answer ? "yes" : "no");
@@ -137,10 +147,21 @@ void (*exported(const char *name))(void)
 static const struct {
         const char *name;
         void (*ask)(void);
-} groups[] = {{"memory", facts_memory},     {"host memory", facts_host}, {"waits", facts_waits},
-              {"order", facts_order},       {"capture", facts_captures}, {"capture's end", facts_capture_ends},
-              {"pools", facts_pools},       {"mapped", facts_mapped},    {"graphs", facts_graphs},
-              {"contexts", facts_contexts}, {"ended", facts_ended},      {"shared", facts_shared}};
+} groups[] = {{"memory", facts_memory},
+              {"host memory", facts_host},
+              {"waits", facts_waits},
+              {"order", facts_order},
+              {"capture", facts_captures},
+              {"capture's end", facts_capture_ends},
+              {"pools", facts_pools},
+              {"mapped", facts_mapped},
+              {"graphs", facts_graphs},
+              {"contexts", facts_contexts},
+              {"ended", facts_ended},
+              {"shared", facts_shared},
+              {"ended with a capture", facts_ended_captures},
+              {"reset", facts_reset},
+              {"ended elsewhere", facts_ended_elsewhere}};
 
 static void begin(const char *name)
 {
@@ -176,6 +197,8 @@ static int run(size_t i)
                 gt_die("facts: no process");
         if (WIFSIGNALED(status))
                 printf("%s: ended by signal %d\n", groups[i].name, WTERMSIG(status));
+        else if (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != GT_SKIPPED)
+                printf("%s: ended with status %d\n", groups[i].name, WEXITSTATUS(status));
         return WIFSIGNALED(status) ? EXIT_FAILURE : WEXITSTATUS(status);
 }
 

@@ -16,6 +16,8 @@ extern struct gt gt;
 void fact(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void fact_code(const char *name, CUresult result);
 void fact_yes(const char *name, bool answer);
+/* How the capture of a stream ends; a graph is dropped. */
+void fact_end(const char *name, CUstream stream);
 /* Marks the lines that follow as changed by the library on purpose, or no longer. */
 void fact_changed(bool changed);
 /* A result's name without its prefix. The string is static. */
@@ -56,6 +58,9 @@ void facts_mapped(void);
 void facts_graphs(void);
 void facts_contexts(void);
 void facts_ended(void);
+void facts_ended_captures(void);
+void facts_reset(void);
+void facts_ended_elsewhere(void);
 void facts_shared(void);
 /* In the second process of facts_shared: what the handle that comes through fd gives there. */
 void facts_open(int fd);

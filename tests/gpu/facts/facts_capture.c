@@ -306,15 +306,6 @@ static void *leave_captured(void *unused)
         return unused;
 }
 
-static void ends(const char *name, CUstream stream)
-{
-        CUgraph graph = NULL;
-
-        fact_code(name, cuStreamEndCapture(stream, &graph));
-        if (graph)
-                GT_MUST(cuGraphDestroy(graph));
-}
-
 /* Captures that end in other ways than by themselves. */
 void facts_capture_ends(void)
 {
@@ -327,11 +318,11 @@ void facts_capture_ends(void)
 
         GT_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
         GT_MUST(cuEventCreate(&outside, CU_EVENT_DISABLE_TIMING));
-        ends("end without a begin", a);
+        fact_end("end without a begin", a);
         fact_code("begin of the legacy stream", cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_code("begin twice", cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        ends("end then", a);
+        fact_end("end then", a);
         for (int mode = 0; mode < 3; mode++) {
                 static const char *const names[] = {"end of a global one by another thread",
                                                     "end of a thread-local one by another thread",
@@ -344,16 +335,16 @@ void facts_capture_ends(void)
                 other = *(CUresult *)result;
                 fact_code(names[mode], other);
                 if (other != CUDA_SUCCESS)
-                        ends("end by its own thread then", a);
+                        fact_end("end by its own thread then", a);
         }
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuEventRecord(event, a));
         fact_code("cuEventQuery of an event recorded in it", cuEventQuery(event));
-        ends("end then", a);
+        fact_end("end then", a);
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuEventRecord(event, a));
         fact_code("cuEventSynchronize of an event recorded in it", cuEventSynchronize(event));
-        ends("end then", a);
+        fact_end("end then", a);
         fact_code("cuEventQuery of it after the end", cuEventQuery(event));
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuEventRecord(event, a));
@@ -361,27 +352,27 @@ void facts_capture_ends(void)
         GT_MUST(cuStreamIsCapturing(b, &status));
         fact("then it is", "%d", (int)status);
         GT_MUST(gt_spin(&gt, b, 1));
-        ends("end of it", b);
+        fact_end("end of it", b);
         GT_MUST(cuStreamIsCapturing(a, &status));
         fact("the first is", "%d", (int)status);
-        ends("end of the first with the other not joined", a);
+        fact_end("end of the first with the other not joined", a);
         GT_MUST(cuStreamIsCapturing(b, &status));
         fact("the other is", "%d", (int)status);
         GT_MUST(cuEventRecord(outside, b));
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_code("waits for an event from outside", cuStreamWaitEvent(a, outside, 0));
-        ends("end then", a);
+        fact_end("end then", a);
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuEventRecord(event, a));
         GT_MUST(cuStreamBeginCapture(b, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_code("waits for an event of another capture", cuStreamWaitEvent(b, event, 0));
-        ends("end then", b);
-        ends("end of the other", a);
+        fact_end("end then", b);
+        fact_end("end of the other", a);
         GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuEventRecord(event, a));
         GT_MUST(cuStreamWaitEvent(b, event, 0));
         fact_code("the legacy stream waits for an event of it", cuStreamWaitEvent(NULL, event, 0));
-        ends("end then", a);
+        fact_end("end then", a);
 
         gone = stream_of(CU_STREAM_NON_BLOCKING);
         GT_MUST(cuStreamBeginCapture(gone, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -397,7 +388,7 @@ void facts_capture_ends(void)
         fact_code("cuStreamDestroy of one that joined", cuStreamDestroy(gone));
         GT_MUST(cuStreamIsCapturing(a, &status));
         fact("the first is", "%d", (int)status);
-        ends("end of the first", a);
+        fact_end("end of the first", a);
 
         p = block(GT_MIB);
         GT_MUST(cuMemAllocAsync(&q, GT_MIB, a));
@@ -413,7 +404,7 @@ void facts_capture_ends(void)
         fact_code("captured: cuMemFreeAsync of that", cuMemFreeAsync(inside, a));
         fact_code("captured: cuMemFreeAsync of that once more", cuMemFreeAsync(inside, a));
         fact_code("captured: cuStreamAddCallback", cuStreamAddCallback(a, NULL, NULL, 0));
-        ends("captured: end", a);
+        fact_end("captured: end", a);
         fact_code("cuMemFree of cuMemAlloc's memory then", cuMemFree(p));
         fact_code("cuMemFreeAsync of a pool's memory then", cuMemFreeAsync(q, a));
         GT_MUST(cuCtxSynchronize());

@@ -87,7 +87,7 @@ void facts_contexts(void)
         fact_code("a kernel of the first one on the second's stream", gt_spin(&gt, theirs, 1));
         fact_code("cuMemAllocAsync on the first one's stream", cuMemAllocAsync(&q, GT_MIB, busy));
         GT_MUST(cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, q));
-        fact_yes("that is the first one's memory", ctx == gt.ctx);
+        fact("that is memory of", "%s", ctx == gt.ctx ? "the first one" : ctx ? "the second" : "none");
         GT_MUST(cuMemFreeAsync(q, theirs));
         fact_code("cuEventRecord of the first one's event on the second's stream", cuEventRecord(event, theirs));
         fact_code("cuEventRecord of the first one's event on its stream", cuEventRecord(event, busy));
@@ -105,7 +105,6 @@ void facts_contexts(void)
         GT_MUST(cuMemAlloc(&q, 4 * GT_MIB));
         FACT_WAITS("cuMemFree of the second's memory, with the first one's stream at work", busy, cuMemFree(q));
         FACT_WAITS("cuCtxSynchronize of the second, with the first one's stream at work", busy, cuCtxSynchronize());
-        fact_yes("the second's stream after the first one's", follows(busy, CU_STREAM_LEGACY));
         GT_MUST(cuCtxSetCurrent(gt.ctx));
         q = block(4 * GT_MIB);
         GT_MUST(cuCtxSetCurrent(two));
@@ -128,53 +127,26 @@ void facts_contexts(void)
         }
 }
 
-struct seat {
-        CUcontext ctx;
-        int to[2], back[2];
-};
-
-static void *sit(void *argument)
-{
-        struct seat *seat = argument;
-        CUdeviceptr p;
-        char c = 0;
-
-        GT_MUST(cuCtxSetCurrent(seat->ctx));
-        if (write(seat->back[1], &c, 1) != 1 || read(seat->to[0], &c, 1) != 1)
-                gt_die("facts: no pipe");
-        fact_code("destroyed elsewhere: cuMemAlloc", cuMemAlloc(&p, GT_MIB));
-        fact_code("destroyed elsewhere: cuCtxSynchronize", cuCtxSynchronize());
-        return NULL;
-}
-
-/* Contexts that end; what runs on afterwards comes last, as it may harm what comes after it. */
 void facts_ended(void)
 {
-        CUdeviceptr p, of_first = block(4 * GT_MIB), ours;
-        CUstream busy = stream_of(CU_STREAM_NON_BLOCKING), own;
-        CUcontext two = context(), now, again;
-        size_t available, total;
-        struct seat seat = {.ctx = two};
-        CUgraph graph = NULL;
-        unsigned flags = 0, version = 0;
-        pthread_t thread;
-        CUdevice device;
-        int active = 7;
-        char c = 0;
+        CUcontext two = context();
+        CUdeviceptr p, ours = block(64 * GT_MIB);
+        size_t total;
 
-        ours = block(64 * GT_MIB);
-        if (pipe(seat.to) != 0 || pipe(seat.back) != 0 || pthread_create(&thread, NULL, sit, &seat) != 0 ||
-            read(seat.back[0], &c, 1) != 1)
-                gt_die("facts: no thread");
         fact_code("cuCtxDestroy of the current one", cuCtxDestroy(two));
-        if (write(seat.to[1], &c, 1) != 1 || pthread_join(thread, NULL) != 0)
-                gt_die("facts: no thread");
         fact("then current is", "%s", current());
-        fact_code("cuCtxGetApiVersion of it", cuCtxGetApiVersion(two, &version));
-        fact_code("cuCtxSetCurrent of it", cuCtxSetCurrent(two));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
         fact_code("range of its memory", cuMemGetAddressRange(&p, &total, ours));
         fact_code("cuMemFree of its memory", cuMemFree(ours));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+}
+
+/* Captures and contexts that begin and end beside them. */
+void facts_ended_captures(void)
+{
+        CUcontext two;
+        CUstream own;
+        CUdeviceptr p;
+
         two = context();
         own = stream_of(CU_STREAM_NON_BLOCKING);
         GT_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -192,28 +164,32 @@ void facts_ended(void)
         fact_code("cuMemAlloc beside a capture of another", cuMemAlloc(&p, GT_MIB));
         fact_changed(false);
         GT_MUST(cuCtxSetCurrent(gt.ctx));
-        fact_code("then the capture ends", cuStreamEndCapture(own, &graph));
-        if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+        fact_end("then the capture ends", own);
         GT_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_RELAXED));
         GT_MUST(cuCtxSetCurrent(two));
         fact_code("cuCtxSynchronize beside a relaxed capture of another", cuCtxSynchronize());
         fact_code("cuMemAlloc beside a relaxed capture of another", cuMemAlloc(&p, GT_MIB));
         GT_MUST(cuCtxSetCurrent(gt.ctx));
-        fact_code("then the capture ends", cuStreamEndCapture(own, &graph));
-        if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+        fact_end("then the capture ends", own);
         GT_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_code("cuCtxDestroy beside a capture of another", cuCtxDestroy(two));
-        fact_code("then the capture ends", cuStreamEndCapture(own, &graph));
-        if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+        fact_end("then the capture ends", own);
         GT_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_code("cuCtxCreate beside a capture", cuCtxCreate(&two, NULL, 0, gt.device));
-        fact_code("then the capture ends", cuStreamEndCapture(own, &graph));
-        if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+        fact_end("then the capture ends", own);
         GT_MUST(cuCtxSetCurrent(gt.ctx));
+}
+
+/* The primary context, with a capture open in it. */
+void facts_reset(void)
+{
+        CUdeviceptr p, of_first = block(4 * GT_MIB);
+        CUstream busy = stream_of(CU_STREAM_NON_BLOCKING), own;
+        size_t available, total;
+        unsigned flags = 0;
+        CUcontext again;
+        CUdevice device;
+        int active = 7;
 
         fact_code("cuDevicePrimaryCtxGetState", cuDevicePrimaryCtxGetState(gt.device, &flags, &active));
         fact("primary context is active", "%d", active);
@@ -235,7 +211,6 @@ void facts_ended(void)
         fact_code("then cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease(gt.device));
         GT_MUST(cuDevicePrimaryCtxRetain(&again, gt.device));
         fact_yes("retained again it is the same", again == gt.ctx);
-        GT_MUST(cuCtxGetCurrent(&now));
         fact("then current is", "%s", current());
         fact_code("then cuMemAlloc", cuMemAlloc(&p, GT_MIB));
         GT_MUST(cuCtxSetCurrent(again));
@@ -243,6 +218,43 @@ void facts_ended(void)
         fact_code("then cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease(gt.device));
         fact_code("then cuMemFree of its memory", cuMemFree(p));
         fact_code("then cuDevicePrimaryCtxRelease once more", cuDevicePrimaryCtxRelease(gt.device));
+}
+
+struct seat {
+        CUcontext ctx;
+        int to[2], back[2];
+};
+
+static void *sit(void *argument)
+{
+        struct seat *seat = argument;
+        CUdeviceptr p;
+        char c = 0;
+
+        GT_MUST(cuCtxSetCurrent(seat->ctx));
+        if (write(seat->back[1], &c, 1) != 1 || read(seat->to[0], &c, 1) != 1)
+                gt_die("facts: no pipe");
+        fact_code("destroyed elsewhere: cuMemAlloc", cuMemAlloc(&p, GT_MIB));
+        fact_code("destroyed elsewhere: cuCtxSynchronize", cuCtxSynchronize());
+        return NULL;
+}
+
+/* A context that ends under a thread in which it is current. */
+void facts_ended_elsewhere(void)
+{
+        struct seat seat = {.ctx = context()};
+        unsigned version = 0;
+        pthread_t thread;
+        char c = 0;
+
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        if (pipe(seat.to) != 0 || pipe(seat.back) != 0 || pthread_create(&thread, NULL, sit, &seat) != 0 ||
+            read(seat.back[0], &c, 1) != 1)
+                gt_die("facts: no thread");
+        fact_code("cuCtxDestroy of one that is current in another thread", cuCtxDestroy(seat.ctx));
+        if (write(seat.to[1], &c, 1) != 1 || pthread_join(thread, NULL) != 0)
+                gt_die("facts: no thread");
+        fact_code("cuCtxGetApiVersion of it", cuCtxGetApiVersion(seat.ctx, &version));
 }
 
 static void open_handle(const CUipcMemHandle *handle)

@@ -178,9 +178,10 @@ static void use_of_pools(CUstream stream)
         fact_code("cuMemPoolDestroy of NULL", cuMemPoolDestroy(NULL));
         p = block(4 * GT_MIB);
         fact_code("cuMemFreeAsync of cuMemAlloc's memory", cuMemFreeAsync(p, stream));
+        /* Not once more before that has run: the driver takes it, and then waits for ever. */
+        GT_MUST(cuStreamSynchronize(stream));
         fact_code("cuMemFreeAsync of it once more", cuMemFreeAsync(p, stream));
         fact_code("cuMemFree of it", cuMemFree(p));
-        GT_MUST(cuStreamSynchronize(stream));
         fact_code("cuMemFreeAsync of 0", cuMemFreeAsync(0, stream));
         fact_code("cuMemFreeAsync of a nonsense address", cuMemFreeAsync(0x1234, stream));
 }
@@ -229,7 +230,6 @@ void facts_mapped(void)
         fact_code("cuMemMap from the middle", cuMemMap(at, GT_PAGE, GT_PAGE, a, 0));
         fact_code("cuMemMap off the granularity", cuMemMap(at + GT_MIB, 2 * GT_PAGE, 0, a, 0));
         fact_code("cuMemMap beyond the handle", cuMemMap(at, 3 * GT_PAGE, 0, a, 0));
-        fact_code("cuMemMap outside of what is reserved", cuMemMap(at + 7 * GT_PAGE, 2 * GT_PAGE, 0, a, 0));
         cuMemUnmap(at, GT_PAGE);
         cuMemUnmap(at, 2 * GT_PAGE);
         fact_code("cuMemMap", cuMemMap(at, 2 * GT_PAGE, 0, a, 0));
@@ -383,8 +383,9 @@ void facts_graphs(void)
         graph = graph_of(stream, false, &p);
         GT_MUST(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
         GT_MUST(cuGraphLaunch(exec, stream));
-        fact_code("with AUTO_FREE_ON_LAUNCH, launch again with the memory left", cuGraphLaunch(exec, stream));
         GT_MUST(cuStreamSynchronize(stream));
+        fact_code("with AUTO_FREE_ON_LAUNCH, launch again with the memory left", cuGraphLaunch(exec, stream));
+        fact_code("with AUTO_FREE_ON_LAUNCH, synchronised", cuStreamSynchronize(stream));
         graph_memory_is("with AUTO_FREE_ON_LAUNCH");
         fact_code("with AUTO_FREE_ON_LAUNCH, cuMemFree", cuMemFree(p));
         GT_MUST(cuGraphExecDestroy(exec));
