@@ -1,16 +1,38 @@
 #include "lock.h"
 
+#include <errno.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
-#define SPINS 100 /* before the processor is offered to others: the holder may be waiting for it */
+#define SPINS    100 /* before the processor is offered to others: the holder may be waiting for it */
+#define YIELDS   32  /* ... and then left: yielding lets nobody run who has a lower priority, as the holder may have */
+#define SLEEP_NS 50000 /* which is also the least that most systems sleep for */
+
+/* By the number of the call: the C library's own may end a thread that was cancelled, and hooks leave errno alone. */
+static void sleep_briefly(void)
+{
+        const struct timespec while_ns = {.tv_nsec = SLEEP_NS};
+        int saved_errno = errno;
+
+        syscall(SYS_nanosleep, &while_ns, NULL);
+        errno = saved_errno;
+}
 
 void gr_pause(unsigned n)
 {
-        if (n % SPINS == 0)
-                sched_yield();
+        if (n % SPINS == 0) {
+                if (n / SPINS > YIELDS)
+                        sleep_briefly();
+                else
+                        sched_yield();
+                return;
+        }
 #if defined(__x86_64__)
-        else
-                __builtin_ia32_pause();
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("isb" ::: "memory"); /* yield is a no-op on most, and passes the time no more than a nop */
 #endif
 }
 

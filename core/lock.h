@@ -70,7 +70,8 @@ static inline void gr_unlock(struct gr_lock *lock)
         gr_rank_leave(lock->rank);
 }
 
-/* Between two looks at what another thread is about to change, the nth: offers it the processor now and then. */
+/* Between two looks at what another thread is about to change, the nth: offers it the processor now and then, and in
+ * the end sleeps. Keeps errno; no cancellation point. */
 void gr_pause(unsigned n);
 
 /*
