@@ -9,10 +9,11 @@
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
+#define PASSED_MOST         32 /* blocks of other sizes in a bin: each keeps those waiting who have a hit there */
 
 /*
  * Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch; none
- * that would take it beyond most_bytes.
+ * that would take it beyond most_bytes. Up to GR_CLASS_EXACT bins may be long: there it passes few by.
  */
 static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
                       uint64_t most_bytes, struct gr_block **blocks, size_t room)
@@ -23,6 +24,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
                 struct gr_block *block, *tmp;
+                unsigned passed = 0;
 
                 if (!arena || gr_bin_count(&arena->bins[class]) == 0)
                         continue;
@@ -32,9 +34,16 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
 
                         if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
                                 break;
-                        if (footprint < at_least || footprint > most_bytes - bytes ||
-                            !gr_fence_idle(&context->fence, block->freed_epoch))
+                        if (!gr_fence_idle(&context->fence, block->freed_epoch)) {
+                                if (class < GR_CLASS_EXACT)
+                                        break; /* those behind it were freed later */
                                 continue;
+                        }
+                        if (footprint < at_least || footprint > most_bytes - bytes) {
+                                if (class < GR_CLASS_EXACT && ++passed > PASSED_MOST)
+                                        break;
+                                continue;
+                        }
                         gr_bin_remove(arena, &arena->bins[class], block);
                         gr_budget_cache(context->device, footprint); /* or it would look live until it has gone */
                         blocks[count++] = block;

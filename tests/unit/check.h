@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 __attribute__((weak)) int gr_check_failures; /* one for all files of a program */
 
@@ -40,5 +41,15 @@ __attribute__((weak)) int gr_check_failures; /* one for all files of a program *
         } while (0)
 
 #define GR_CHECK_RESULT() (gr_check_failures != 0)
+
+/* Memory that nothing can read or write: behind the last element that a walk along a list may touch. */
+static inline void *gr_check_wall(void)
+{
+        static void *wall;
+
+        if (!wall)
+                wall = mmap(NULL, 1 << 16, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return wall;
+}
 
 #endif

@@ -522,6 +522,43 @@ static void test_alloc_by(void)
         finish();
 }
 
+/*
+ * What others wait for the bin's lock is short: a look ends where nothing behind it can be idle, and passes only a few
+ * by that do not serve. A walk that goes on ends in memory that cannot be read.
+ */
+static void test_short_looks(void)
+{
+        enum { MANY = 200 };
+        unsigned class = gr_class_of(4096);
+        struct gr_block *end, *after;
+        uint64_t ptrs[MANY];
+
+        start(GR_REUSE_POLL);
+        for (int i = 0; i < MANY; i++)
+                ptrs[i] = alloc(4096);
+        sg_work(context->handle, 0, ptrs[0], 1000 * SG_MS);
+        for (int i = 0; i < MANY; i++)
+                free_ok(ptrs[i]);
+        end = gr_arena_own(context)->bins[class].blocks->next;
+        after = end->next;
+        end->next = gr_check_wall();
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
+        end->next = after;
+
+        settle();
+        for (int i = 0; i < MANY / 2; i++)
+                end = end->next;
+        after = end->next;
+        end->next = gr_check_wall();
+        GR_CHECK_EQ(gr_trim_class(context, class, 4095), 0); /* each is too large */
+        end->next = after;
+        GR_CHECK(gr_trim(context, UINT64_MAX) > 0);
+        GR_CHECK_EQ(cached(), 0);
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_level(GR_LOG_SILENT);
@@ -537,6 +574,7 @@ int main(void)
         test_bypass();
         test_driver_errors();
         test_trim();
+        test_short_looks();
         test_alloc_by();
         return GR_CHECK_RESULT();
 }
