@@ -9,15 +9,19 @@
 
 #define PAGE_BYTES ((uint64_t)4 << 10)
 #define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
+#define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
 #define PACE_NS    UINT64_C(1000000)     /* between two blocks that nobody asked for, so that others get their turn */
 #define BURST_NS   UINT64_C(100000000)   /* for so long at a time; the rest with the next step of decay */
 #define WAIT_NS    UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
 
+enum { BINS = GR_CLASS_COUNT << GR_PINNED_SORTS_LOG2 };
+
 /* Its block comes first: whoever owns that one may free it. */
 struct pinned {
         struct gr_block block;
-        uint64_t freed_ns; /* guarded by the lock while in a bin */
+        uint64_t freed_ns; /* guarded by the lock while in a bin, as the next */
+        bool ready;        /* in the bin's list of those */
 };
 
 _Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
@@ -65,23 +69,59 @@ static bool broken(struct gr_core *core)
         return atomic_load_explicit(&core->everyone.fence.broken, memory_order_relaxed) != 0;
 }
 
+static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)
+{
+        uint64_t hash = gr_ledger_mix((uint64_t)(uintptr_t)context ^ (uint64_t)kind << 32);
+
+        return &core->pinned.bins[class][hash >> (64 - GR_PINNED_SORTS_LOG2)];
+}
+
+static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_block *block)
+{
+        return bin_of(core, block->class, block->context, block->kind);
+}
+
+#define EACH_BIN(core, bin)                                                                                            \
+        for (struct gr_pinned_bin *bin = (core)->pinned.bins[0], *end_ = bin + BINS; bin < end_; bin++)
+
 /* Lock held. */
 static void put(struct gr_core *core, struct pinned *own)
 {
         gr_budget_cache(&core->host, whole_pages(own->block.capacity_bytes));
-        DL_APPEND(core->pinned.bins[own->block.class], &own->block);
+        own->ready = false;
+        DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
 }
 
 /* Lock held. */
 static void take_out(struct gr_core *core, struct pinned *own)
 {
-        DL_DELETE(core->pinned.bins[own->block.class], &own->block);
+        struct gr_pinned_bin *bin = bin_with(core, &own->block);
+
+        if (own->ready)
+                DL_DELETE(bin->ready, &own->block);
+        else
+                DL_DELETE(bin->waiting, &own->block);
         gr_budget_uncache(&core->host, whole_pages(own->block.capacity_bytes));
 }
 
+/* Blocks whose fence has passed are ready from now on; a few at a time, as others wait. Lock held. */
+static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
+{
+        struct gr_block *block = bin->waiting;
+
+        /* No barrier is ever laid: usable means idle. */
+        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->everyone.fence, block->freed_epoch);
+             n++) {
+                DL_DELETE(bin->waiting, block);
+                ((struct pinned *)block)->ready = true;
+                DL_APPEND(bin->ready, block);
+                block = bin->waiting;
+        }
+}
+
 /*
- * The smallest block that serves the request, and of those the one freed last: what nobody needs grows old then. NULL:
- * none; *ret_waiting says whether one waits for its fence.
+ * The smallest block that serves the request, and of those the one freed last: what nobody needs grows old then. Only
+ * the latest of each bin are looked at. NULL: none; *ret_waiting says whether there are any that wait for their fence.
  */
 static struct pinned *take(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
 {
@@ -97,23 +137,20 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
         }
         gr_lock(&core->pinned.lock);
         for (; class <= last && !(best && best->block.capacity_bytes == capacity); class ++) {
-                struct gr_block *first = core->pinned.bins[class], *block = first ? first->prev : NULL;
+                struct gr_pinned_bin *bin = bin_of(core, class, context, kind);
+                struct gr_block *block;
 
-                for (; block; block = block == first ? NULL : block->prev) {
-                        struct pinned *own = (struct pinned *)block;
-
-                        if (block->context != context || block->kind != kind || block->capacity_bytes < bytes ||
-                            block->capacity_bytes > at_most ||
-                            (best && block->capacity_bytes >= best->block.capacity_bytes))
-                                continue;
-                        /* No barrier is ever laid: usable means idle. */
-                        if (!gr_fence_usable(&core->everyone.fence, block->freed_epoch)) {
-                                *ret_waiting = true;
-                                continue;
-                        }
-                        best = own;
-                        if (block->capacity_bytes == capacity)
+                ripen(core, bin);
+                *ret_waiting |= bin->waiting != NULL;
+                block = bin->ready ? bin->ready->prev : NULL;
+                for (unsigned n = 0; n < LOOKS_MOST && block; n++) {
+                        if (block->context == context && block->kind == kind && block->capacity_bytes >= bytes &&
+                            block->capacity_bytes <= at_most &&
+                            (!best || block->capacity_bytes < best->block.capacity_bytes))
+                                best = (struct pinned *)block;
+                        if (best && best->block.capacity_bytes == capacity)
                                 break;
+                        block = block == bin->ready ? NULL : block->prev;
                 }
         }
         if (best)
@@ -308,31 +345,39 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
+/* The idle block of the list that was freed first, before oldest (NULL: any) and not later than before_ns, of context's
+ * memory (NULL: of anybody's); or oldest. Lock held. */
+static struct pinned *older(struct gr_core *core, struct gr_block *list, struct gr_context *context, uint64_t before_ns,
+                            struct pinned *oldest)
+{
+        struct gr_block *block;
+
+        DL_FOREACH (list, block) {
+                struct pinned *own = (struct pinned *)block;
+
+                if (own->freed_ns > before_ns || (oldest && own->freed_ns >= oldest->freed_ns) ||
+                    !gr_fence_idle(&core->everyone.fence, block->freed_epoch))
+                        break; /* those behind it were freed later */
+                if (!context || block->context == context)
+                        return own;
+        }
+        return oldest;
+}
+
 /* Takes the idle block out that was freed first, not later than before_ns, of context's memory (NULL: of anybody's). */
 static struct pinned *take_oldest(struct gr_core *core, struct gr_context *context, uint64_t before_ns)
 {
-        struct gr_pinned *pinned = &core->pinned;
         struct pinned *oldest = NULL;
 
-        gr_lock(&pinned->lock);
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
-                struct gr_block *block;
-
-                DL_FOREACH (pinned->bins[class], block) {
-                        struct pinned *own = (struct pinned *)block;
-
-                        if (own->freed_ns > before_ns || (oldest && own->freed_ns >= oldest->freed_ns) ||
-                            !gr_fence_idle(&core->everyone.fence, block->freed_epoch))
-                                break; /* those behind it were freed later */
-                        if (!context || block->context == context) {
-                                oldest = own;
-                                break;
-                        }
-                }
+        gr_lock(&core->pinned.lock);
+        EACH_BIN(core, bin)
+        {
+                oldest = older(core, bin->ready, context, before_ns, oldest);
+                oldest = older(core, bin->waiting, context, before_ns, oldest);
         }
         if (oldest)
                 take_out(core, oldest);
-        gr_unlock(&pinned->lock);
+        gr_unlock(&core->pinned.lock);
         return oldest;
 }
 
@@ -406,8 +451,9 @@ static uint64_t oldest_ns(struct gr_core *core)
         uint64_t ns = 0;
 
         gr_lock(&core->pinned.lock);
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
-                struct pinned *own = (struct pinned *)core->pinned.bins[class];
+        EACH_BIN(core, bin)
+        {
+                struct pinned *own = (struct pinned *)(bin->ready ? bin->ready : bin->waiting);
 
                 if (own && (!ns || own->freed_ns < ns))
                         ns = own->freed_ns;
@@ -458,22 +504,30 @@ void gr_pinned_ending(struct gr_context *context)
         gr_unlock(&core->pinned.unpin_lock);
 }
 
+/* Lock held. */
+static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_context *context)
+{
+        struct gr_block *block, *tmp;
+
+        DL_FOREACH_SAFE (list, block, tmp) {
+                if (block->context != context)
+                        continue;
+                take_out(core, (struct pinned *)block);
+                gr_pinned_uncharge(block);
+                gr_block_free(block);
+        }
+}
+
 void gr_pinned_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
         gr_fence_forget(&core->everyone, context);
         gr_lock(&core->pinned.lock);
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
-                struct gr_block *block, *tmp;
-
-                DL_FOREACH_SAFE (core->pinned.bins[class], block, tmp) {
-                        if (block->context != context)
-                                continue;
-                        take_out(core, (struct pinned *)block);
-                        gr_pinned_uncharge(block);
-                        gr_block_free(block);
-                }
+        EACH_BIN(core, bin)
+        {
+                drop_of(core, bin->ready, context);
+                drop_of(core, bin->waiting, context);
         }
         gr_unlock(&core->pinned.lock);
 }

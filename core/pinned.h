@@ -29,11 +29,19 @@ struct gr_block;
 struct gr_context;
 struct gr_core;
 
+/* Freed blocks of a class, oldest first; those that wait for their fence apart, so that none is looked at twice. */
+struct gr_pinned_bin {
+        struct gr_block *ready, *waiting;
+};
+
+#define GR_PINNED_SORTS_LOG2 3
+
 struct gr_pinned {
         struct gr_lock unpin_lock; /* who gives memory back, or must wait for whoever does; held across host_free */
 
-        struct gr_lock lock;                   /* guards what follows */
-        struct gr_block *bins[GR_CLASS_COUNT]; /* by class of the capacity, oldest first */
+        struct gr_lock lock; /* guards what follows */
+        /* By class of the capacity, and by a hash of context and kind, as one must not be passed by for another. */
+        struct gr_pinned_bin bins[GR_CLASS_COUNT][1u << GR_PINNED_SORTS_LOG2];
 };
 
 void gr_pinned_init(struct gr_core *core);

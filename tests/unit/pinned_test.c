@@ -406,6 +406,73 @@ static void test_contexts(void)
         end();
 }
 
+/* Work of a context that ends uses what another one has, which frees it before the end: it has been waited for. */
+static void test_ending(void)
+{
+        uint64_t a;
+
+        begin(&sg_driver, &plain);
+        a = get(two, MIB, KIND);
+        use(one, a, 5 * SG_MS);
+        gr_context_ending(one);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(get(two, MIB, KIND) == a); /* which counts misuse */
+        sg_context_destroy(handles[0]);
+        gr_context_drop(one);
+        end();
+}
+
+static unsigned wakes;
+
+static void wake(struct gr_core *woken)
+{
+        wakes += woken == &core;
+}
+
+/* What is freed into the cache is to decay: somebody is told, unless he comes anyway. */
+static void test_wakes(void)
+{
+        static const struct gr_config config = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 100 * SG_MS};
+        uint64_t a, b;
+
+        begin(&sg_driver, &config);
+        core.wake = wake;
+        wakes = 0;
+        a = get(one, MIB, KIND);
+        b = get(one, MIB, KIND);
+        GR_CHECK_EQ(wakes, 0);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK_EQ(wakes, 1);
+        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) > 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK_EQ(wakes, 1);
+        end();
+
+        begin(&sg_driver, &plain); /* without decay nobody need come */
+        core.wake = wake;
+        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        GR_CHECK_EQ(wakes, 1);
+        end();
+}
+
+/* What goes to the driver leaves nothing behind: its structure serves the next block. */
+static void test_structures(void)
+{
+        void *first, *then;
+
+        begin(&sg_driver, &plain);
+        atomic_store(&core.host.threshold_bytes, 0);
+        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0 && frees == 1);
+        first = gr_block_new();
+        gr_block_free(first);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        then = gr_block_new();
+        gr_block_free(then);
+        GR_CHECK(!GR_METADATA_IN_CHUNKS || then == first); /* otherwise whoever looks for leaks says so */
+        end();
+}
+
 static void test_other_memory(void)
 {
         uint64_t a, device;
@@ -443,6 +510,70 @@ static void test_no_fence(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 1);
         end();
 }
+
+#ifndef GR_TEST_NO_FENCE
+static struct gr_pinned_bin *filled_bin(unsigned class)
+{
+        for (unsigned i = 0; i < 1u << GR_PINNED_SORTS_LOG2; i++)
+                if (core.pinned.bins[class][i].ready || core.pinned.bins[class][i].waiting)
+                        return &core.pinned.bins[class][i];
+        return NULL;
+}
+
+/*
+ * An allocation looks at few of those that are cached: at none that waits, and of those that are ready at the latest. A
+ * walk that goes on ends in memory that cannot be read.
+ */
+static void test_short_looks(void)
+{
+        enum { MANY = 300 };
+        size_t bytes = MIB + 4096, more = 2 * MIB - 4096; /* of one class, and one does not serve the other */
+        struct gr_block *before, *after, *last;
+        struct gr_pinned_bin *bin;
+        uint64_t ptrs[MANY], a;
+
+        begin(&sg_driver, &plain);
+        atomic_store(&core.host.threshold_bytes, GR_UNLIMITED);
+        for (int i = 0; i < MANY; i++)
+                ptrs[i] = get(one, bytes, KIND);
+        use(one, ptrs[0], SG_MS);
+        for (int i = 0; i < MANY; i++)
+                GR_CHECK_EQ(gr_pinned_free(&core, ptrs[i]), 0);
+        bin = filled_bin(gr_class_of(bytes));
+        GR_CHECK(bin && bin->waiting && !bin->ready);
+        last = bin->waiting->next;
+        before = last->prev;
+        after = last->next;
+        last->prev = last->next = gr_check_wall();
+        a = get(one, bytes, KIND);
+        GR_CHECK_EQ(allocs, MANY + 1);
+        last->prev = before;
+        last->next = after;
+
+        sg_advance(SG_MS);
+        for (int i = 0; i < MANY / 32; i++) /* a few become ready with each look */
+                GR_CHECK_EQ(gr_pinned_free(&core, get(one, bytes, KIND)), 0);
+        GR_CHECK_EQ(allocs, MANY + 1);
+        GR_CHECK(bin->ready);
+        last = bin->ready->prev;
+        for (int i = 0; i < MANY / 2; i++)
+                last = last->prev;
+        before = last->prev;
+        last->prev = gr_check_wall();
+        GR_CHECK_EQ(gr_pinned_free(&core, get(one, more, KIND)), 0);
+        GR_CHECK_EQ(allocs, MANY + 2);
+        last->prev = before;
+
+        /* Those of another kind or context lie elsewhere, or among them, and stay. */
+        GR_CHECK(get(one, bytes, KIND + 1) > ptrs[MANY - 1]);
+        GR_CHECK(get(two, bytes, KIND) > ptrs[MANY - 1]);
+        GR_CHECK_EQ(allocs, MANY + 4);
+        GR_CHECK_EQ(gr_pinned_free(&core, a), 0);
+        GR_CHECK(gr_pinned_reclaim(&core, UINT64_MAX) > 0);
+        GR_CHECK_EQ(gr_budget_cached(&core.host), 0);
+        end();
+}
+#endif
 
 struct worker {
         pthread_t thread;
@@ -528,8 +659,14 @@ int main(void)
         test_decay();
         test_ladder();
         test_contexts();
+        test_ending();
+        test_wakes();
+        test_structures();
         test_other_memory();
         test_no_fence();
+#ifndef GR_TEST_NO_FENCE /* where all is ready at once, and so looked at */
+        test_short_looks();
+#endif
         test_threads();
         return GR_CHECK_RESULT();
 }
