@@ -16,6 +16,7 @@
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
 #define AHEAD_BYTES       (UINT64_C(32) << 20)  /* auto: mapped at once, where the footprint may grow by so much ... */
 #define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and this share of what is charged */
+#define HOLES_LOOKED      128                   /* for a request, a microsecond or two; addresses are no loss */
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64
 
@@ -70,33 +71,46 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
         }
 }
 
+/* The hole with the free range on either side of it, from its front on and up to its end. */
+static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
+{
+        struct gr_range *first = hole, *last = hole;
+        uint64_t at;
+
+        if (is_open(hole->before))
+                first = hole->before;
+        weigh(first, first->block.ptr, bytes, best);
+        if (!hole->after)
+                return; /* the end of the heap */
+        if (is_open(hole->after))
+                last = hole->after;
+        if (gr_range_end(last) - hole->segment->ptr < bytes)
+                return;
+        at = gr_range_end(last) - bytes;
+        while (is_open(last) && last->block.ptr > at)
+                last = last->before;
+        if (is_open(last))
+                weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
+}
+
 /*
- * The place that lacks the fewest pages, so that what is free already serves: each hole is looked at with the free
- * range on either side of it, from its front on and up to its end.
+ * The place that lacks the fewest pages, so that what is free already serves; of few holes only, as other threads wait:
+ * beyond those what lies at the end of the heap will do, and the others are looked at where that is full.
  */
 static bool choose(const struct gr_segment *heap, size_t bytes, struct place *best)
 {
         struct gr_block *block;
+        unsigned looked = 0;
 
         *best = (struct place){.hole_bytes = UINT64_MAX};
         DL_FOREACH (heap->holes, block) {
-                struct gr_range *hole = gr_range_of(block), *first = hole, *last = hole;
-                uint64_t at;
-
-                if (is_open(hole->before))
-                        first = hole->before;
-                weigh(first, first->block.ptr, bytes, best);
-                if (!hole->after)
-                        continue; /* the end of the heap */
-                if (is_open(hole->after))
-                        last = hole->after;
-                if (gr_range_end(last) - heap->ptr < bytes)
-                        continue;
-                at = gr_range_end(last) - bytes;
-                while (is_open(last) && last->block.ptr > at)
-                        last = last->before;
-                if (is_open(last))
-                        weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
+                if (looked++ >= HOLES_LOOKED) {
+                        if (heap->end && looked == HOLES_LOOKED + 1)
+                                weigh_hole(heap->end, bytes, best);
+                        if (best->range)
+                                break;
+                }
+                weigh_hole(gr_range_of(block), bytes, best);
         }
         return best->range;
 }

@@ -82,6 +82,8 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap
 void gr_hole_leave(struct gr_range *hole)
 {
         DL_DELETE(hole->segment->holes, &hole->block);
+        if (hole->segment->end == hole)
+                hole->segment->end = NULL;
 }
 
 void gr_hole_enter(struct gr_range *range)
@@ -91,6 +93,8 @@ void gr_hole_enter(struct gr_range *range)
         range->state = GR_RANGE_HOLE;
         block->freed_epoch = 0;
         DL_APPEND(range->segment->holes, block);
+        if (!range->after)
+                range->segment->end = range;
 }
 
 static void hole_make(struct gr_range *range)

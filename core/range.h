@@ -43,6 +43,7 @@ struct gr_segment {
         struct gr_page *pages;    /* a heap of mapped memory (heap.h); NULL: one allocation of the driver */
         struct gr_range **begins; /* of a heap: for each page the first range that begins in it, or NULL */
         struct gr_block *holes;   /* of a heap */
+        struct gr_range *end;     /* of a heap: the hole at its end; NULL: there is none */
         bool small;
         bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
 };

@@ -7,6 +7,7 @@
 #include <errno.h>
 
 #include "check.h"
+#include "pages.h"
 #include "pool.h"
 #include "range.h"
 #include "split_gpu.h"
@@ -602,6 +603,79 @@ static void test_behind(bool stuck)
 }
 
 /* An extent goes back by itself; one that a block touches does not. */
+/*
+ * With many holes a request looks at few of them and goes to the end of the heap, or on where that is full. A walk that
+ * goes on ends in memory that cannot be read.
+ */
+static void test_many_holes(void)
+{
+        enum { MANY = 800, PASSED = 300 };
+        static uint64_t ptrs[MANY];
+        struct gr_block *last, *after;
+        struct gr_segment *heap;
+        struct gr_range *end;
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < MANY; i++)
+                ptrs[i] = gpu_take(2 * MIB);
+        for (int i = 0; i < MANY; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        heap = context->split.heaps[false];
+        last = heap->holes;
+        for (int i = 1; i < PASSED; i++)
+                last = last->next;
+        after = last->next;
+        last->next = gr_check_wall();
+        end = heap->end;
+        GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
+        gr_lock(&context->split.lock);
+        gr_hole_leave(end);
+        gr_hole_enter(end); /* as the last of them */
+        gr_unlock(&context->split.lock);
+        a = gpu_take(4 * MIB); /* none of the holes is as large */
+        GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
+        b = gpu_take(2 * MIB);
+        GR_CHECK(b < ptrs[MANY - 1]);
+        last->next = after;
+        gpu_give(a, 4 * MIB);
+        gpu_give(b, 2 * MIB);
+
+        /* Where nothing is left at the end, the one that fits may be the last. */
+        gpu_give(ptrs[MANY - 1], 2 * MIB);
+        gpu_give(ptrs[MANY - 3], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK(heap->end && heap->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
+        gr_lock(&context->split.lock);
+        end = heap->end;
+        gr_hole_leave(end);
+        end->state = GR_RANGE_BUSY; /* as by a thread at work there */
+        GR_CHECK(heap->end == NULL);
+        gr_unlock(&context->split.lock);
+        gpu_give(ptrs[1], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
+        a = gpu_take(4 * MIB);
+        GR_CHECK_EQ(a, ptrs[0]);
+        gr_lock(&context->split.lock);
+        gr_hole_enter(end);
+        gr_unlock(&context->split.lock);
+        gpu_give(a, 4 * MIB);
+        for (int i = 3; i < MANY - 3; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 static void test_heap_trim(void)
 {
         uint64_t a, b;
@@ -722,6 +796,7 @@ int main(void)
         test_heap_moves(false);
         test_behind(false);
         test_behind(true);
+        test_many_holes();
         test_heap_trim();
         test_heap_exported();
         /* Last: what they touch is cleared for every test after them. */
