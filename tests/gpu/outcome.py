@@ -141,6 +141,12 @@ def changed_tests(native, shim):
     return changed
 
 
+def open_ends(behind, ahead):
+    """Tests that ended badly in one of two runs, and that the other did not come to."""
+    good = {"passed", "skipped", "xfailed"}
+    return [name for name, word in ahead.tests.items() if name not in behind.tests and word not in good]
+
+
 def test_differences(native, shim):
     """As differences(): of two runs of the same tests."""
     found = []
@@ -154,6 +160,11 @@ def test_differences(native, shim):
 
 def template(line):
     return re.sub(NUMBER, "#", line)
+
+
+def kinds(found, tests):
+    """Differences without their numbers, to be held against those of another run; of tests each by its name."""
+    return set(found) if tests else {re.sub(rf"(?i){NUMBER}|\b(?:nan|inf)\b", "#", line) for line in found}
 
 
 def _subtract(a, b):

@@ -11,6 +11,10 @@ the same library, as where time on a card is short.
 
 With --tests, a list runs test files of another project, in a fresh copy of that project's folder; COMMAND is
 project_tests.py, and what is compared is how each test ended.
+
+With --warm the library is one whose pool is full of used blocks from the start (warm.c), so that each program's requests
+come from the cache. What differs then is looked at once more, with fresh memory of the driver's that is merely not zero:
+a program that differs in the same way there has itself to thank for it.
 """
 
 import argparse
@@ -36,6 +40,15 @@ from outcome import Outcome
 
 # Native runs that show what varies by itself, once a difference was seen.
 REPEATS = 3
+
+# So much longer, once more, for tests that failed in one run and that the other did not come to.
+LONGER = 3
+
+# Of a warm start: what lies unused from the start is to be there to the end.
+WARM = {"GPURECLAIM_DECAY": "600s"}
+
+# Nothing is cached, and what the driver hands out is written to first (warm.c).
+CONTROL = {"GPURECLAIM_POOL": "none", "GR_TEST_WARM": "dirty"}
 
 # Settings for where packages keep compiled kernels.
 CACHES = ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH"]
@@ -156,6 +169,7 @@ class Runner:
     def __init__(self, arguments):
         self.cards = Cards(arguments.gpus) if arguments.gpus > 1 else None
         self.shim = arguments.shim
+        self.warm = arguments.warm
         self.libraries = arguments.libraries
         self.simulated = arguments.simulated
         self.card = arguments.card
@@ -170,8 +184,10 @@ class Runner:
         with self.lock:
             print(f"{time.monotonic() - self.begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    def environment(self, program, card, place, shim):
-        kept = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("GPURECLAIM_")}
+    def environment(self, program, card, place, how):
+        """how: native, shim, or control, which is as native but for memory that is not zero."""
+        ours = ("GPURECLAIM_", "GR_TEST_")
+        kept = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith(ours)}
         kept |= program.settings
         if card is not None:
             kept["CUDA_VISIBLE_DEVICES"] = card
@@ -185,17 +201,17 @@ class Runner:
         for name in CACHES:
             kept[name] = os.path.join(self.scratch if program.project else place, "cache", name.split("_")[0].lower())
         kept["PYTHONDONTWRITEBYTECODE"] = "1"
-        if shim:
+        if how != "native":
             # What the program preloads itself stays behind the shim.
             kept["LD_PRELOAD"] = ":".join([self.shim] + [p for p in [program.settings.get("LD_PRELOAD")] if p])
             # What others that run meanwhile have cached is not this program's affair.
             kept["GPURECLAIM_GROUP"] = program.name
             kept["GPURECLAIM_STATS_FILE"] = os.path.join(place, "stats.%p")
-            kept |= self.extra
+            kept |= (WARM if self.warm else {}) | self.extra | (CONTROL if how == "control" else {})
         return kept
 
-    def run(self, program, card, how, turn):
-        """One run in a place of its own: its Outcome, and what served() says of it."""
+    def run(self, program, card, how, turn=0, longer=1):
+        """One run in a place of its own: its Outcome, and what served() says of it. longer: times its seconds."""
         place = tempfile.mkdtemp(prefix="run-", dir=self.scratch)
         work = os.path.join(place, "work")
         beside = program.project or os.path.join(program.folder, program.name)
@@ -210,13 +226,13 @@ class Runner:
                 process = subprocess.Popen(
                     program.command,
                     cwd=work,
-                    env=self.environment(program, card, place, how == "shim"),
+                    env=self.environment(program, card, place, how) | {"GR_TEST_LONGER": str(longer)},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
                 )
-                status = process.wait(program.seconds)
+                status = process.wait(program.seconds * longer)
             except subprocess.TimeoutExpired:
                 status = None
             except OSError as error:
@@ -258,14 +274,14 @@ class Runner:
         return tuple(totals) if totals[2] else None
 
     def compare(self, program, card):
-        native, _ = self.run(program, card, "native", 0)
+        native, _ = self.run(program, card, "native")
         if native.status == 77:
             reason = native.text.strip().splitlines()[-1:] or ["no reason given"]
             return Row(program, "skipped", "-", "", "skipped", reason[0].removeprefix("skipped:").strip())
         if native.status == 127:
             reason = native.text.strip().splitlines()[-1:] or ["not found"]
             return Row(program, "-", "-", "", "skipped", f"cannot be started: {reason[0]}")
-        shim, served = self.run(program, card, "shim", 0)
+        shim, served = self.run(program, card, "shim")
         row = Row(program, native.counts(), shim.counts())
         if native.status:
             # That both fail shows little; say how, so that it is not overlooked.
@@ -273,21 +289,37 @@ class Runner:
         if served:
             row.served = f"{served[0]} of {served[0] + served[1]}"
         late = [how for how, run in (("natively", native), ("under the shim", shim)) if run.stopped]
+        open_ends = self.catch_up(program, card, native, shim) if program.project else []
+        row.native, row.shim = native.counts(), shim.counts()
+        compared = ""
+        if program.project:
+            compared = f", {len(native.tests.keys() & shim.tests.keys())} tests compared"
+            passed = len(native.tests.keys() ^ shim.tests.keys()) - len(open_ends)
+            compared += f", {passed} that passed in one run not" if passed else ""
         if late:
-            together = len(native.tests.keys() & shim.tests.keys())
-            row.note = f"out of time {' and '.join(late)}, {together} tests compared"
+            row.note = f"out of time {' and '.join(late)}{compared}"
         unordered = "unordered" in program.options
         if native.status is not None or shim.status is not None:
             found = outcome.differences(native, shim, unordered)
         else:
             row.verdict = "no verdict"
-            row.note = f"timed out both ways, after {program.seconds} s"
-            found = []
-            if program.project:
-                # What both had come to by then can still differ.
-                row.note += f", {len(native.tests.keys() & shim.tests.keys())} tests compared"
-                found = outcome.differences(native, shim)
+            row.note = f"timed out both ways, after {program.seconds} s{compared}"
+            # What both had come to by then can still differ.
+            found = outcome.differences(native, shim) if program.project else []
+        if open_ends:
+            row.verdict = "no verdict"
+            row.note = f"{row.note}; failed in one run, and the other did not come to it: {', '.join(open_ends[:3])}"
         return self.look_again(program, card, row, native, shim, unordered) if found else row
+
+    def catch_up(self, program, card, native, shim):
+        """Has runs that ended early come to the tests that failed in the other; those that stay open in the end."""
+        for how, behind, ahead in (("native", native, shim), ("shim", shim, native)):
+            missing = outcome.open_ends(behind, ahead)
+            if missing and not behind.whole():
+                self.say(f"{program.name}: {missing[0]} ended badly, and {how} did not come to it; again, longer")
+                more, _ = self.run(program, card, how, "-longer", LONGER)
+                behind.tests |= {name: more.tests[name] for name in missing if name in more.tests}
+        return outcome.open_ends(native, shim) + outcome.open_ends(shim, native)
 
     def look_again(self, program, card, row, native, shim, unordered):
         """A difference counts when native runs do not differ in the same way."""
@@ -307,6 +339,9 @@ class Runner:
         )
         if row.found:
             row.verdict = "differs"
+            if self.warm and self.leans_on_zeros(program, card, row, natives, vary, unordered):
+                row.verdict = "unset memory"
+                row.note = "differs alike without a cache where the driver's memory is not zero"
             return row
         reasons = []
         if vary.tests:
@@ -319,6 +354,18 @@ class Runner:
             reasons.append("order of lines")
         row.note = "; ".join(filter(None, [row.note, "varies natively too, not compared: " + ", ".join(reasons)]))
         return row
+
+    def leans_on_zeros(self, program, card, row, natives, vary, unordered):
+        """Whether fresh memory that is not zero makes the same difference without a cache."""
+        self.say(f"{program.name}: a control, with fresh memory that is not zero")
+        control, _ = self.run(program, card, "control")
+        found = outcome.differences(
+            outcome.without(natives[0], vary),
+            outcome.without(control, vary),
+            unordered or vary.order or bool(vary.templates),
+        )
+        tests = natives[0].tests is not None
+        return outcome.kinds(row.found, tests) <= outcome.kinds(found, tests)
 
     def work(self, program, finished):
         card = None
@@ -346,7 +393,7 @@ class Finished:
         self.lock = threading.Lock()
         self.took = 0.0
         self.rows = {}
-        self.head = {"library": self.digest(arguments.shim), "settings": arguments.set}
+        self.head = {"library": self.digest(arguments.shim), "settings": arguments.set, "warm": arguments.warm}
         self.cards = []
         if arguments.resume:
             self.read({program.name: program for program in programs})
@@ -389,7 +436,9 @@ def cell(text):
 
 
 def table(rows, arguments, finished, took):
-    ran = [row for row in rows if row.verdict in ("same", "differs")]
+    ran = [row for row in rows if row.verdict in ("same", "differs", "unset memory")]
+    asked = [row for row in rows if row.served and not row.served.endswith(" of 0")]
+    served = [row for row in asked if not row.served.startswith("0 ")]
     same = [row for row in ran if row.verdict == "same"]
     well = [row for row in same if row.succeeds()]
     lines = [
@@ -406,11 +455,19 @@ def table(rows, arguments, finished, took):
         lines += [f"Card: {', then '.join(filter(None, finished.cards))}.", ""]
     if arguments.set:
         lines += ["Settings of the shim: " + ", ".join(f"`{item}`" for item in arguments.set) + ".", ""]
+    if arguments.warm:
+        lines += [
+            "Each run of the shim began with a pool full of used blocks (`tests/gpu/warm.c`), none of whose bytes is zero",
+            "unless the program made it so. *Unset memory*: the program reads what it has not written, for it differs in",
+            "the same way, without a cache, where only the driver's fresh memory is not zero.",
+            "",
+        ]
     verdicts = [row.verdict for row in rows]
     lines += [
         f"**{len(same)} of {len(ran)} the same** ({len(well)} of them succeed, the others end otherwise natively too), "
         f"{verdicts.count('differs')} differ, {verdicts.count('no verdict')} without verdict, "
-        f"{verdicts.count('skipped')} skipped. {took:.0f} s.",
+        f"{verdicts.count('skipped')} skipped, {verdicts.count('unset memory')} read unset memory. {took:.0f} s.",
+        f"Of {len(asked)} that asked the shim's pool for memory {len(served)} had some of it from the cache.",
         "",
     ]
     title = None
@@ -448,6 +505,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--only", default="*")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--scripts-folder", default="")
@@ -513,12 +571,15 @@ def main():
         print(f"\n{row.program.name}: {row.native} natively, {row.shim} under the shim")
         print("\n".join("    " + line[:200] for line in row.found[:20]))
     for row in ordered:
+        if row.verdict == "unset memory":
+            print(f"{row.program.name}: {row.note}; " + "; ".join(line[:80] for line in row.found[:3]))
         if row.verdict == "same" and not row.succeeds():
             print(f"{row.program.name}: {row.note} ({row.native})")
     verdicts = [row.verdict for row in ordered]
     print(
         f"{verdicts.count('same')} the same, {verdicts.count('differs')} differ ({len(unexplained)} unexplained), "
-        f"{verdicts.count('no verdict')} without verdict, {verdicts.count('skipped')} skipped; "
+        f"{verdicts.count('no verdict')} without verdict, {verdicts.count('skipped')} skipped, "
+        f"{verdicts.count('unset memory')} read unset memory; "
         f"table in {arguments.out}"
     )
     return 1 if unexplained else 0

@@ -12,9 +12,12 @@ failed=0
 mkdir "$folder/programs" "$folder/programs/files"
 echo given >"$folder/programs/files/input"
 
-# stand_in NAME OPTIONS TEXT: a shell program; $shim is 1 in it under the shim, $turn counts its runs.
+# stand_in NAME OPTIONS TEXT: a shell program; $shim is 1 in it under the shim, $dirty where its memory is to be dirty,
+# which is so under the shim and in the control, and $turn counts its runs.
 stand_in() {
-        printf '#!/bin/bash\nshim=0; [[ ${LD_PRELOAD:-} == *libgpureclaim* ]] && shim=1\n' >"$folder/programs/$1.sh"
+        printf '#!/bin/bash\nshim=0; [[ ${LD_PRELOAD:-} == *libgpureclaim* ]] && shim=1; dirty=$shim\n' \
+                >"$folder/programs/$1.sh"
+        printf '[ "${GR_TEST_WARM:-}" != dirty ] || shim=0\n' >>"$folder/programs/$1.sh"
         printf 'exec 9>>%q; flock 9; echo >&9; turn=$(wc -l <%q)\n%s\n' "$folder/$1.turns" "$folder/$1.turns" "$3" \
                 >>"$folder/programs/$1.sh"
         printf '%s | %s | %s | bash @/%s.sh\n' "$1" 5 "$2" "$1" >>"$folder/programs/list.txt"
@@ -43,6 +46,9 @@ stand_in absent "" 'echo "skipped: no such package"; exit 77'
 stand_in slow "" 'sleep 30'
 stand_in hangs "" '[ $shim = 0 ] || sleep 30'
 stand_in cards gpus=64 'echo never'
+stand_in unset "" 'echo "sum $((dirty * (RANDOM + 1)))"; exit $((3 * dirty))'
+stand_in unsetmore "" 'echo "sum $((dirty * (RANDOM + 1)))"; echo "line $shim"'
+stand_in unsetcrash "" 'echo "sum $((dirty * (RANDOM + 1)))"; [ $shim = 0 ] || kill -SEGV $$'
 stand_in group "" '[ $shim = 0 ] || [ "$GPURECLAIM_GROUP" = group ] || echo "in ${GPURECLAIM_GROUP-none}"'
 stand_in noted "" 'echo "size $((1 + shim))"'
 stand_in halfnoted "" 'echo "size $((1 + shim))"; echo "other $shim"'
@@ -72,6 +78,20 @@ tests sticky 'echo "@test $([ $((turn % 2)) = 1 ] && echo failed,TypeError || ec
 tests lost 'echo "@test passed a"; [ $shim = 1 ] || echo "@test passed b"'
 tests early 'echo "@test passed a"; [ $shim = 1 ] && echo "@test stopped b" || echo "@test passed b"'
 tests earlywrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; echo "@test stopped b"'
+# What one run alone came to, before it ran out of time, and what becomes of it with more time.
+tests unreached '[ $shim = 0 ] && { echo "@test stopped b"; exit; }; echo "@test failed,TypeError b"'
+tests behind '[ $shim = 0 ] && [ "$GR_TEST_LONGER" = 1 ] && { echo "@test stopped b"; exit; }
+echo "@test failed,TypeError b"'
+tests broken '[ $shim = 0 ] && [ "$GR_TEST_LONGER" = 1 ] && { echo "@test stopped b"; exit; }
+[ $shim = 0 ] && echo "@test passed b" || echo "@test failed,TypeError b"'
+tests ahead '[ $shim = 1 ] && [ "$GR_TEST_LONGER" = 1 ] && { echo "@test stopped b"; exit; }
+echo "@test failed,TypeError b"'
+tests further '[ $shim = 0 ] && { echo "@test passed a"; echo "@test stopped b"; exit; }; echo "@test passed a
+@test passed b"'
+tests unsettest 'echo "@test $([ $dirty = 1 ] && echo failed,AssertionError || echo passed) a
+@test passed b"'
+tests unsetother 'echo "@test $([ $dirty = 1 ] && echo failed,AssertionError || echo passed) a
+@test $([ $shim = 1 ] && echo failed,AssertionError || echo passed) b"'
 tests dies 'echo "@test passed a"; echo "@test began b"; [ $shim = 0 ] || kill -SEGV $$; echo "@test passed b"'
 tests endless 'echo "@test passed a"; sleep 30'
 tests endlesswrong 'echo "@test $([ $shim = 1 ] && echo failed,TypeError || echo passed) a"; sleep 30'
@@ -91,6 +111,8 @@ for name in five six; do
 done
 card seven "alone all"
 printf 'behaviour | 60 | quick | %q\n' "$build/tests/gpu/behaviour" >>"$folder/programs/list.txt"
+printf 'unwritten | 60 | quick | %q\n' "$build/tests/gpu/unwritten" >>"$folder/programs/list.txt"
+printf 'pitched | 60 | | %q pitched\n' "$build/tests/gpu/unwritten" >>"$folder/programs/list.txt"
 printf 'missing | 5 | | /nonexistent/program\n' >>"$folder/programs/list.txt"
 printf '%s\n' '# comment' '*noted ^[-+] size [12]$ -> known to be so' >"$folder/notes"
 
@@ -107,6 +129,14 @@ expect() {
                 printf 'FAILED: %s should be "%s" with "%s": %s\n' "$1" "$2" "${3:-}" "$row"
                 failed=1
         fi
+}
+
+# served NAME PERCENT: at least so much of what it asked for came from the cache.
+served() {
+        local row
+        row=$(grep "^| $1 |" "$folder/table.md")
+        [[ $row =~ \ ([0-9]+)\ of\ ([0-9]+)\ \| ]] && [ "${BASH_REMATCH[2]}" -gt 0 ] &&
+                [ $((100 * BASH_REMATCH[1])) -ge $(($2 * BASH_REMATCH[2])) ]
 }
 
 # The first column of the table, its heading included.
@@ -126,7 +156,7 @@ must "exit status 1 with unexplained differences" [ $? -eq 1 ]
 for name in equal times files threads; do
         expect $name yes
 done
-for name in line status error output order hides loses; do
+for name in line status error output order hides loses unsetmore unsetcrash; do
         expect $name NO "**unexplained**"
 done
 expect crash NO "signal 11"
@@ -143,15 +173,26 @@ expect noted NO "known to be so"
 expect halfnoted NO "**unexplained**"
 expect missing skipped "No such file"
 expect behaviour yes
-must "the shim's own figures" grep -qE '^\| behaviour .*\| [1-9][0-9]* of [1-9][0-9]* \|' "$folder/table.md"
+expect unset "unset memory" "differs alike without a cache"
+expect unwritten "unset memory" "differs alike without a cache"
+expect pitched "unset memory" "differs alike without a cache"
+must "nearly all from the cache" served behaviour 90
+must "all from the cache, from the first on" served unwritten 100
+must "how many were served" grep -q '^Of 3 that asked .* memory 3 had some of it from the cache' "$folder/table.md"
 must "a row for each program" [ "$(names | wc -w)" -eq $(($(wc -l <"$folder/programs/list.txt") + 1)) ]
 must "the list's order" [ "$(names | cut -d ' ' -f 2-4)" = "equal times files" ]
 must "nothing left in the programs' folder" [ "$(ls "$folder/programs/files")" = input ]
 
 run --programs none --tests "$folder/programs/some-tests.txt" "$folder/project"
-for name in each early; do
+for name in each early behind ahead further; do
         expect $name yes
 done
+expect unreached "no verdict" "failed in one run, and the other did not come to it: b"
+expect behind yes "ok: 1 failed | ok: 1 failed"
+expect broken NO "\`- passed b\`; \`+ failed,TypeError b\`"
+expect further yes "1 tests compared, 1 that passed in one run not"
+expect unsettest "unset memory"
+expect unsetother NO "b"
 expect each yes "ok: 1 passed, 1 failed, 1 skipped"
 expect early yes "1 tests compared"
 expect other NO "\`- passed b 1\`; \`+ failed,MemoryError b 1\`"
@@ -184,7 +225,7 @@ done
 
 run --quick
 must "exit status 0 when all is the same" [ $? -eq 0 ]
-must "the short run has the quick ones only" [ "$(names)" = "program equal behaviour" ]
+must "the short run has the quick ones only" [ "$(names)" = "program equal behaviour unwritten" ]
 turns=$(wc -l <"$folder/equal.turns")
 run --only "[el]*" --resume
 must "what was done is not done again" [ "$(wc -l <"$folder/equal.turns")" -eq "$turns" ]
@@ -196,5 +237,12 @@ must "exit status 0 when all is explained" [ $? -eq 0 ]
 run --only "behaviour" --set GPURECLAIM_POOL=none
 must "settings reach the shim" grep -q 'GPURECLAIM_POOL=none' "$folder/table.md"
 must "without a pool nothing comes from the cache" grep -qE '^\| behaviour .*\| 0 of [0-9]+ \|' "$folder/table.md"
+run --only "unwritten" --cold
+must "not from the cache in a cold start" grep -qE '^\| unwritten .*\| yes \| 0 of [1-9]' "$folder/table.md"
+for pool in split auto; do
+        run --only "unwritten" --set GPURECLAIM_POOL=$pool
+        expect unwritten "unset memory"
+        must "from the cache of $pool, too" served unwritten 100
+done
 [ $failed -eq 0 ] || cat "$folder/said" "$folder/table.md"
 exit $failed

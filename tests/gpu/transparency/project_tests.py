@@ -3,7 +3,7 @@
 
 project_tests.py SECONDS PATH [PYTEST_ARGUMENT...]
 
-No test begins after SECONDS, so that a run ends by itself; those that did run can still be compared. Exit status 0 when
+No test begins after SECONDS (times GR_TEST_LONGER), so that a run ends by itself; those that did run can still be compared. Exit status 0 when
 the file could be run, whatever its tests said.
 """
 
@@ -87,7 +87,7 @@ def main():
     sys.path.insert(0, os.getcwd())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    lines = Lines(float(seconds))
+    lines = Lines(float(seconds) * float(os.environ.get("GR_TEST_LONGER", 1)))
     status = pytest.main(arguments + more + [path], plugins=[lines])
     sys.stdout.flush()
     # Failed tests, and a session that the plugin stopped, are what the lines are for.
