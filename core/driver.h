@@ -77,6 +77,12 @@ struct gr_driver {
         int (*context_sync)(void *context);
 
         /*
+         * The same by a free of the driver's, which waits by itself: it takes no memory of the device and does no harm
+         * to captures, which go on. -ENOMEM: the host has no memory for it. NULL: not to be had.
+         */
+        int (*context_drain)(void *context);
+
+        /*
          * Corrects the charge for the driver's own pools, which give memory back unseen. NULL: there are none. Waits
          * for nothing.
          */

@@ -466,18 +466,76 @@ void gr_fence_look_for(struct gr_context *context, uint64_t epoch)
                 turn_end(&context->fence);
 }
 
+/* The contexts to wait for, and how many have been. */
+struct drain {
+        struct gr_context *reach[GR_REACH_MAX];
+        unsigned reach_count, drained;
+        int rc;
+};
+
+static bool drain_one(struct gr_context *context, void *arg)
+{
+        struct drain *drain = arg;
+        bool wanted = false;
+
+        for (unsigned i = 0; i < drain->reach_count; i++)
+                wanted |= drain->reach[i] == context;
+        if (wanted) {
+                drain->rc = context->core->driver->context_drain(context->handle);
+                drain->drained += drain->rc == 0;
+        }
+        return drain->rc == 0 && drain->drained < drain->reach_count;
+}
+
+/*
+ * As sync_locked, beside captures. Without the fence's lock, as other threads need it to submit what the GPU may wait
+ * for; what is freed meanwhile belongs to a later epoch.
+ */
+static int drain(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        struct drain drain = {0};
+        struct gr_epoch all = {0};
+
+        if (!context->core->driver->context_drain)
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        memcpy(drain.reach, fence->reach, sizeof(drain.reach));
+        drain.reach_count = fence->reach_count;
+        all.freed_bytes = gr_fence_freed_bytes(fence);
+        all.number = atomic_fetch_add(&fence->open_epoch, 1);
+        gr_unlock(&fence->lock);
+        gr_core_each_context(context->core, -1, drain_one, &drain);
+        if (drain.rc)
+                return failed(context, drain.rc);
+        if (drain.drained < drain.reach_count)
+                return -EBUSY;
+        gr_count(context->core, GR_STAT_syncs, 1);
+        gr_lock(&fence->lock);
+        while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all.number) {
+                epoch_recycle(pending_at(fence, 0));
+                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
+                fence->pending_count--;
+        }
+        advance(&fence->closed_bytes, all.freed_bytes);
+        set_usable(fence, &all);
+        advance(&fence->idle_epoch, all.number);
+        gr_unlock(&fence->lock);
+        return 0;
+}
+
 int gr_fence_sync(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        int rc;
+        int rc = -EBUSY;
 
-        if (!gate_enter(&context->core->gate))
-                return -EBUSY;
-        gr_lock(&fence->lock);
-        rc = sync_locked(context);
-        gr_unlock(&fence->lock);
-        gate_leave(&context->core->gate);
-        return rc;
+        if (gate_enter(&context->core->gate)) {
+                gr_lock(&fence->lock);
+                rc = sync_locked(context);
+                gr_unlock(&fence->lock);
+                gate_leave(&context->core->gate);
+        }
+        return rc == -EBUSY ? drain(context) : rc;
 }
 
 int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)

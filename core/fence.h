@@ -245,7 +245,11 @@ int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns);
  */
 uint64_t gr_fence_stuck_ns(struct gr_context *context);
 
-/* Waits for all work in every context that can reach the blocks. -EBUSY, or the driver's error. */
+/*
+ * Waits for all work in every context that can reach the blocks, also while captures are going on: then by the driver's
+ * own way of waiting for a free. -EBUSY: that cannot be had, or one of the contexts is about to end; or the driver's
+ * error. No lock above the ladder's is held.
+ */
 int gr_fence_sync(struct gr_context *context);
 
 /* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */

@@ -48,6 +48,8 @@ struct climb {
 struct reclaim {
         uint64_t want_bytes;
         uint64_t back_bytes;
+        struct gr_lock *held; /* let go of while the host waits for the GPU, which may wait for a thread behind it;
+                                 NULL: none */
 };
 
 static bool trim_one(struct gr_context *context, void *arg)
@@ -60,6 +62,30 @@ static bool trim_one(struct gr_context *context, void *arg)
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
+static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_sync(context);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
+static int wait_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_wait_oldest(context, deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
 static bool sync_one(struct gr_context *context, void *arg)
 {
         struct reclaim *reclaim = arg;
@@ -69,17 +95,23 @@ static bool sync_one(struct gr_context *context, void *arg)
         uint64_t deadline_ns = begin_ns + (patient ? SYNC_NS : SYNC_PEERS_NS);
         int rc = gr_fence_close(context);
 
-        while (rc == -EBUSY && driver->now_ns() < begin_ns + GATE_NS) {
+        /*
+         * Without a fence, as while a capture is going on, the host waits as the driver's own free would: without end.
+         * Where work may wait for what the program does later that is left until no fence can be hoped for, and not
+         * done behind work that does not end.
+         */
+        while (rc == -EBUSY && !patient && driver->now_ns() < begin_ns + GATE_NS) {
                 driver->sleep_ns(GATE_PAUSE_NS);
+                gr_fence_poll(context);
                 rc = gr_fence_close(context);
         }
-        if (rc && rc != -EBUSY)
-                gr_fence_sync(context);
+        if (rc && (rc != -EBUSY || patient || gr_fence_stuck_ns(context) < GATE_NS / 2))
+                sync_let_go(context, reclaim);
         do {
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
-                rc = reclaim->back_bytes < reclaim->want_bytes ? gr_fence_wait_oldest(context, deadline_ns) : -ENOENT;
+                rc = reclaim->back_bytes < reclaim->want_bytes ? wait_let_go(context, reclaim, deadline_ns) : -ENOENT;
         } while (rc == 0);
-        if (rc != -ENOENT && rc != -ETIMEDOUT && gr_fence_sync(context) == 0)
+        if (rc != -ENOENT && rc != -ETIMEDOUT && sync_let_go(context, reclaim) == 0)
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -97,12 +129,13 @@ static uint64_t trim_driver(struct gr_context *context)
         return after > before ? after - before : 0;
 }
 
-uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+/* As gr_reclaim. held: the device's ladder_lock, where the caller has it. */
+static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
         struct gr_level_stats *stats = &core->stats.levels[level];
-        struct reclaim reclaim = {.want_bytes = want_bytes};
+        struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
         switch (level) {
@@ -128,7 +161,7 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
                 in_order = atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 ||
                            atomic_load(&device->family_bytes[GR_FAMILY_GRAPH]) > 0;
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
-                    !atomic_load(&core->waits_for_others) && gr_fence_sync(context) == 0)
+                    !atomic_load(&core->waits_for_others) && sync_let_go(context, &reclaim) == 0)
                         reclaim.back_bytes += trim_driver(context);
                 /* Where the device's memory is the host's, what is cached of that is as good as any. */
                 if (device->integrated)
@@ -156,6 +189,11 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         atomic_fetch_add(&stats->bytes, reclaim.back_bytes);
         atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
         return reclaim.back_bytes;
+}
+
+uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+{
+        return reclaim_by(context, level, want_bytes, NULL);
 }
 
 /* What the driver takes for the request. */
@@ -291,7 +329,8 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                         goto out;
         }
         do {
-                back = gr_reclaim(climb->context, level, missing_bytes(climb));
+                back = reclaim_by(climb->context, level, missing_bytes(climb),
+                                  alone ? NULL : &climb->context->device->ladder_lock);
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
                 if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */

@@ -7,7 +7,8 @@
  *   PURGE      reclaimables give up what is idle
  *   TRIM       just enough idle cached blocks go back to the driver, without a stall
  *   DRIVER     the driver's own pools and graph memory are trimmed
- *   SYNC       the host waits for the GPU, epoch by epoch, and gives back what that frees, until it is enough
+ *   SYNC       the host waits for the GPU, epoch by epoch, and gives back what that frees, until it is enough; where no
+ *              fence can be had, as during a capture, the way the driver's own free waits
  *   DROP       reclaimables drop state that can be built again
  *   NEIGHBOUR  other processes on the card give back what they have cached, within a deadline
  *   WAIT       where asked for: until somebody frees, here or in another process, or its time is up

@@ -12,6 +12,8 @@
 #include "hash.h"
 #include "shim.h"
 
+#define DRAIN_BYTES 4096
+
 /* Our stream in a context, for memory that goes back: non-blocking, so in nobody's way. */
 struct release_stream {
         UT_hash_handle hh;
@@ -364,6 +366,27 @@ static int driver_context_sync(void *context)
         return to_errno_or_busy(result);
 }
 
+/*
+ * The driver waits for every running kernel before it lets go of pinned memory, whatever is being captured. A page of
+ * the host's, as there may be none left on the device.
+ */
+static int driver_context_drain(void *context)
+{
+        CUstreamCaptureMode mode;
+        CUresult result;
+        void *page;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax();
+        result = gr_real.cuMemHostAlloc(&page, DRAIN_BYTES, 0);
+        if (result == CUDA_SUCCESS)
+                result = gr_real.cuMemFreeHost(page);
+        gr_capture_restore(mode);
+        leave();
+        return gr_errno(result);
+}
+
 static void driver_refresh_pools(int device)
 {
         gr_async_refresh(&gr_core.devices[device]);
@@ -470,6 +493,10 @@ void gr_driver_init(void)
                 .context_record = fences ? driver_context_record : NULL,
                 .context_wait = fences ? driver_context_wait : NULL,
                 .context_sync = driver_context_sync,
+                .context_drain =
+                        gr_real.cuMemHostAlloc && gr_real.cuMemFreeHost && gr_real.cuThreadExchangeStreamCaptureMode
+                                ? driver_context_drain
+                                : NULL,
                 .refresh_pools = driver_refresh_pools,
                 .trim_pools = driver_trim_pools,
                 .host_alloc = driver_host_alloc,

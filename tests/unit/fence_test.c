@@ -260,8 +260,10 @@ static void test_gate(void)
         gr_gate_begin_leave(&core.gate, true);
         GR_CHECK_EQ(gr_fence_close(context), -EBUSY);
         GR_CHECK_EQ(gr_fence_barrier(context), -EBUSY);
+        sg_fail(SG_CONTEXT_DRAIN, 1, 1, -ENOMEM);
         GR_CHECK_EQ(gr_fence_sync(context), -EBUSY);
         GR_CHECK_EQ(gr_fence_poll(context), 0); /* queries do no harm */
+        GR_CHECK(!gr_fence_usable(fence, epoch));
 
         /* A second one begins and ends; the first goes on. */
         gr_gate_begin_enter(&core.gate);
@@ -278,6 +280,45 @@ static void test_gate(void)
         gr_gate_begin_leave(&core.gate, false);
         GR_CHECK_EQ(gr_fence_barrier(context), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
+        finish();
+}
+
+/* Beside a capture the host can still wait: in each context that reaches the blocks, and for what was freed before. */
+static void test_drain(bool old_driver)
+{
+        struct gr_context *other;
+        uint64_t before, closed, epoch;
+
+        start_with(old_driver ? &sg_old_driver : &sg_driver);
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        before = freed_after(5);
+        gr_fence_close(context);
+        closed = freed_after(10);
+        gr_fence_close(context);
+        sg_work(other->handle, 0, 0, 40 * SG_MS);
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+        epoch = freed_after(20);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2);
+        GR_CHECK_EQ(sg_driver.now_ns() - SG_FIRST_NS, 40 * SG_MS);
+        GR_CHECK(gr_fence_idle(fence, before) && gr_fence_idle(fence, closed) && gr_fence_idle(fence, epoch));
+        GR_CHECK(!gr_fence_waiting(context));
+        GR_CHECK(!gr_fence_usable(fence, freed_after(1)));
+        GR_CHECK(gr_fence_waiting(context));
+
+        /* One that is about to end is not waited for, so nothing is said of its work. */
+        other->ending = true;
+        GR_CHECK_EQ(gr_fence_sync(context), -EBUSY);
+        gr_fence_forget(context, other);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+
+        sg_fail(SG_CONTEXT_DRAIN, 1, 1, DRIVER_700);
+        GR_CHECK_EQ(gr_fence_sync(context), DRIVER_700);
+        GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
         finish();
 }
 
@@ -603,6 +644,8 @@ int main(void)
         test_gate();
         test_gate_threads();
         test_gate_turn();
+        test_drain(false);
+        test_drain(true);
         test_errors();
         test_merge_refused();
         test_old_driver();

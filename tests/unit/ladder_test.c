@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "check.h"
 #include "ladder.h"
@@ -421,6 +422,62 @@ static void test_capture(void)
         finish();
 }
 
+/* The card is full of what was freed during a capture, which no fence will ever cover while that goes on. */
+static void test_capture_waits(const struct gr_driver *driver)
+{
+        struct gr_context *other;
+        uint64_t ptr;
+
+        start_with(driver, GR_REUSE_AUTO);
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        for (int i = 0; i < 2; i++) {
+                uint64_t blocks[4];
+
+                for (int n = 0; n < 4; n++) {
+                        blocks[n] = alloc(16 * MIB - (uint64_t)i * 4 * MIB);
+                        sg_work(context->handle, 0, blocks[n], 2 * SG_MS);
+                        sg_work(other->handle, 0, 0, 3 * SG_MS);
+                }
+                for (int n = 0; n < 4; n++)
+                        free_ok(blocks[n]);
+        }
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2); /* one wait for both contexts readied all that was freed */
+        ptr = alloc(CARD);
+        free_ok(ptr);
+        GR_CHECK_EQ(atomic_load(&context->fence.broken), 0);
+        GR_CHECK_EQ(TRIES(FAIL), 0);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        finish();
+}
+
+/* The same where work may wait for what the program does later: not behind a kernel that does not end. */
+static void test_capture_stuck(bool ends)
+{
+        uint64_t blocks[2], ptr = 0;
+
+        start();
+        atomic_store(&core.waits_for_others, true);
+        blocks[0] = alloc(MIB);
+        blocks[1] = alloc(32 * MIB);
+        sg_work(context->handle, 0, 0, (ends ? 2 : 3600000) * SG_MS);
+        free_ok(blocks[0]);
+        gr_fence_close(context);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        free_ok(blocks[1]);
+        GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), ends ? 0 : -ENOMEM);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), ends);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 10000 * SG_MS);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        finish();
+}
+
 static unsigned reports;
 static char all_lines[16384];
 
@@ -566,6 +623,54 @@ static void test_returning(void)
         finish();
 }
 
+static _Atomic int queue; /* 1: somebody waits for the GPU, 2: and another thread was served, 3: or was not in time */
+
+static void *climb_beside(void *arg)
+{
+        uint64_t ptr;
+
+        (void)arg;
+        sg_fail(SG_MEM_ALLOC, 1, 2, -ENOMEM); /* at first, and after PURGE; what it needs is there */
+        GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), 0);
+        atomic_store(&queue, 2);
+        return NULL;
+}
+
+/* The clock stands still while the GPU waits for what the other thread submits once it has its memory. */
+static void waiting_sleep(uint64_t ns)
+{
+        static pthread_t thread;
+        int none = 0;
+
+        if (atomic_compare_exchange_strong(&queue, &none, 1)) {
+                if (pthread_create(&thread, NULL, climb_beside, NULL))
+                        abort();
+                for (int i = 0; i < 2000 && atomic_load(&queue) == 1; i++)
+                        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+                GR_CHECK_EQ(atomic_load(&queue), 2);
+                pthread_detach(thread);
+        }
+        sg_advance(ns);
+}
+
+/* Whoever waits for the GPU is in nobody's way: another thread that needs a rung gets it meanwhile. */
+static void test_waits_alone(void)
+{
+        struct gr_driver driver = sg_driver;
+        uint64_t busy, ptr;
+
+        driver.sleep_ns = waiting_sleep;
+        start_with(&driver, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true);
+        busy = alloc(40 * MIB);
+        sg_work(context->handle, 0, busy, 50 * SG_MS);
+        free_ok(busy);
+        atomic_store(&queue, 0);
+        GR_CHECK_EQ(sg_alloc(context, 50 * MIB, &ptr), 0);
+        GR_CHECK_EQ(atomic_load(&queue), 2);
+        finish();
+}
+
 static void *trim_all(void *arg)
 {
         (void)arg;
@@ -604,6 +709,7 @@ int main(void)
 {
         test_ready();
         test_returning();
+        test_waits_alone();
         test_others_returns();
         test_fence();
         test_purge_and_drop();
@@ -615,6 +721,10 @@ int main(void)
         test_failing_hooks();
         test_reentrant_hook();
         test_capture();
+        test_capture_waits(&sg_driver);
+        test_capture_waits(&sg_old_driver);
+        test_capture_stuck(true);
+        test_capture_stuck(false);
         test_report();
         test_hard_limit();
         test_other_error();

@@ -421,6 +421,16 @@ static int context_sync(void *handle)
         return leave(rc);
 }
 
+static int context_drain(void *handle)
+{
+        int rc = enter(SG_CONTEXT_DRAIN);
+
+        check_context(handle, "a drain");
+        if (!rc)
+                sg.now_ns = later(sg.now_ns, work_end(handle));
+        return leave(rc);
+}
+
 static int trim_pools(void *handle, int device)
 {
         int rc = enter(SG_TRIM_POOLS);
@@ -444,7 +454,8 @@ static uint64_t now_ns(void)
 #define COMMON_OPERATIONS                                                                                              \
         .mem_alloc = mem_alloc, .mem_free = mem_free, .mem_release = mem_release, .mem_info = mem_info,                \
         .event_create = event_create, .event_destroy = event_destroy, .event_query = event_query,                      \
-        .context_sync = context_sync, .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = sg_advance
+        .context_sync = context_sync, .context_drain = context_drain, .trim_pools = trim_pools, .now_ns = now_ns,      \
+        .sleep_ns = sg_advance
 
 const struct gr_driver sg_driver = {COMMON_OPERATIONS, .context_record = context_record, .context_wait = context_wait};
 const struct gr_driver sg_old_driver = {COMMON_OPERATIONS};

@@ -42,6 +42,7 @@
         X(CONTEXT_RECORD, 'r')                                                                                         \
         X(CONTEXT_WAIT, 'w')                                                                                           \
         X(CONTEXT_SYNC, 's')                                                                                           \
+        X(CONTEXT_DRAIN, 'D')                                                                                          \
         X(TRIM_POOLS, 't')
 
 enum sg_op {

@@ -344,6 +344,13 @@ static int context_sync(void *handle)
         return 0;
 }
 
+static int context_drain(void *handle)
+{
+        (void)handle;
+        gpu_sync();
+        return 0;
+}
+
 static int trim_pools(void *handle, int device)
 {
         (void)handle, (void)device;
@@ -370,7 +377,7 @@ void gpu_sleep(uint64_t ns)
         .mem_alloc = mem_alloc, .mem_free = mem_free, .mem_release = mem_release, .mem_info = mem_info,                \
         .event_create = event_create, .event_destroy = event_destroy, .event_query = event_query,                      \
         .context_record = context_record, .context_wait = context_wait, .context_sync = context_sync,                  \
-        .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = gpu_sleep
+        .context_drain = context_drain, .trim_pools = trim_pools, .now_ns = now_ns, .sleep_ns = gpu_sleep
 
 static const struct gr_driver plain_driver = {COMMON_OPERATIONS};
 static const struct gr_driver mapping_driver = {COMMON_OPERATIONS, .mem_reserve = mem_reserve,

@@ -314,7 +314,7 @@ void facts_capture_ends(void)
         CUevent event, outside;
         CUdeviceptr p, q, inside;
         pthread_t thread;
-        void *result;
+        void *result, *pinned;
 
         GT_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
         GT_MUST(cuEventCreate(&outside, CU_EVENT_DISABLE_TIMING));
@@ -408,6 +408,15 @@ void facts_capture_ends(void)
         fact_code("cuMemFree of cuMemAlloc's memory then", cuMemFree(p));
         fact_code("cuMemFreeAsync of a pool's memory then", cuMemFreeAsync(q, a));
         GT_MUST(cuCtxSynchronize());
+
+        GT_MUST(cuMemHostAlloc(&pinned, 4096, 0));
+        p = block(4096);
+        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        fact_changed(true);
+        FACT_WAITS("cuMemFree beside it", b, cuMemFree(p));
+        FACT_WAITS("cuMemFreeHost beside it", b, cuMemFreeHost(pinned));
+        fact_changed(false);
+        fact_end("end then", a);
 
         if (pthread_create(&thread, NULL, leave_captured, NULL) != 0 || pthread_join(thread, NULL) != 0)
                 gt_die("facts: no thread");

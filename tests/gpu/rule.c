@@ -1,0 +1,413 @@
+/*
+ * What succeeds natively succeeds under the shim: in each of many states of the process, blocks of changing sizes are
+ * allocated, used and freed, in all many times what the card has. One line per state, "name: 0 of N refused", to be
+ * compared between a native run and one under the shim. Lines that begin with "~" may differ.
+ *
+ *   rule [STATE...]
+ *
+ * Each state runs in a process of its own. Sizes are shares of the memory that is free at first, so that the program
+ * fits any card, and any limit. Each block is used to the end: the last kernel that writes to it is still to come when
+ * it is freed, and the next owner looks whether it came too late. Ends with status 1 where memory has wrong contents.
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORDS = 64, LATE_US = 400, HELD = 3, STREAMS = 300, STATE_SECONDS = 60 };
+
+static struct gt gt;
+static CUstream early, late; /* blocks are used on the one at first, on the other at last */
+static CUdeviceptr counter;  /* of wrong words */
+static uint32_t *counted;    /* the same, pinned */
+static size_t room;          /* free at first */
+
+/* Sizes, as shares of what is free at first; several of the small ones are held at a time. */
+static const unsigned small_parts[] = {5, 7, 4, 11, 6, 9, 5, 13, 4, 8};
+static const unsigned large_percent[] = {50, 90, 33, 72, 55, 88, 41, 90};
+enum { SMALL = sizeof small_parts / sizeof small_parts[0], LARGE = sizeof large_percent / sizeof large_percent[0] };
+
+static void use_streams(void)
+{
+        void *host;
+
+        early = gt_stream();
+        late = gt_stream();
+        GT_MUST(cuMemAlloc(&counter, 4));
+        GT_MUST(cuMemHostAlloc(&host, 4, 0));
+        counted = host;
+}
+
+static struct {
+        int asked, refused, wrong;
+        CUresult first; /* refusal */
+        char kind[16];  /* of its memory */
+} seen;
+
+static bool came(CUresult code, const char *kind)
+{
+        seen.asked++;
+        if (code == CUDA_SUCCESS)
+                return true;
+        if (!seen.refused++) {
+                seen.first = code;
+                snprintf(seen.kind, sizeof seen.kind, "%s", kind);
+        }
+        return false;
+}
+
+/* The new owner's words stay as they are, and then its last kernel is on its way. */
+static void use(CUdeviceptr p, size_t bytes)
+{
+        static uint32_t value = 1;
+        CUdeviceptr rear = p + (bytes - WORDS * 4) / 256 * 256;
+
+        value += 2;
+        GT_MUST(cuMemsetD32Async(counter, 0, 1, early));
+        GT_MUST(gt_fill(&gt, early, p, value, WORDS));
+        GT_MUST(gt_fill(&gt, early, rear, value, WORDS));
+        GT_MUST(cuStreamSynchronize(late)); /* whoever had the memory before is done by now */
+        GT_MUST(gt_count_diff(&gt, early, p, value, WORDS, counter));
+        GT_MUST(gt_count_diff(&gt, early, rear, value, WORDS, counter));
+        GT_MUST(cuMemcpyDtoHAsync(counted, counter, 4, early));
+        GT_MUST(cuStreamSynchronize(early));
+        seen.wrong += *counted != 0;
+        GT_MUST(gt_late_fill(&gt, late, p, value + 1, WORDS, LATE_US));
+        GT_MUST(gt_late_fill(&gt, late, rear, value + 1, WORDS, LATE_US));
+}
+
+static void give(CUdeviceptr p)
+{
+        CUresult code;
+
+        if (!p)
+                return;
+        code = cuMemFree(p);
+        if (code != CUDA_SUCCESS)
+                gt_die("a free said %d", (int)code);
+}
+
+/* What the pool does not serve must find room beside what it keeps. */
+static void other_kinds(size_t bytes)
+{
+        CUdeviceptr p;
+
+        if (came(cuMemAllocAsync(&p, bytes, early), "stream-ordered")) {
+                GT_MUST(gt_fill(&gt, early, p, 1, WORDS));
+                GT_MUST(cuMemFreeAsync(p, early));
+                GT_MUST(cuStreamSynchronize(early)); /* so that the driver has it back */
+        }
+        if (came(cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL), "managed"))
+                give(p);
+        if (came(cuMemAllocPitch(&p, &(size_t){0}, bytes / 1024, 1024, 4), "pitched")) {
+                use(p, bytes / 2);
+                give(p);
+        }
+}
+
+static void rounds(void)
+{
+        CUdeviceptr held[HELD] = {0};
+
+        for (int i = 0; i < 2 * SMALL; i++) {
+                size_t bytes = room / small_parts[i % SMALL] + (size_t)i * 1000;
+                CUdeviceptr *p = &held[i % HELD];
+
+                give(*p);
+                *p = 0;
+                if (came(cuMemAlloc(p, bytes), "plain"))
+                        use(*p, bytes);
+                else
+                        *p = 0;
+        }
+        for (int i = 0; i < HELD; i++)
+                give(held[i]);
+        for (int i = 0; i < LARGE; i++) {
+                size_t bytes = room / 100 * large_percent[i];
+                CUdeviceptr p;
+
+                if (!came(cuMemAlloc(&p, bytes), "plain"))
+                        continue;
+                use(p, bytes);
+                give(p);
+                if (i % 3 == 1)
+                        other_kinds(room / 100 * (20 + 7 * (size_t)i));
+        }
+}
+
+static void open_card(void)
+{
+        size_t total;
+
+        gt_open(&gt);
+        use_streams();
+        GT_MUST(cuMemGetInfo(&room, &total));
+}
+
+/* Nothing beside. */
+static void plain(void)
+{
+        open_card();
+        rounds();
+}
+
+static CUstream capture_in(CUcontext ctx, CUstreamCaptureMode mode)
+{
+        CUstream stream;
+
+        GT_MUST(cuCtxSetCurrent(ctx));
+        stream = gt_stream();
+        GT_MUST(cuStreamBeginCapture(stream, mode));
+        return stream;
+}
+
+static void end_capture(CUstream stream)
+{
+        CUgraph graph = NULL;
+        CUresult end = cuStreamEndCapture(stream, &graph);
+
+        printf("the capture ended with %d\n", (int)end);
+        if (graph)
+                GT_MUST(cuGraphDestroy(graph));
+}
+
+/* A context that was destroyed with a capture in it. */
+static void context_gone(void)
+{
+        CUcontext ctx;
+
+        open_card();
+#if CUDA_VERSION >= 13000
+        GT_MUST(cuCtxCreate(&ctx, NULL, 0, gt.device));
+#else
+        GT_MUST(cuCtxCreate(&ctx, 0, gt.device));
+#endif
+        capture_in(ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        GT_MUST(cuCtxDestroy(ctx));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        rounds();
+}
+
+/* The device was reset with a capture going on. */
+static void reset(void)
+{
+        open_card();
+        capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        GT_MUST(cuDevicePrimaryCtxReset(gt.device));
+        open_card();
+        rounds();
+}
+
+static void *leave_capture(void *unused)
+{
+        (void)unused;
+        gt_attach(&gt);
+        GT_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
+        return NULL;
+}
+
+/* A thread that ended with a capture of its stream. */
+static void thread_gone(void)
+{
+        pthread_t thread;
+
+        open_card();
+        if (pthread_create(&thread, NULL, leave_capture, NULL) || pthread_join(thread, NULL))
+                gt_die("no thread");
+        rounds();
+}
+
+/* A stream that was destroyed with its capture. */
+static void stream_gone(void)
+{
+        open_card();
+        GT_MUST(cuStreamDestroy(capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED)));
+        rounds();
+}
+
+struct capture {
+        CUstreamCaptureMode mode;
+        atomic_bool on, enough;
+};
+
+static void *hold_capture(void *argument)
+{
+        struct capture *capture = argument;
+        CUstream stream;
+
+        stream = capture_in(gt.ctx, capture->mode);
+        atomic_store(&capture->on, true);
+        while (!atomic_load(&capture->enough))
+                gt_sleep_us(500);
+        end_capture(stream);
+        return NULL;
+}
+
+/* Another thread captures all the time. */
+static void beside(CUstreamCaptureMode mode)
+{
+        CUstreamCaptureMode own = CU_STREAM_CAPTURE_MODE_RELAXED;
+        struct capture capture = {.mode = mode};
+        pthread_t thread;
+
+        open_card();
+        if (pthread_create(&thread, NULL, hold_capture, &capture))
+                gt_die("no thread");
+        while (!atomic_load(&capture.on))
+                gt_sleep_us(100);
+        GT_MUST(cuThreadExchangeStreamCaptureMode(&own)); /* or an allocation beside a global one would end it */
+        rounds();
+        atomic_store(&capture.enough, true);
+        pthread_join(thread, NULL);
+}
+
+static void beside_local(void)
+{
+        beside(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+}
+
+static void beside_global(void)
+{
+        beside(CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+static void beside_relaxed(void)
+{
+        beside(CU_STREAM_CAPTURE_MODE_RELAXED);
+}
+
+/* The thread itself captures, in a mode in which it may allocate. */
+static void inside(void)
+{
+        CUstream stream;
+
+        open_card();
+        stream = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        rounds();
+        end_capture(stream);
+}
+
+/* More captures at a time than anybody counts, and then none. */
+static void many(void)
+{
+        CUstream streams[STREAMS];
+        CUgraph graph;
+
+        open_card();
+        for (int i = 0; i < STREAMS; i++)
+                streams[i] = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        rounds();
+        for (int i = 0; i < STREAMS; i++) {
+                GT_MUST(cuStreamEndCapture(streams[i], &graph));
+                GT_MUST(cuGraphDestroy(graph));
+        }
+        rounds();
+}
+
+/* Blocks that others may know by now were freed during a capture. */
+static void exported(void)
+{
+        CUdeviceptr blocks[4];
+        unsigned int yes = 1;
+        CUstream stream;
+
+        open_card();
+        for (int i = 0; i < 4; i++) {
+                GT_MUST(cuMemAlloc(&blocks[i], room / 6));
+                GT_MUST(cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, blocks[i]));
+        }
+        stream = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        for (int i = 0; i < 4; i++)
+                give(blocks[i]);
+        rounds();
+        end_capture(stream);
+        rounds();
+}
+
+/* Small blocks of all sizes are in the way. */
+static void crumbs(void)
+{
+        enum { COUNT = 4000 };
+        static CUdeviceptr blocks[COUNT];
+        CUstream stream;
+
+        open_card();
+        for (int i = 0; i < COUNT; i++)
+                GT_MUST(cuMemAlloc(&blocks[i], (size_t)(i % 37 + 1) * 1111));
+        stream = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        for (int i = 0; i < COUNT; i++)
+                give(blocks[i]);
+        rounds();
+        end_capture(stream);
+}
+
+static const struct {
+        const char *name;
+        void (*run)(void);
+} states[] = {
+        {"plain", plain},
+        {"a capture ended with its context", context_gone},
+        {"a capture ended with a reset", reset},
+        {"a capture ended with its thread", thread_gone},
+        {"a capture ended with its stream", stream_gone},
+        {"beside a thread-local capture", beside_local},
+        {"beside a global capture", beside_global},
+        {"beside a relaxed capture", beside_relaxed},
+        {"inside a relaxed capture", inside},
+        {"many captures", many},
+        {"exported blocks freed in a capture", exported},
+        {"small blocks freed in a capture", crumbs},
+};
+enum { STATES = sizeof states / sizeof states[0] };
+
+static int run(int i)
+{
+        double begin_us = gt_now_us();
+
+        alarm(STATE_SECONDS);
+        states[i].run();
+        printf("%s: %d of %d refused", states[i].name, seen.refused, seen.asked);
+        if (seen.refused)
+                printf(", first %s memory: %d", seen.kind, (int)seen.first);
+        printf("; %d blocks with wrong words\n", seen.wrong);
+        printf("~ %s: %.1f s\n", states[i].name, (gt_now_us() - begin_us) / 1e6);
+        return seen.wrong != 0;
+}
+
+int main(int argc, char **argv)
+{
+        int status = 0;
+
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        for (int i = 0; i < STATES; i++) {
+                bool wanted = argc == 1;
+                int ended;
+                pid_t child;
+
+                for (int j = 1; j < argc; j++)
+                        wanted |= strcmp(argv[j], states[i].name) == 0;
+                if (!wanted)
+                        continue;
+                child = fork();
+                if (child == 0)
+                        exit(run(i));
+                if (child < 0 || waitpid(child, &ended, 0) < 0)
+                        gt_die("no process");
+                if (WIFSIGNALED(ended)) {
+                        printf("%s: ended by signal %d\n", states[i].name, WTERMSIG(ended));
+                        status = 1;
+                } else if (WEXITSTATUS(ended) == GT_SKIPPED) {
+                        return GT_SKIPPED;
+                } else if (WEXITSTATUS(ended)) {
+                        printf("%s: status %d\n", states[i].name, WEXITSTATUS(ended));
+                        status = 1;
+                }
+        }
+        return status;
+}
