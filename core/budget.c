@@ -167,10 +167,12 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                                 slab = NULL;
                         }
                 }
-                /* Without memory for the entry the page stays charged for good: too much is counted, never too little.
-                 */
-                if (slab)
+                if (slab) {
                         device->slab_count++;
+                } else {
+                        gr_budget_cancel(device, reserved_bytes);
+                        rc = -ENOMEM;
+                }
         }
         if (slab) {
                 slab->blocks++;

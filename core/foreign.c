@@ -96,7 +96,7 @@ static struct gr_foreign *take_locked(struct gr_foreign_ledger *ledger, enum gr_
         return entry;
 }
 
-/* Where memory has run out the entry is lost, and its charge stays. */
+/* Where memory has run out nobody would find the entry: it is counted no more. */
 static void put(struct gr_foreign_ledger *ledger, struct gr_foreign *entry)
 {
         struct gr_foreign *stale;
@@ -111,8 +111,10 @@ static void put(struct gr_foreign_ledger *ledger, struct gr_foreign *entry)
                 gr_budget_uncharge(stale->device, (enum gr_family)stale->key.family, stale->bytes);
                 free(stale);
         }
-        if (!added)
+        if (!added) {
+                gr_budget_uncharge(entry->device, (enum gr_family)entry->key.family, entry->bytes);
                 free(entry);
+        }
 }
 
 void gr_foreign_add(struct gr_core *core, struct gr_device *device, enum gr_family family, uint64_t handle, void *owner,
@@ -120,8 +122,10 @@ void gr_foreign_add(struct gr_core *core, struct gr_device *device, enum gr_fami
 {
         struct gr_foreign *entry = calloc(1, sizeof(*entry));
 
-        if (!entry)
+        if (!entry) {
+                gr_budget_uncharge(device, family, bytes);
                 return;
+        }
         entry->key.handle = handle;
         entry->key.family = family;
         entry->device = device;

@@ -60,7 +60,7 @@ static struct memory *find(CUmemGenericAllocationHandle handle)
         return memory;
 }
 
-/* Lock held. False: out of memory; then it stays charged, and is forgotten. */
+/* Lock held. False: out of memory. */
 static bool enter_table(struct memory *memory)
 {
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
@@ -151,8 +151,10 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 goto out;
         *handle = request.handle;
         memory = calloc(1, sizeof(*memory));
-        if (!memory)
-                goto out; /* charged for good */
+        if (!memory) { /* nobody would find it when it is released: not counted */
+                gr_foreign_uncharge(device, family, bytes);
+                goto out;
+        }
         *memory = (struct memory){
                 .handle = request.handle, .device = device, .family = family, .bytes = bytes, .refs = 1};
         pthread_mutex_lock(&lock);
@@ -162,8 +164,10 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 stale->refs = 0;
                 drop_if_unused(stale);
         }
-        if (!enter_table(memory))
+        if (!enter_table(memory)) {
+                gr_foreign_uncharge(device, family, bytes);
                 free(memory);
+        }
         pthread_mutex_unlock(&lock);
 out:
         errno = saved_errno;
