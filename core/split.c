@@ -532,7 +532,8 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 if (*ret_block)
                         return 0;
         }
-        if (rc != -ENOSPC)
+        /* What else the driver says of mapped memory need not hold for its own allocator, which then has the say. */
+        if (!rc || rc == -ENOMEM || rc == -EDQUOT)
                 goto out;
         room = gr_bound_make_room(context, bytes, segment_bytes);
         /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back. */
