@@ -376,8 +376,13 @@ static bool still_active(CUdevice dev)
         unsigned int flags;
         int active = 1;
 
-        return !gr_real.cuDevicePrimaryCtxGetState ||
-               gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || active;
+        if (!gr_real.cuDevicePrimaryCtxGetState)
+                return true;
+        /* A wrong answer would have memory of a dead context handed out: who does not answer is asked once more. */
+        for (int i = 0; i < 2; i++)
+                if (gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) == CUDA_SUCCESS)
+                        break;
+        return active;
 }
 
 /* A release ends the context when it is the last: the count is the driver's, but whoever retains it we see. */

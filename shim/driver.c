@@ -189,7 +189,8 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
                 done += result == CUDA_SUCCESS;
                 gr_neighbour_beat();
         }
-        if (done > 0)
+        /* What the host has not seen done the driver keeps, and nobody would ask for it again. */
+        if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
         gr_capture_restore(mode);
         *ret_done = done;
