@@ -40,8 +40,11 @@ struct gr_device *gr_device_get(CUdevice dev)
                 return NULL;
         device = &gr_core.devices[dev];
         pthread_mutex_lock(&lock);
-        if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2 &&
-            gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) == CUDA_SUCCESS) {
+        if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2) {
+                if (gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) != CUDA_SUCCESS) {
+                        pthread_mutex_unlock(&lock);
+                        return NULL; /* its limits are not known: next time, perhaps */
+                }
                 atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
                 atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
                 atomic_store(&device->threshold_bytes, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
