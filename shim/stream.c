@@ -79,7 +79,29 @@ static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
         return capture;
 }
 
-/* A begin that the driver accepted. Without memory for the list the gate stays shut for good: slower, never wrong. */
+/* Whether there is room for one more on the list; the gate's exclusive side is held, so it stays. */
+static bool has_room(void)
+{
+        bool room;
+
+        pthread_mutex_lock(&capturing_lock);
+        if (capturing_count == capturing_room) {
+                unsigned more_room = capturing_room ? 2 * capturing_room : 16;
+                int saved_errno = errno;
+                struct capture *more = realloc(capturing, more_room * sizeof(*more));
+
+                errno = saved_errno;
+                if (more) {
+                        capturing = more;
+                        capturing_room = more_room;
+                }
+        }
+        room = capturing_count < capturing_room;
+        pthread_mutex_unlock(&capturing_lock);
+        return room;
+}
+
+/* A begin that the driver accepted, after has_room. */
 static void began(const struct capture *capture)
 {
         static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -90,17 +112,7 @@ static void began(const struct capture *capture)
                         pthread_setspecific(thread_key, &per_thread_stream);
         }
         pthread_mutex_lock(&capturing_lock);
-        if (capturing_count == capturing_room) {
-                unsigned room = capturing_room ? 2 * capturing_room : 16;
-                struct capture *more = realloc(capturing, room * sizeof(*more));
-
-                if (more) {
-                        capturing = more;
-                        capturing_room = room;
-                }
-        }
-        if (capturing_count < capturing_room)
-                capturing[capturing_count++] = *capture;
+        capturing[capturing_count++] = *capture;
         pthread_mutex_unlock(&capturing_lock);
 }
 
@@ -113,7 +125,8 @@ static void began(const struct capture *capture)
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
                 capture = about_to_begin(stream, null_is_per_thread);                                                  \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
-                result = GR_REAL(symbol, __VA_ARGS__);                                                                 \
+                /* One that is on no list would keep the gate shut for good. */                                        \
+                result = has_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                         \
                 if (result == CUDA_SUCCESS)                                                                            \
                         began(&capture);                                                                               \
                 gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
