@@ -311,7 +311,9 @@ bool gr_region_file_same(struct gr_region *region)
         int fd;
 
         snprintf(path, sizeof(path), "%s/%s", region->dir, region->file);
-        if (lstat(path, &status) != 0 || status.st_dev != region->device || status.st_ino != region->inode)
+        if (lstat(path, &status) != 0)
+                return errno != ENOENT; /* else it says nothing about the file */
+        if (status.st_dev != region->device || status.st_ino != region->inode)
                 return false;
         fd = gr_region_file_open(region, &same);
         if (fd < 0)

@@ -101,13 +101,20 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
         return result;
 }
 
+/* As gr_block_at, where pointer attributes say nothing. */
+static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
+{
+        return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
+               gr_ledger_find(&gr_core.ledger, *ret_base, ret_info) == 0;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
 {
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
 
-        if (!gr_shim_ready() || gr_block_at(dptr, &block, &info) != 0)
+        if (!gr_shim_ready() || (gr_block_at(dptr, &block, &info) != 0 && !block_of(dptr, &block, &info)))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
