@@ -10,6 +10,7 @@
 #define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 
 _Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
+_Static_assert(offsetof(struct gr_arena, cached.next) == GR_LINE_BYTES, "and one of its arena");
 _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
@@ -392,6 +393,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         atomic_store_explicit(&bin->count, gr_bin_count(bin) + (uint32_t)done, memory_order_relaxed);
         gr_cached_add(&to->cached, (int64_t)bytes);
         gr_arena_unlock(to);
+        gr_budget_pass_grant(device, &from->cached, &to->cached, bytes);
         gr_budget_uncache(device, bytes);
         return done;
 }
@@ -464,6 +466,7 @@ static void drop(struct gr_arena *arena)
                 bin->fences = 0;
                 bin->deaf = 0;
         }
+        gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }
 

@@ -45,8 +45,8 @@ struct gr_arena {
         uint64_t open_bytes;        /* freed here into open_epoch */
         uint64_t open_epoch;
         uint64_t hits;
-        struct gr_cached cached; /* footprint of what lies in the bins */
         uint64_t note_at;        /* hits at the next look at the peak of live memory */
+        struct gr_cached cached; /* footprint of what lies in the bins */
         struct gr_bin bins[GR_CLASS_COUNT];
         struct gr_block
                 *recent[1u << GR_RECENT_LOG2]; /* LIVE and with this arena as home, each in its place; or NULL */

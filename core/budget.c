@@ -324,6 +324,80 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
         return over;
 }
 
+#define GRANT_SHARE 256 /* of the threshold, beyond what a keeper has: all need as much room to be asked no more */
+#define NO_GRANTS   (UINT64_C(1) << 62)
+
+void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
+{
+        atomic_store(&device->threshold_bytes, bytes);
+        /* Without one nobody asks: what is cached meanwhile is not granted. */
+        atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
+}
+
+void gr_budget_end_grants(struct gr_device *device)
+{
+        atomic_fetch_or(&device->granted_bytes, NO_GRANTS);
+}
+
+void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, struct gr_cached *to, uint64_t bytes)
+{
+        uint64_t granted = atomic_load(&from->granted_bytes);
+
+        while (!atomic_compare_exchange_weak(&from->granted_bytes, &granted, granted - gr_min(granted, bytes)))
+                ;
+        if (to) {
+                atomic_fetch_add(&to->granted_bytes, bytes);
+                atomic_fetch_add(&device->granted_bytes, bytes);
+        }
+        atomic_fetch_sub(&device->granted_bytes, gr_min(granted, bytes));
+}
+
+/* The keeper's grant becomes what it has and, where that is any, so much more; whether all grants together hold. */
+static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
+{
+        uint64_t has = atomic_load(&keeper->bytes), bytes = has ? has + more_bytes : 0;
+        uint64_t change = bytes - atomic_exchange(&keeper->granted_bytes, bytes); /* modulo 2^64 */
+
+        return atomic_fetch_add(&device->granted_bytes, change) + change <= threshold;
+}
+
+/* What the keeper has is granted at any rate: the others' grants must not count on it. */
+static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint64_t threshold)
+{
+        uint64_t step = threshold / GRANT_SHARE, bytes = gr_counter_sum(&device->cached_bytes);
+        struct gr_cached *each;
+
+        if (atomic_load(&device->granted_bytes) >= NO_GRANTS)
+                return;
+        for (each = atomic_load(&device->cached_apart); each; each = each->next)
+                bytes += atomic_load(&each->bytes) ? atomic_load(&each->bytes) + step : 0;
+        step = bytes <= threshold ? step : 0;
+        if (atomic_exchange(&device->granted_for_bytes, threshold) == threshold &&
+            (grant(device, keeper, step, threshold) || step == 0))
+                return;
+        /* Others have grants that they no longer need, or of another time. */
+        for (each = atomic_load(&device->cached_apart); each; each = each->next)
+                grant(device, each, step, threshold);
+}
+
+bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
+{
+        uint64_t threshold = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
+        uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
+
+        if (charged <= atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) &&
+            charged <= atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) &&
+            (threshold == GR_UNLIMITED ||
+             (keeper && atomic_load_explicit(&device->granted_for_bytes, memory_order_relaxed) == threshold &&
+              atomic_load_explicit(&device->granted_bytes, memory_order_relaxed) <= threshold &&
+              atomic_load_explicit(&keeper->bytes, memory_order_relaxed) <=
+                      atomic_load_explicit(&keeper->granted_bytes, memory_order_relaxed))))
+                return false;
+        if (keeper && threshold != GR_UNLIMITED)
+                grant_more(device, keeper, threshold);
+        return gr_budget_excess_limited(device) > 0;
+}
+
 void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
                      uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {

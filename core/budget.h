@@ -34,8 +34,9 @@ struct gr_group {
 
 /* Cached bytes that somebody keeps under a lock of its own. */
 struct gr_cached {
-        _Atomic uint64_t bytes; /* written by its keeper only, with the lock held */
-        struct gr_cached *next; /* on the device; constant once there */
+        _Atomic uint64_t bytes;         /* written by its keeper only, with the lock held */
+        _Atomic uint64_t granted_bytes; /* up to here nobody need look what the others have; of the device's */
+        struct gr_cached *next;         /* on the device; constant once there */
 };
 
 struct gr_device {
@@ -54,6 +55,8 @@ struct gr_device {
 
         struct gr_counter cached_bytes;                 /* footprint of the cached blocks; <= charged_bytes with ... */
         struct gr_cached *_Atomic cached_apart;         /* ... these, which only become more */
+        _Atomic uint64_t granted_bytes;                 /* to all of these; beyond the threshold no grant holds, ... */
+        _Atomic uint64_t granted_for_bytes;             /* ... nor under another one than this */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* what the pool did not serve: of the charge, or beside it */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */
@@ -142,6 +145,15 @@ static inline void gr_budget_uncache(struct gr_device *device, uint64_t footprin
 /* From now on the device counts what cached says, until the device goes. Zero bytes are an account of nothing. */
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached);
 
+/* Cached memory above so much goes back from now on; GR_UNLIMITED: none. */
+void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes);
+
+/* No grant holds from now on: memory is cached that no keeper has, too. */
+void gr_budget_end_grants(struct gr_device *device);
+
+/* So many bytes go from one keeper to another, NULL: nowhere; their grants with them. */
+void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, struct gr_cached *to, uint64_t bytes);
+
 /* As gr_budget_cache and, with a negative number, uncache, for the keeper; its lock is held. */
 static inline void gr_cached_add(struct gr_cached *cached, int64_t footprint_bytes)
 {
@@ -217,16 +229,28 @@ uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes);
  * allow. */
 uint64_t gr_budget_excess_limited(struct gr_device *device);
 
+/* Whether there can be no excess, whatever the cache holds. */
+static inline bool gr_budget_is_free(struct gr_device *device)
+{
+        return __builtin_expect(atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed) == GR_UNLIMITED &&
+                                        atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) ==
+                                                GR_UNLIMITED &&
+                                        atomic_load_explicit(&device->charged_bytes, memory_order_relaxed) <=
+                                                atomic_load_explicit(&device->hard_bytes, memory_order_relaxed),
+                                1);
+}
+
 static inline uint64_t gr_budget_excess(struct gr_device *device)
 {
-        if (__builtin_expect(atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed) == GR_UNLIMITED &&
-                                     atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) == GR_UNLIMITED &&
-                                     atomic_load_explicit(&device->charged_bytes, memory_order_relaxed) <=
-                                             atomic_load_explicit(&device->hard_bytes, memory_order_relaxed),
-                             1))
-                return 0;
-        return gr_budget_excess_limited(device);
+        return gr_budget_is_free(device) ? 0 : gr_budget_excess_limited(device);
 }
+
+/*
+ * The same question after what a keeper has grew, put so that threads do not read what the others write: each keeper is
+ * granted a little more than it has, all of them no more than the threshold, and asks only beyond that. NULL: it was no
+ * keeper's.
+ */
+bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper);
 
 /*
  * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache

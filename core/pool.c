@@ -337,6 +337,13 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         return 0;
 }
 
+bool gr_pool_holds_too_much(struct gr_context *context)
+{
+        struct gr_arena *arena = gr_split_active(context) ? NULL : gr_arena_at(context, gr_shard());
+
+        return gr_budget_grown(context->device, arena ? &arena->cached : NULL);
+}
+
 static void wake_if_needed(struct gr_context *context)
 {
         if (gr_pool_wants_wake(context) && context->core->wake)

@@ -43,12 +43,15 @@ int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
 /* Where it had one: what is left to do after much was freed (of gr_arena_free), or where gr_pool_wants_wake. */
 void gr_pool_freed(struct gr_context *context, bool much);
 
+/* After the calling thread cached something: whether there is excess. */
+bool gr_pool_holds_too_much(struct gr_context *context);
+
 /* After something was cached: the helper has excess to give back, or must begin to count the time. */
 static inline bool gr_pool_wants_wake(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        return gr_budget_excess(context->device) > 0 ||
+        return (!gr_budget_is_free(context->device) && gr_pool_holds_too_much(context)) ||
                (__builtin_expect(!atomic_load(&core->decay_armed), 0) && core->config.decay_ns);
 }
 

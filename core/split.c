@@ -101,6 +101,8 @@ void gr_split_init(struct gr_context *context)
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
         atomic_init(&context->split_active, context->core->config.pool == GR_POOL_SPLIT);
+        if (context->core->config.pool == GR_POOL_SPLIT)
+                gr_budget_end_grants(context->device);
         context->split_least_bytes =
                 context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES;
 }
@@ -816,6 +818,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
             atomic_load(&context->core->split_barred))
                 return;
         if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {
+                gr_budget_end_grants(context->device);
                 atomic_store(&context->split_active, true);
                 gr_count(context->core, GR_STAT_split_moves, 1);
         }

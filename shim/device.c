@@ -47,7 +47,7 @@ struct gr_device *gr_device_get(CUdevice dev)
                 }
                 atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
                 atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
-                atomic_store(&device->threshold_bytes, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                gr_budget_set_threshold(device, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
                 atomic_store(&device->spill_bytes, spill(dev, total_bytes));
                 atomic_store(&device->total_bytes, total_bytes);
                 device->integrated = gr_real.cuDeviceGetAttribute &&

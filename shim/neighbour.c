@@ -222,7 +222,7 @@ static void obey(struct member *member, const struct gr_request *request)
                 gr_log(GR_LOG_INFO, "device %d: hard limit changed from outside", device->ordinal);
         }
         if (request->orders & GR_ORDER_THRESHOLD) {
-                atomic_store(&device->threshold_bytes, request->new_threshold);
+                gr_budget_set_threshold(device, request->new_threshold);
                 gr_log(GR_LOG_INFO, "device %d: release threshold changed from outside", device->ordinal);
         }
         /* What still waits for its fence is the helper's. */

@@ -370,6 +370,149 @@ static void test_threshold(void)
         finish();
 }
 
+/* Below the threshold a free looks at nothing that other threads write. A look ends in memory that cannot be read. */
+static void test_threshold_unasked(enum gr_pool_kind pool)
+{
+        struct gr_cached *all;
+        uint64_t live, ptr;
+
+        start_with(&sg_driver, GR_REUSE_AUTO, pool);
+        atomic_store(&device->threshold_bytes, 64 * MIB);
+        atomic_store(&device->soft_bytes, 512 * MIB);
+        live = alloc(100 * MIB); /* the charge alone says nothing then */
+        ptr = alloc(65536);
+        free_ok(ptr);
+        settle();
+        gr_arena_own(context)->note_at = UINT64_MAX; /* the peak of live memory is another question */
+        all = atomic_load(&device->cached_apart);
+        atomic_store(&device->cached_apart, gr_check_wall());
+        for (int i = 0; i < 1000; i++) {
+                GR_CHECK_EQ(alloc(65536), ptr);
+                free_ok(ptr);
+                GR_CHECK(!gr_pool_wants_wake(context));
+                atomic_store(&context->fence.usable_epoch, 1000); /* as all work has ended */
+        }
+        atomic_store(&device->cached_apart, all);
+        free_ok(live);
+        GR_CHECK(gr_pool_wants_wake(context)); /* 100 MiB are too much */
+        finish();
+}
+
+/*
+ * The threshold is kept to the byte all the same: whenever the cache holds more, whoever freed last has said so. One
+ * thread plays many, each with its own bins, and those of two contexts; what it caches goes up and down among them.
+ */
+static void test_threshold_kept(bool moves)
+{
+        enum { BLOCKS = 400 };
+        static struct {
+                uint64_t ptr;
+                unsigned context;
+        } blocks[BLOCKS];
+        struct gr_context *contexts[2];
+        unsigned own = gr_thread.shard, count = 0, passed = 0;
+        uint64_t seed = 7;
+
+        while (atomic_load(&gr_shard_threads) < GR_SHARDS)
+                gr_shard_assign();
+        start(GR_REUSE_AUTO);
+        contexts[0] = context;
+        contexts[1] = gr_context_add(&core, sg_context_new(0), 0);
+        core.wake = wake;
+        gr_budget_set_threshold(device, 24 * MIB);
+        for (int i = 0; i < 20000; i++) {
+                unsigned what, which;
+
+                seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+                what = (unsigned)(seed >> 33) % 100;
+                which = (unsigned)(seed >> 40) % 2;
+                gr_thread.shard = (i / 100 % 2 ? (unsigned)(seed >> 42) % GR_SHARDS : 3) + 1;
+                gr_thread.used = NULL;
+                if (what < 49 && count < BLOCKS) {
+                        size_t bytes = (size_t)4096 << (seed >> 50) % 10;
+
+                        if (sg_alloc(contexts[which], bytes, &blocks[count].ptr) == 0)
+                                blocks[count++].context = which;
+                } else if (count > 0) {
+                        unsigned k = (unsigned)(seed >> 44) % count;
+
+                        if (gr_budget_excess(device) == 0)
+                                wakes = 0;
+                        free_ok(blocks[k].ptr);
+                        blocks[k] = blocks[--count];
+                        if (gr_budget_excess(device) > 0) {
+                                passed++;
+                                GR_CHECK(wakes > 0);
+                                if (what % 2 == 0)
+                                        gr_core_maintain(&core);
+                        }
+                }
+                if (moves && what == 99)
+                        gr_budget_set_threshold(device, (seed >> 56) % 4 ? (seed >> 50) % 4 * 8 * MIB : GR_UNLIMITED);
+        }
+        GR_CHECK(passed > 50);
+        while (count > 0)
+                free_ok(blocks[--count].ptr);
+        sg_context_destroy(contexts[1]->handle);
+        gr_context_drop(contexts[1]);
+        gr_thread.shard = own;
+        gr_thread.used = NULL;
+        gr_fence_sync(context);
+        gr_core_maintain(&core);
+        finish();
+}
+
+static void play(unsigned shard)
+{
+        gr_thread.shard = shard + 1;
+        gr_thread.used = NULL;
+}
+
+/* What a thread's bins have been given by another's, or got while there was no threshold, counts against all. */
+static void test_threshold_counts(bool moved)
+{
+        enum { COUNT = 20 };
+        unsigned own = gr_thread.shard;
+        uint64_t first[COUNT], then[COUNT];
+
+        start(GR_REUSE_AUTO);
+        core.wake = wake;
+        wakes = 0;
+        gr_budget_set_threshold(device, 24 * MIB);
+        play(0);
+        for (int i = 0; i < COUNT; i++) {
+                first[i] = alloc(MIB);
+                then[i] = alloc(MIB);
+        }
+        for (int i = 0; i < COUNT; i++)
+                free_ok(first[i]);
+        settle();
+        play(1);
+        if (moved) {
+                GR_CHECK_EQ(gr_arena_move(gr_arena_at(context, 0), gr_arena_own(context), gr_class_of(MIB), COUNT,
+                                          UINT64_MAX),
+                            COUNT);
+        } else {
+                for (int i = 0; i < COUNT; i++)
+                        first[i] = alloc(MIB);
+                gr_budget_set_threshold(device, GR_UNLIMITED);
+                for (int i = 0; i < COUNT; i++)
+                        free_ok(first[i]);
+                gr_budget_set_threshold(device, 24 * MIB);
+        }
+        play(0);
+        for (int i = 0; i < COUNT; i++) {
+                GR_CHECK(wakes == 0 || gr_budget_excess(device) > 0);
+                free_ok(then[i]);
+                GR_CHECK((wakes > 0) == (gr_budget_excess(device) > 0));
+        }
+        GR_CHECK(wakes > 0);
+        play(own ? own - 1 : 0);
+        settle();
+        gr_core_maintain(&core);
+        finish();
+}
+
 static void test_soft_limit(void)
 {
         uint64_t live, blocks[10];
@@ -570,6 +713,12 @@ int main(void)
         test_capture();
         test_straight_to_driver();
         test_threshold();
+        test_threshold_unasked(GR_POOL_BINS);
+        test_threshold_unasked(GR_POOL_AUTO);
+        test_threshold_kept(false);
+        test_threshold_kept(true);
+        test_threshold_counts(false);
+        test_threshold_counts(true);
         test_soft_limit();
         test_bypass();
         test_driver_errors();
