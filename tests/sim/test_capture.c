@@ -122,6 +122,7 @@ static void test_forbidden(void)
         const CUstreamCaptureMode global = CU_STREAM_CAPTURE_MODE_GLOBAL, local = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                   relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
         const CUstreamCaptureMode modes[] = {global, local, relaxed};
+        CUgraph g;
 
         for (int i = 0; i < 3; i++) {
                 expect_in_capture("context record", modes[i], ctx_record, 900, false);
@@ -139,6 +140,12 @@ static void test_forbidden(void)
         expect_in_capture("alloc in another thread", global, alloc_in_thread, 900, false);
         expect_in_capture("alloc in another thread", local, alloc_in_thread, 0, true);
         expect_in_capture("alloc in another thread", relaxed, alloc_in_thread, 0, true);
+        OK(cuStreamBeginCapture(s, relaxed));
+        OK(cuEventRecord(e, s));
+        EXPECT(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(e));
+        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
+        EXPECT(CUDA_ERROR_INVALID_VALUE, cuEventQuery(e));
+        OK(cuEventRecord(e, s));
         expect_in_capture("event query", global, query_event, 900, false);
         expect_in_capture("event query", relaxed, query_event, 0, true);
         expect_in_capture("other stream's synchronize", global, synchronize_other, 900, false);
@@ -160,7 +167,6 @@ static void test_graph(void)
         OK(fill(t, x + 4, 2, 1));
         OK(cuMemcpyDtoDAsync(x + 8, x, 4, s));
         OK(cuEventRecord(f, t));
-        EXPECT(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(f));
         OK(cuStreamWaitEvent(s, f, 0));
         OK(cuMemsetD32Async(x + 12, 4, 1, s));
         OK(cuStreamEndCapture(s, &g));
@@ -195,8 +201,12 @@ static void test_errors(void)
         OK(cuEventRecord(e, s));
         OK(cuStreamWaitEvent(t, e, 0));
         OK(fill(t, x, 1, 1));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, cuStreamEndCapture(t, &g));
         EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, cuStreamEndCapture(s, &g));
+        OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(cuEventRecord(e, s));
+        OK(cuStreamWaitEvent(t, e, 0));
+        EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, cuStreamEndCapture(t, &g));
+        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
         OK(fill(t, x, 1, 1));
 
         /* A wait for work outside. */

@@ -71,6 +71,17 @@ bool sim_capture_live(unsigned long long id)
         return id && find_capture(id);
 }
 
+CUresult sim_capture_ask(const struct CUevent_st *event)
+{
+        struct sim_capture *c = event->capture_id ? find_capture(event->capture_id) : NULL;
+
+        if (c) {
+                c->invalid = true;
+                return CUDA_ERROR_CAPTURED_EVENT;
+        }
+        return event->capture_id ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 CUresult sim_capture_unsafe(void)
 {
         CUresult rc = CUDA_SUCCESS;
@@ -254,7 +265,7 @@ void sim_capture_stream_gone(CUstream stream)
                         sim_graph_free(c->graph);
                 disband(c);
         } else {
-                c->invalid = true;
+                /* What it had captured is joined by nobody, which the end will say. */
                 stream->capture = NULL;
                 sim_frontier_clear(&stream->frontier);
         }
@@ -357,11 +368,15 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                 rc = CUDA_ERROR_ILLEGAL_STATE;
         else if (c->origin != s)
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-        else if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(c->owner, pthread_self()))
-                rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-        if (rc != CUDA_SUCCESS)
+        if (rc != CUDA_SUCCESS) {
+                if (c)
+                        c->invalid = true;
                 goto out;
-        if (c->invalid)
+        }
+        /* It ends all the same (measured, driver 580). */
+        if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(c->owner, pthread_self()))
+                rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+        else if (c->invalid)
                 rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         else if (!sim_graph_joined(c->graph, &s->frontier))
                 rc = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;

@@ -13,7 +13,7 @@ SIM_API cuEventCreate(CUevent *ret_event, unsigned flags)
         CUresult rc;
 
         SIM_ENTER(cuEventCreate);
-        if (!ret_event || (flags & ~7u))
+        if (!ret_event || (flags & ~7u) || ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_current(&ctx);
@@ -126,7 +126,9 @@ static CUresult inspect_event(CUevent event)
         if (!event || event->magic != SIM_MAGIC_EVENT)
                 return CUDA_ERROR_INVALID_HANDLE;
         sim_lock();
-        rc = sim_capture_live(event->capture_id) ? CUDA_ERROR_CAPTURED_EVENT : sim_capture_unsafe();
+        rc = sim_capture_ask(event);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
         if (rc != CUDA_SUCCESS)
                 sim_unlock();
         return rc;
@@ -234,7 +236,7 @@ SIM_API cuCtxRecordEvent(CUcontext given, CUevent event)
         if (!event || event->magic != SIM_MAGIC_EVENT)
                 return CUDA_ERROR_INVALID_HANDLE;
         sim_lock();
-        rc = sim_context_given(given, &ctx);
+        rc = given ? sim_context_given(given, &ctx) : CUDA_ERROR_INVALID_CONTEXT;
         if (rc == CUDA_SUCCESS && event->ctx != sim_context_owner(ctx))
                 rc = CUDA_ERROR_INVALID_HANDLE;
         if (rc == CUDA_SUCCESS)

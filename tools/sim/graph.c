@@ -384,10 +384,11 @@ static CUresult instantiate(CUgraphExec *ret_exec, CUgraph graph, unsigned long 
         if (!ret_exec)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!graph || graph->magic != MAGIC_GRAPH) {
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && (!graph || graph->magic != MAGIC_GRAPH))
                 rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc != CUDA_SUCCESS)
                 goto out;
-        }
         exec = dead_execs;
         if (exec)
                 dead_execs = exec->next;
@@ -459,11 +460,16 @@ SIM_API cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA
 
 SIM_API cuGraphExecDestroy(CUgraphExec exec)
 {
+        CUresult rc;
+
         SIM_ENTER(cuGraphExecDestroy);
         sim_lock();
-        if (!exec || exec->magic != MAGIC_EXEC) {
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && (!exec || exec->magic != MAGIC_EXEC))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc != CUDA_SUCCESS) {
                 sim_unlock();
-                return CUDA_ERROR_INVALID_VALUE;
+                return rc;
         }
         exec->magic = 0;
         drop_memory(exec);

@@ -14,12 +14,14 @@ static CUresult allocate(CUdeviceptr *dptr, size_t bytes)
         CUcontext ctx;
         CUresult rc;
 
-        if (!dptr || bytes == 0)
+        if (!dptr)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS)
                 rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && bytes == 0)
+                rc = CUDA_ERROR_INVALID_VALUE;
         if (rc == CUDA_SUCCESS) {
                 alloc = sim_heap_alloc(ctx->device, bytes, NULL);
                 if (alloc) {
@@ -83,7 +85,10 @@ static void free_host_range(struct sim_alloc *range)
         munmap(base, bytes);
 }
 
-/* Waits for all work of the memory's context, as the driver does, then gives it back. */
+/*
+ * Waits for all work of the memory's context, as the driver does, then gives it back. For a pool's memory it waits for
+ * nothing (measured, driver 580).
+ */
 SIM_API cuMemFree_v2(CUdeviceptr dptr)
 {
         struct sim_alloc *alloc;
@@ -94,12 +99,11 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
         SIM_ENTER(cuMemFree_v2);
         sim_lock();
         rc = sim_current(&ctx);
-        if (rc == CUDA_ERROR_INVALID_CONTEXT && dptr)
+        if (rc == CUDA_ERROR_INVALID_CONTEXT)
                 rc = CUDA_SUCCESS; /* the pointer says which context (measured, driver 580) */
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
         if (rc != CUDA_SUCCESS || !dptr)
-                goto out;
-        rc = sim_capture_unsafe();
-        if (rc != CUDA_SUCCESS)
                 goto out;
         alloc = sim_find(dptr);
         if (!alloc || alloc->base != dptr || alloc->freeing ||
@@ -109,9 +113,11 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
                 goto out;
         }
         alloc->freeing = true;
-        all = sim_context_join(alloc->ctx);
-        sim_node_wait(all);
-        sim_node_put(all);
+        if (alloc->kind != SIM_ALLOC_POOL || alloc->reuses) {
+                all = sim_context_join(alloc->ctx);
+                sim_node_wait(all);
+                sim_node_put(all);
+        }
         if (alloc->kind == SIM_ALLOC_POOL)
                 sim_pool_free(alloc);
         else if (alloc->kind == SIM_ALLOC_IMPORTED)
@@ -153,7 +159,7 @@ static CUresult host_memory(enum sim_alloc_kind kind, size_t bytes, unsigned fla
         CUresult rc;
         void *base;
 
-        if (!ret_base || bytes == 0)
+        if (!ret_base || (bytes == 0 && kind != SIM_ALLOC_HOST))
                 return CUDA_ERROR_INVALID_VALUE;
         if (bytes > SIZE_MAX - page)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -161,7 +167,9 @@ static CUresult host_memory(enum sim_alloc_kind kind, size_t bytes, unsigned fla
         rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS)
                 rc = sim_capture_unsafe();
-        if (rc == CUDA_SUCCESS) {
+        if (rc == CUDA_SUCCESS && bytes == 0) {
+                *ret_base = 0;
+        } else if (rc == CUDA_SUCCESS) {
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
                 base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
                 if (base != MAP_FAILED) {
@@ -233,6 +241,7 @@ SIM_API cuMemFreeHost(void *p)
 
 SIM_API cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
 {
+        struct sim_alloc *known;
         CUcontext ctx;
         CUresult rc;
 
@@ -241,8 +250,12 @@ SIM_API cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_current(&ctx);
-        if (rc == CUDA_SUCCESS && sim_find((uintptr_t)p))
-                rc = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
+        known = sim_find((uintptr_t)p);
+        if (rc == CUDA_SUCCESS && known)
+                rc = known->kind == SIM_ALLOC_REGISTERED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+                                                         : CUDA_ERROR_INVALID_VALUE;
         if (rc == CUDA_SUCCESS && !sim_range_add(SIM_ALLOC_REGISTERED, (uintptr_t)p, bytes, ctx, ctx->device, flags))
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
         sim_unlock();
@@ -257,10 +270,16 @@ SIM_API cuMemHostUnregister(void *p)
         SIM_ENTER(cuMemHostUnregister);
         sim_lock();
         range = sim_find((uintptr_t)p);
-        if (range && range->base == (uintptr_t)p && range->kind == SIM_ALLOC_REGISTERED)
+        if (range && range->base == (uintptr_t)p && range->kind == SIM_ALLOC_REGISTERED && !range->freeing) {
+                struct sim_node *all = sim_context_join(range->ctx);
+
+                range->freeing = true;
+                sim_node_wait(all);
+                sim_node_put(all);
                 sim_range_remove(range);
-        else
-                rc = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        } else {
+                rc = range ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        }
         sim_unlock();
         return rc;
 }

@@ -4,15 +4,30 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+/* What the program has at an address, or NULL: not what a stream will free. Memory lock held. */
+static struct sim_alloc *known_at(CUdeviceptr dptr)
+{
+        struct sim_alloc *alloc = sim_find_locked(dptr);
+
+        return alloc && !alloc->idle && !alloc->freeing ? alloc : NULL;
+}
+
 SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dptr)
 {
         struct sim_alloc *alloc;
-        CUresult rc = CUDA_ERROR_NOT_FOUND;
+        CUcontext ctx;
+        CUresult rc;
 
         SIM_ENTER(cuMemGetAddressRange_v2);
+        sim_lock();
+        rc = sim_current(&ctx);
+        sim_unlock();
+        if (rc != CUDA_SUCCESS)
+                return rc;
+        rc = CUDA_ERROR_NOT_FOUND;
         sim_memory_lock();
-        alloc = sim_find_locked(dptr);
-        if (alloc && !alloc->idle) {
+        alloc = known_at(dptr);
+        if (alloc) {
                 if (base)
                         *base = alloc->base;
                 if (bytes)
@@ -31,7 +46,7 @@ static CUresult answer(void *out, CUpointer_attribute attribute, const struct si
 
         switch (attribute) {
         case CU_POINTER_ATTRIBUTE_CONTEXT:
-                *(CUcontext *)out = alloc ? alloc->ctx : NULL;
+                *(CUcontext *)out = alloc && alloc->kind != SIM_ALLOC_POOL ? alloc->ctx : NULL;
                 break;
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
                 *(unsigned *)out = !alloc ? 0 : host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -85,7 +100,7 @@ static CUresult answer(void *out, CUpointer_attribute attribute, const struct si
                 *(CUmemoryPool *)out = alloc ? alloc->pool : NULL;
                 break;
         default:
-                return CUDA_ERROR_NOT_SUPPORTED;
+                return attribute < CU_POINTER_ATTRIBUTE_CONTEXT ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
         }
         return CUDA_SUCCESS;
 }
@@ -99,8 +114,8 @@ SIM_API cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevice
         if (!out)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
-        alloc = sim_find_locked(dptr);
-        if (alloc && !alloc->idle)
+        alloc = known_at(dptr);
+        if (alloc)
                 rc = answer(out, attribute, alloc, dptr);
         sim_memory_unlock();
         return rc;
@@ -115,9 +130,7 @@ SIM_API cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void
         if (!n || !attributes || !out)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
-        alloc = sim_find_locked(dptr);
-        if (alloc && alloc->idle)
-                alloc = NULL;
+        alloc = known_at(dptr);
         for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++) {
                 rc = answer(out[i], attributes[i], alloc, dptr);
                 /* Asked for several, what a pointer has not is answered with zero, not refused. */
@@ -137,8 +150,8 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
         if (!value || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
-        alloc = sim_find_locked(dptr);
-        if (alloc && !alloc->idle) {
+        alloc = known_at(dptr);
+        if (alloc) {
                 alloc->sync_memops = *(const unsigned *)value != 0;
                 rc = CUDA_SUCCESS;
         }

@@ -70,7 +70,6 @@ void sim_pool_synchronized(void)
 
 static void into_cache(struct sim_alloc *alloc, struct sim_node *freed)
 {
-        alloc->pool->used -= alloc->footprint;
         alloc->freeing = true;
         sim_node_replace(&alloc->freed, sim_node_get(freed));
         alloc->next = alloc->pool->cache;
@@ -85,6 +84,7 @@ void sim_pool_reached_free(struct sim_alloc *alloc)
                 sim_heap_set_idle(alloc, true);
 }
 
+/* It stays counted as used (measured, driver 580). */
 void sim_pool_free(struct sim_alloc *alloc)
 {
         sim_heap_set_idle(alloc, true);
@@ -125,20 +125,26 @@ static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream st
 static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
         struct sim_alloc *alloc;
+        CUresult rc;
 
         if (stream->capture) {
                 struct sim_op op = {.kind = SIM_OP_GRAPH_ALLOC, .u.memory = {.bytes = bytes, .device = pool->device}};
-                CUresult rc = sim_capture_memory(stream, &op);
-
+                rc = sim_capture_memory(stream, &op);
                 if (rc == CUDA_SUCCESS)
                         *dptr = op.u.memory.base;
                 return rc;
         }
         if (stream == stream->ctx->legacy) {
-                CUresult rc = sim_capture_legacy(stream->ctx);
-
+                rc = sim_capture_legacy(stream->ctx);
                 if (rc != CUDA_SUCCESS)
                         return rc;
+        }
+        rc = sim_capture_unsafe();
+        if (rc != CUDA_SUCCESS)
+                return rc;
+        if (bytes == 0) {
+                *dptr = 0;
+                return CUDA_SUCCESS;
         }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -156,7 +162,7 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                 return CUDA_ERROR_OUT_OF_MEMORY;
         alloc->ctx = stream->ctx;
         alloc->freeing = false;
-        pool->used += alloc->footprint;
+        pool->used += bytes;
         if (pool->used > pool->used_high)
                 pool->used_high = pool->used;
         *dptr = alloc->base;
@@ -168,7 +174,7 @@ SIM_PTSZ(cuMemAllocAsync, (CUdeviceptr * dptr, size_t bytes, CUstream stream), (
         CUstream s;
         CUresult rc;
 
-        if (!dptr || !bytes)
+        if (!dptr)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_stream_resolve(stream, &s);
@@ -184,7 +190,7 @@ SIM_PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr * dptr, size_t bytes, CUmemoryPoo
         CUstream s;
         CUresult rc;
 
-        if (!dptr || !bytes || !sim_is_pool(pool) || pool->imported)
+        if (!dptr || !sim_is_pool(pool) || pool->imported)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
         rc = sim_stream_resolve(stream, &s);
@@ -200,7 +206,7 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
 {
         struct sim_op op = {.kind = SIM_OP_FREE};
         struct sim_node *node = NULL;
-        struct sim_alloc *alloc;
+        struct sim_alloc *alloc = NULL;
         CUstream s;
         CUresult rc;
 
@@ -213,20 +219,28 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
                 sim_unlock();
                 return rc;
         }
-        if (rc == CUDA_SUCCESS) {
+        if (rc == CUDA_SUCCESS && s == s->ctx->legacy)
+                rc = sim_capture_legacy(s->ctx);
+        if (rc == CUDA_SUCCESS)
+                rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && dptr) {
                 alloc = sim_find(dptr);
-                if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_POOL) {
+                if (alloc && alloc->kind == SIM_ALLOC_MANAGED)
+                        rc = CUDA_ERROR_NOT_SUPPORTED;
+                else if (!alloc || alloc->base != dptr || alloc->freeing || alloc->kind > SIM_ALLOC_POOL)
                         rc = CUDA_ERROR_INVALID_VALUE;
-                } else {
+                else {
                         op.u.victim = alloc;
                         rc = sim_stream_push(s, &op, &node);
                 }
         }
-        if (rc == CUDA_SUCCESS) {
+        if (rc == CUDA_SUCCESS && alloc) {
                 /* The free may have run only if it got past the lock, which it did not: alloc is still there. */
                 alloc->freeing = true;
-                if (alloc->kind == SIM_ALLOC_POOL)
+                if (alloc->kind == SIM_ALLOC_POOL) {
+                        alloc->pool->used -= alloc->bytes;
                         into_cache(alloc, node);
+                }
         }
         sim_node_put(node);
         sim_unlock();
@@ -236,6 +250,7 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
 SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
 {
         CUmemoryPool pool;
+        CUresult rc;
 
         SIM_ENTER(cuMemPoolCreate);
         if (!ret_pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -245,6 +260,11 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
                 return CUDA_ERROR_NOT_SUPPORTED;
         if (sim_device_check(props->location.id) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
+        sim_lock();
+        rc = sim_capture_unsafe();
+        sim_unlock();
+        if (rc != CUDA_SUCCESS)
+                return rc;
         pool = calloc(1, sizeof *pool);
         if (!pool)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -272,10 +292,13 @@ CUmemoryPool sim_pool_imported(int device)
 
 SIM_API cuMemPoolDestroy(CUmemoryPool pool)
 {
-        CUresult rc = CUDA_SUCCESS;
+        CUresult rc;
 
         SIM_ENTER(cuMemPoolDestroy);
         sim_lock();
+        rc = sim_capture_unsafe();
+        if (rc != CUDA_SUCCESS)
+                goto out;
         if (!sim_is_pool(pool) || pool == &default_pools[pool->device]) {
                 rc = CUDA_ERROR_INVALID_VALUE;
         } else {
@@ -285,35 +308,40 @@ SIM_API cuMemPoolDestroy(CUmemoryPool pool)
                         current_pools[pool->device] = &default_pools[pool->device];
                 trim(pool, 0);
         }
+out:
         sim_unlock();
         return rc;
 }
 
 SIM_API cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-        CUresult rc = CUDA_SUCCESS;
+        CUresult rc;
 
         SIM_ENTER(cuMemPoolTrimTo);
         sim_lock();
-        if (sim_is_pool(pool))
-                trim(pool, keep);
-        else
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && !sim_is_pool(pool))
                 rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc == CUDA_SUCCESS)
+                trim(pool, keep);
         sim_unlock();
         return rc;
 }
 
 SIM_API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-        CUresult rc = CUDA_SUCCESS;
+        CUresult rc;
 
         SIM_ENTER(cuMemPoolGetAttribute);
         if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!sim_is_pool(pool)) {
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && !sim_is_pool(pool))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc != CUDA_SUCCESS) {
                 sim_unlock();
-                return CUDA_ERROR_INVALID_VALUE;
+                return rc;
         }
         switch (attribute) {
         case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
@@ -347,15 +375,18 @@ SIM_API cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
 
 SIM_API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-        CUresult rc = CUDA_SUCCESS;
+        CUresult rc;
 
         SIM_ENTER(cuMemPoolSetAttribute);
         if (!value)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
-        if (!sim_is_pool(pool)) {
+        rc = sim_capture_unsafe();
+        if (rc == CUDA_SUCCESS && !sim_is_pool(pool))
+                rc = CUDA_ERROR_INVALID_VALUE;
+        if (rc != CUDA_SUCCESS) {
                 sim_unlock();
-                return CUDA_ERROR_INVALID_VALUE;
+                return rc;
         }
         switch (attribute) {
         case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:

@@ -420,6 +420,7 @@ CUresult sim_capture_graph(CUstream stream, CUgraph child); /* a graph launched 
 CUresult sim_capture_record(CUstream stream, CUevent event);
 CUresult sim_capture_wait(CUstream stream, CUevent event); /* also when only the event is captured */
 bool sim_capture_live(unsigned long long capture_id);
+CUresult sim_capture_ask(const struct CUevent_st *event); /* an event is asked whether it has passed; lock held */
 void sim_capture_stream_gone(CUstream stream);
 void sim_frontier_clear(struct sim_frontier *frontier);
 

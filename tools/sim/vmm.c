@@ -354,7 +354,9 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         SIM_ENTER(cuMemMap);
         changing++;
         sim_lock();
-        if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes > memory->bytes ||
+        if (is_created(handle) && whole_pages(bytes) && !(base % SIM_PAGE_BYTES) && (offset || bytes != memory->bytes))
+                rc = CUDA_ERROR_NOT_SUPPORTED; /* a part of a handle (measured, driver 580) */
+        if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes != memory->bytes ||
             base % SIM_PAGE_BYTES || !sim_is_reserved_locked(base) || !sim_is_reserved_locked(base + bytes - 1) ||
             has_mapping(base, bytes))
                 goto out;

@@ -125,8 +125,8 @@ static void drop(void)
         X("cuMemRelease", GONE(on.memory, cuMemRelease(on.memory)))                                                    \
         X("cuMemAllocAsync on another stream", cuMemAllocAsync(&p, GT_MIB, on.other))                                  \
         X("cuMemFreeAsync on another stream", GONE(on.pooled, cuMemFreeAsync(on.pooled, on.other)))                    \
-        X("cuMemFreeAsync there of cuMemAlloc's memory", GONE(on.block, cuMemFreeAsync(on.block, on.other)))           \
-        X("cuMemFreeAsync there of freed memory", cuMemFreeAsync(freed, on.other))                                     \
+        X("~cuMemFreeAsync there of cuMemAlloc's memory", GONE(on.block, cuMemFreeAsync(on.block, on.other)))          \
+        X("~cuMemFreeAsync there of freed memory", cuMemFreeAsync(freed, on.other))                                    \
         X("cuMemAllocAsync on the legacy stream", cuMemAllocAsync(&p, GT_MIB, NULL))                                   \
         X("cuMemFreeAsync on the legacy stream", GONE(on.pooled, cuMemFreeAsync(on.pooled, NULL)))                     \
         X("cuMemPoolCreate", cuMemPoolCreate(&pool, &pool_props))                                                      \
