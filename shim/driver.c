@@ -12,7 +12,9 @@
 #include "hash.h"
 #include "shim.h"
 
-#define DRAIN_BYTES 4096
+#define DRAIN_BYTES    4096
+#define READY_TRIES    100
+#define READY_PAUSE_NS UINT64_C(1000000)
 
 /* Our stream in a context, for memory that goes back: non-blocking, so in nobody's way. */
 struct release_stream {
@@ -80,6 +82,33 @@ void gr_capture_restore(CUstreamCaptureMode mode)
                 gr_real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+/*
+ * A driver that has yet to finish something by itself may say NOT_READY where it does what it was asked a moment later
+ * (cuMemSetAccess has been seen to). It is asked again, for a moment.
+ */
+static bool is_ready(CUresult result, unsigned *tries)
+{
+        if (result != CUDA_ERROR_NOT_READY || ++*tries > READY_TRIES)
+                return true;
+        gr_driver.sleep_ns(READY_PAUSE_NS);
+        return false;
+}
+
+#define ONCE_READY(result, call)                                                                                       \
+        do {                                                                                                           \
+                unsigned tries = 0;                                                                                    \
+                                                                                                                       \
+                do                                                                                                     \
+                        (result) = (call);                                                                             \
+                while (!is_ready((result), &tries));                                                                   \
+        } while (0)
+
+/* The error of an allocation, which the ladder tries again. */
+static int to_errno_of_memory(CUresult result)
+{
+        return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno(result);
+}
+
 /* Makes context current; false where that fails, and then there is nothing to leave. */
 static bool enter(void *context)
 {
@@ -105,15 +134,16 @@ static void look_beside(void)
 static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUdeviceptr ptr;
-        CUresult result = gr_real.cuMemAlloc_v2(&ptr, bytes);
+        CUresult result;
 
+        ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
                 if (gr_own_counted())
                         look_beside();
         }
-        return gr_errno(result);
+        return to_errno_of_memory(result);
 }
 
 static int driver_mem_free(uint64_t ptr)
@@ -265,13 +295,13 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
 
         (void)context;
         if (!*handle)
-                result = gr_real.cuMemCreate(&memory, bytes, &prop, 0);
+                ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)
-                return gr_errno(result);
+                return to_errno_of_memory(result);
         pthread_mutex_lock(&mappings);
-        result = gr_real.cuMemMap(ptr, bytes, 0, memory, 0);
+        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
         if (result == CUDA_SUCCESS) {
-                result = gr_real.cuMemSetAccess(ptr, bytes, &access, 1);
+                ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, &access, 1));
                 if (result != CUDA_SUCCESS)
                         gr_real.cuMemUnmap(ptr, bytes);
         }
@@ -280,7 +310,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         else
                 *handle = memory;
         pthread_mutex_unlock(&mappings);
-        return gr_errno(result);
+        return to_errno_of_memory(result);
 }
 
 static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
@@ -290,7 +320,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         CUresult result;
 
         pthread_mutex_lock(&mappings);
-        result = gr_real.cuMemUnmap(ptr, bytes);
+        ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result == CUDA_SUCCESS && handle)
                 gr_real.cuMemRelease(handle);
         pthread_mutex_unlock(&mappings);

@@ -7,7 +7,8 @@
  *
  * Each state runs in a process of its own. Sizes are shares of the memory that is free at first, so that the program
  * fits any card, and any limit. Each block is used to the end: the last kernel that writes to it is still to come when
- * it is freed, and the next owner looks whether it came too late. Ends with status 1 where memory has wrong contents.
+ * it is freed, and the next owner looks whether it came too late. Ends with status 1 where one was refused, or has
+ * wrong contents.
  */
 #include "gputest.h"
 
@@ -377,7 +378,7 @@ static int run(int i)
                 printf(", first %s memory: %d", seen.kind, (int)seen.first);
         printf("; %d blocks with wrong words\n", seen.wrong);
         printf("~ %s: %.1f s\n", states[i].name, (gt_now_us() - begin_us) / 1e6);
-        return seen.wrong != 0;
+        return seen.wrong || seen.refused;
 }
 
 int main(int argc, char **argv)
