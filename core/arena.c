@@ -256,8 +256,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         if (__builtin_expect(!block || block->ptr != ptr ||
                                      atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
                                      atomic_load_explicit(&context->fence.broken, memory_order_relaxed) ||
-                                     gr_fence_overflow(&context->fence) ||
-                                     atomic_load_explicit(&context->device->bypass_until_ns, memory_order_relaxed),
+                                     gr_fence_overflow(&context->fence) || gr_thread.bypass_until_ns,
                              0)) {
                 gr_arena_unlock(arena);
                 return false;

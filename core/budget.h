@@ -51,8 +51,6 @@ struct gr_device {
 
         _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
 
-        _Atomic uint64_t bypass_until_ns; /* until then frees go to the driver; 0: no bypass */
-
         struct gr_counter cached_bytes;                 /* footprint of the cached blocks; <= charged_bytes with ... */
         struct gr_cached *_Atomic cached_apart;         /* ... these, which only become more */
         _Atomic uint64_t granted_bytes;                 /* to all of these; beyond the threshold no grant holds, ... */

@@ -65,6 +65,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_registry_destroy(&core->registry);
         gr_lock_destroy(&core->contexts_lock);
         gr_thread.used = NULL; /* an arena of this core's */
+        gr_thread.bypass_until_ns = 0;
 }
 
 static struct gr_context *find_locked(struct gr_core *core, void *handle)

@@ -37,10 +37,8 @@ static int attempt(void *arg)
         struct request *request = arg;
         int rc = gr_budget_charge(request->device, request->family, request->bytes);
 
-        if (rc) {
-                gr_count(request->core, GR_STAT_limit_hits, 1);
+        if (rc)
                 return rc;
-        }
         rc = request->allocate(request->arg);
         if (rc)
                 gr_budget_uncharge(request->device, request->family, request->bytes);
@@ -70,9 +68,11 @@ int gr_foreign_charge(struct gr_core *core, struct gr_device *device, struct gr_
         int rc = attempt(&request);
 
         if (rc == -ENOMEM || rc == -EDQUOT) {
+                context = device == &core->host ? NULL : gr_climber(core, device, context);
+                if (rc == -EDQUOT && !context)
+                        gr_count(core, GR_STAT_limit_hits, 1);
                 if (device == &core->host)
                         return gr_pinned_retry(core, bytes, attempt, &request, rc);
-                context = gr_climber(core, device, context);
                 if (context)
                         rc = gr_ladder_climb_for(context, bytes, attempt, &request, rc);
         }

@@ -10,7 +10,7 @@
 #include "spill.h"
 #include "trim.h"
 
-#define BYPASS_NS        UINT64_C(250000000)  /* after a failure frees go to the driver for so long */
+#define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
 #define RETURNS_PAUSE_NS UINT64_C(50000)
 #define SYNC_NS          UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
@@ -39,7 +39,8 @@ struct climb {
         int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
         int (*attempt)(void *arg); /* instead of blocks */
         void *arg;
-        int error; /* -ENOMEM or -EDQUOT, the last one */
+        int error;      /* -ENOMEM or -EDQUOT, the last one */
+        bool met_limit; /* some error was the latter */
         uint64_t given_bytes[GR_LEVEL_COUNT];
         uint64_t ns[GR_LEVEL_COUNT];
         unsigned tries[GR_LEVEL_COUNT];
@@ -217,28 +218,32 @@ static uint64_t missing_bytes(struct climb *climb)
         return have < need ? need - have : need;
 }
 
+/* What a try said, as it is. One request meets the limit once, however often it is tried. */
+static int note(struct climb *climb, int rc)
+{
+        if (rc == -ENOMEM || rc == -EDQUOT)
+                climb->error = rc;
+        if (rc == -EDQUOT && !climb->met_limit) {
+                climb->met_limit = true;
+                gr_count(climb->context->core, GR_STAT_limit_hits, 1);
+        }
+        return rc;
+}
+
 /* Another try for a block after a rung. 0, -ENOMEM or -EDQUOT, or another error of the driver. */
 static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **ret_block)
 {
         struct gr_block *block = NULL;
-        int rc;
 
-        if (climb->attempt) {
-                rc = climb->attempt(climb->arg);
-                if (rc == -ENOMEM || rc == -EDQUOT)
-                        climb->error = rc;
-                return rc;
-        }
+        if (climb->attempt)
+                return note(climb, climb->attempt(climb->arg));
         if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
                 block = gr_pool_take(climb->context, climb->bytes, may_be_larger);
         if (block) {
                 *ret_block = block;
                 return 0;
         }
-        rc = gr_pool_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block);
-        if (rc == -ENOMEM || rc == -EDQUOT)
-                climb->error = rc;
-        return rc;
+        return note(climb, gr_pool_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block));
 }
 
 static bool out_of_memory(int rc)
@@ -515,7 +520,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_context *context = climb->context;
         struct gr_core *core = context->core;
-        int rc = climb->error;
+        int rc = note(climb, climb->error);
 
         /* The limit may have been met by an old figure. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
@@ -555,7 +560,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         gr_count(core, GR_STAT_failures, 1);
         atomic_fetch_add(&core->stats.levels[GR_LEVEL_FAIL].tries, 1);
         report(climb);
-        atomic_store(&context->device->bypass_until_ns, core->driver->now_ns() + BYPASS_NS);
+        gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
         return rc;
 }
 

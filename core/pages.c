@@ -34,9 +34,7 @@ int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_r
 {
         int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
 
-        if (rc)
-                gr_count(context->core, GR_STAT_limit_hits, 1);
-        else
+        if (!rc)
                 gr_budget_cache(context->device, bytes);
         return rc;
 }

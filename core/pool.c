@@ -80,10 +80,8 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                         return gr_split_grow(context, bytes, ret_block);
         }
         rc = gr_budget_reserve(device, capacity, &reserved);
-        if (rc) {
-                gr_count(core, GR_STAT_limit_hits, 1);
+        if (rc)
                 return rc;
-        }
         block = gr_block_new();
         if (!block) {
                 gr_budget_cancel(device, reserved);
@@ -240,35 +238,46 @@ static inline void note_thread(struct gr_core *core)
                 atomic_store(&core->overlaps, true);
 }
 
-/* looked: split has nothing that is ready. */
+/* A block of the cache that is ready, or can be made so at once; NULL. looked: split has nothing that is ready. */
+static struct gr_block *from_cache(struct gr_context *context, size_t bytes, bool looked)
+{
+        struct gr_block *block;
+
+        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
+            !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+                if (context->core->config.reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))
+                        return NULL;
+                return take_behind_barrier(context, bytes);
+        }
+        block = looked ? take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
+        return block ? block : take_fenced(context, bytes);
+}
+
+/* looked: as in from_cache. */
 static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate,
                                            void *arg, bool looked, uint64_t *ret_ptr)
 {
-        struct gr_block *block = NULL;
-        int rc;
+        struct gr_block *block;
 
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         note_thread(context->core);
-        if (!allocate && context->core->config.pool != GR_POOL_NONE) {
-                if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
-                    !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
-                        if (context->core->config.reuse != GR_REUSE_AUTO || !gr_spare_take(context, bytes))
-                                block = take_behind_barrier(context, bytes);
-                } else {
-                        block = looked ? take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
-                        if (!block)
-                                block = take_fenced(context, bytes);
+        do {
+                block = NULL;
+                if (!allocate && context->core->config.pool != GR_POOL_NONE)
+                        block = from_cache(context, bytes, looked);
+                if (!block) {
+                        int rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
+
+                        if (rc == -ENOMEM || rc == -EDQUOT)
+                                rc = gr_ladder_climb(context, bytes, allocate, arg, rc, &block);
+                        if (rc)
+                                return rc;
+                        gr_thread.bypass_until_ns = 0;
                 }
-        }
-        if (!block) {
-                rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
-                if (rc == -ENOMEM || rc == -EDQUOT)
-                        rc = gr_ladder_climb(context, bytes, allocate, arg, rc, &block);
-                if (rc)
-                        return rc;
-        }
-        return hand_out(block, bytes, ret_ptr) ? 0 : -ENOMEM;
+        } while (
+                !hand_out(block, bytes, ret_ptr)); /* one that went with its context, or unseen, is no reason to fail */
+        return 0;
 }
 
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
@@ -290,9 +299,9 @@ GR_OFTEN int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64
         note_thread(context->core);
         looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
         block = looks ? gr_split_take(context, bytes, false) : NULL;
-        if (block)
-                return hand_out(block, bytes, ret_ptr) ? 0 : -ENOMEM;
-        return alloc(context, bytes, NULL, NULL, looks, ret_ptr);
+        if (block && hand_out(block, bytes, ret_ptr))
+                return 0;
+        return alloc(context, bytes, NULL, NULL, looks && !block, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
@@ -301,15 +310,14 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_
         return alloc(context, expected_bytes, allocate, arg, false, ret_ptr);
 }
 
-static bool bypassed(struct gr_core *core, struct gr_device *device)
+/* Only the thread that was refused runs the release-and-retry of a framework; others would but wait for the driver. */
+static bool bypassed(struct gr_core *core)
 {
-        uint64_t until = atomic_load_explicit(&device->bypass_until_ns, memory_order_relaxed);
-
-        if (!until)
+        if (!gr_thread.bypass_until_ns)
                 return false;
-        if (core->driver->now_ns() < until)
+        if (core->driver->now_ns() < gr_thread.bypass_until_ns)
                 return true;
-        atomic_compare_exchange_strong(&device->bypass_until_ns, &until, 0);
+        gr_thread.bypass_until_ns = 0;
         return false;
 }
 
@@ -357,7 +365,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         struct gr_fence *fence = &context->fence;
         bool never = block->flags & GR_BLOCK_EXPORTED || fence->reach_overflow ||
                      atomic_load_explicit(&fence->broken, memory_order_relaxed);
-        bool by_driver = never || bypassed(core, context->device), much = false;
+        bool by_driver = never || bypassed(core), much = false;
         uint64_t epoch = GR_SPLIT_NEVER;
         int rc;
 
@@ -431,8 +439,7 @@ GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
         if (block->flags & GR_BLOCK_SPLIT)
                 return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
-            atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) ||
-            bypassed(core, context->device))
+            atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block);
 
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;

@@ -232,10 +232,8 @@ static int attempt_limited(struct request *request, struct pool *pool)
                  * What is freed behind work still running may serve its own stream, without a wait. Where it does not
                  * the pool grows beyond the limit, once: not again before that is gone.
                  */
-                if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0) {
-                        gr_count(&gr_core, GR_STAT_limit_hits, 1);
+                if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0)
                         return -EDQUOT;
-                }
                 reserved = 0;
         }
         result = call(request);
@@ -245,7 +243,6 @@ static int attempt_limited(struct request *request, struct pool *pool)
         /* It did not, and the pool grew beyond the limit. */
         request->give_back(request->ptr, request->stream);
         settle(pool, 0);
-        gr_count(&gr_core, GR_STAT_limit_hits, 1);
         return -EDQUOT;
 }
 
@@ -267,15 +264,16 @@ static int attempt(void *arg)
 /* Bytes and the place for the answer have been looked at. device: whose ladder; NULL: none. */
 static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
-        struct gr_context *context;
+        struct gr_context *context = NULL;
         int saved_errno = errno, rc;
 
         rc = attempt(request);
-        if ((rc == -ENOMEM || rc == -EDQUOT) && device) {
+        if ((rc == -ENOMEM || rc == -EDQUOT) && device)
                 context = gr_climber(&gr_core, device, gr_current_context());
-                if (context)
-                        rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
-        }
+        if (context)
+                rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
+        else if (rc == -EDQUOT)
+                gr_count(&gr_core, GR_STAT_limit_hits, 1);
         if (rc == 0)
                 *dptr = request->ptr;
         errno = saved_errno;

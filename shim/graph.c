@@ -302,7 +302,6 @@ static int attempt(void *arg)
 
         request->trims = atomic_load(&trims); /* of before, so that a trim meanwhile is not missed */
         if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
-                gr_count(&gr_core, GR_STAT_limit_hits, 1);
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
         }
@@ -343,6 +342,8 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 context = gr_climber(&gr_core, request.device, gr_current_context());
                 if (context)
                         rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
+                else if (rc == -EDQUOT)
+                        gr_count(&gr_core, GR_STAT_limit_hits, 1);
         }
         /* A trim takes nothing from a graph that is running: this one may have all it needs, and fits. */
         if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {

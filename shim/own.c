@@ -135,7 +135,6 @@ bool gr_own_fits(void)
         rc = within_limit(context->device);
         if (rc) {
                 over = gr_budget_over(context->device);
-                gr_count(&gr_core, GR_STAT_limit_hits, 1);
                 rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
                                          context->device, rc);
         }

@@ -383,10 +383,10 @@ static void test_quick_ends(void)
         rest = gpu_take(80 * MIB);
         a = gpu_take(6 * MIB);
         b = gpu_take(3 * MIB);
-        atomic_store(&gpu_device()->bypass_until_ns, UINT64_MAX);
+        gr_thread.bypass_until_ns = UINT64_MAX;
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(quick_bytes(), 0);
-        atomic_store(&gpu_device()->bypass_until_ns, 0);
+        gr_thread.bypass_until_ns = 0;
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(quick_bytes(), 6 * MIB);

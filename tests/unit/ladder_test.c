@@ -539,7 +539,7 @@ static void test_hard_limit(void)
         GR_CHECK_EQ(sg_alloc(context, 1, &ptr), -EDQUOT);
         GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), -EDQUOT);
         GR_CHECK_EQ(ptr, 42);
-        GR_CHECK(sg_counter(&core, GR_STAT_limit_hits) >= 2);
+        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2); /* one for each request, however often it was tried */
         GR_CHECK_EQ(sg_used_bytes(0), 32 * MIB);
         sg_advance(1000 * SG_MS);
         free_ok(ptrs[0]);
@@ -554,6 +554,46 @@ static void test_hard_limit(void)
         free_ok(ptrs[1]);
         alloc(4096);
         GR_CHECK(atomic_load(&device->peak_charged_bytes) <= 32 * MIB);
+        finish();
+}
+
+static int (*attempt_next)(void);
+
+static int attempt(void *arg)
+{
+        (void)arg;
+        return attempt_next();
+}
+
+static int refused_by_limit(void)
+{
+        return gr_budget_charge(device, GR_FAMILY_MANAGED, 8 * MIB);
+}
+
+static int refused_by_card(void)
+{
+        uint64_t free_bytes = 0, total;
+
+        sg_driver.mem_info(context->handle, &free_bytes, &total);
+        return free_bytes < 8 * MIB ? -ENOMEM : 0;
+}
+
+/* As much is given back as lacks by whoever refused last: the limit, or the card. */
+static void test_what_lacks(bool by_limit)
+{
+        start();
+        cache(7, 4 * MIB, 0);
+        gr_fence_poll(context);
+        if (by_limit)
+                atomic_store(&device->hard_bytes, 32 * MIB);
+        else
+                sg_hold(0, 32 * MIB, 0);
+        attempt_next = by_limit ? refused_by_limit : refused_by_card;
+        GR_CHECK_EQ(gr_ladder_climb_for(context, 8 * MIB, attempt, NULL, by_limit ? -ENOMEM : -EDQUOT), 0);
+        GR_CHECK_EQ(sg_cached_bytes(device), 24 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 1);
+        if (by_limit)
+                gr_budget_uncharge(device, GR_FAMILY_MANAGED, 8 * MIB);
         finish();
 }
 
@@ -727,6 +767,8 @@ int main(void)
         test_capture_stuck(false);
         test_report();
         test_hard_limit();
+        test_what_lacks(true);
+        test_what_lacks(false);
         test_other_error();
         return GR_CHECK_RESULT();
 }
