@@ -113,16 +113,18 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
         }
 }
 
-GR_OFTEN int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
+/*
+ * Takes the block at ptr out, if any, and returns it where it was LIVE. Lock held, and let go meanwhile: until the
+ * context that *ret_shut names is opened, which it is not where that is NULL, none of its blocks has a home or gets
+ * one.
+ */
+static struct gr_block *take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr,
+                                   struct gr_context **ret_shut)
 {
-        uint64_t hash = gr_ledger_mix(block->ptr);
-        struct gr_ledger_shard *shard = shard_of(ledger, hash);
-        struct gr_context *shut = NULL; /* none of its blocks has a home or gets one */
+        struct gr_context *shut = NULL;
         struct gr_block *stale;
-        bool added;
 
-        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        while ((stale = find_locked(shard, hash, block->ptr)) && stale->context != shut) {
+        while ((stale = find_locked(shard, hash, ptr)) && stale->context != shut) {
                 struct gr_context *context = stale->context;
 
                 /* It may be among an arena's recent blocks, or on its way there. */
@@ -138,6 +140,20 @@ GR_OFTEN int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, str
                 if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
                         stale = NULL;
         }
+        *ret_shut = shut;
+        return stale;
+}
+
+GR_OFTEN int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
+{
+        uint64_t hash = gr_ledger_mix(block->ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_context *shut;
+        struct gr_block *stale;
+        bool added;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        stale = take_stale(shard, hash, block->ptr, &shut);
         added = make_room(shard);
         if (added)
                 put(shard, block);
@@ -146,6 +162,25 @@ GR_OFTEN int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, str
                 gr_arenas_open(shut);
         *ret_stale = stale;
         return added ? 0 : -ENOMEM;
+}
+
+struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_context *shut = NULL;
+        struct gr_block *stale;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        stale = find_locked(shard, hash, ptr);
+        if (stale && stale->flags & GR_BLOCK_SPLIT)
+                stale = NULL;
+        if (stale)
+                stale = take_stale(shard, hash, ptr, &shut);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        if (shut)
+                gr_arenas_open(shut);
+        return stale;
 }
 
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)

@@ -130,6 +130,13 @@ void gr_ledger_destroy(struct gr_ledger *ledger);
  */
 int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
 
+/*
+ * The driver has given ptr to the program in a way of its own: what is known there is stale, and leaves the ledger as
+ * by gr_ledger_add. One that was LIVE is returned, and the caller's; else NULL. A range of a segment stays, as its
+ * memory is the segment's. No lock from GR_RANK_ARENA up is held.
+ */
+struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr);
+
 /* Takes block, which has no home, out; the caller owns it again. False: it was out already, GONE, and its address may
  * be another block's.
  */

@@ -24,6 +24,14 @@ void gr_block_drop(struct gr_block *block)
         gr_block_free(block);
 }
 
+void gr_pool_given(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_block *stale = gr_ledger_forget(&core->ledger, ptr);
+
+        if (stale)
+                gr_block_drop(stale);
+}
+
 /* As gr_pool_take, of what the bins hold. */
 static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
                                                                  bool may_be_larger)

@@ -55,6 +55,13 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
                (__builtin_expect(!atomic_load(&core->decay_armed), 0) && core->config.decay_ns);
 }
 
+/*
+ * The driver has given ptr to the program in a way that the pool does not serve. A block of ours there went behind our
+ * back, as the driver gives no address out twice: were it to stay, the free of what lies there now would hand out its
+ * address again, at another size. No lock of core/ is held.
+ */
+void gr_pool_given(struct gr_core *core, uint64_t ptr);
+
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
 

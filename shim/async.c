@@ -325,31 +325,41 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 
+/* The driver takes a request for nothing, and gives nothing (measured, driver 580). */
+static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
+{
+        return bytes > 0 ? gr_given(result, dptr) : result;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_async(dptr, bytes, stream, false, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync);
+        return given(alloc_async(dptr, bytes, stream, false, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync), dptr,
+                     bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_async(dptr, bytes, stream, true, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz);
+        return given(alloc_async(dptr, bytes, stream, true, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
+                     dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
         gr_shim_ready();
-        return alloc_from_pool(dptr, bytes, pool, stream, false, gr_real.cuMemAllocFromPoolAsync,
-                               gr_real.cuMemFreeAsync);
+        return given(alloc_from_pool(dptr, bytes, pool, stream, false, gr_real.cuMemAllocFromPoolAsync,
+                                     gr_real.cuMemFreeAsync),
+                     dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
                                                         CUstream stream)
 {
         gr_shim_ready();
-        return alloc_from_pool(dptr, bytes, pool, stream, true, gr_real.cuMemAllocFromPoolAsync_ptsz,
-                               gr_real.cuMemFreeAsync_ptsz);
+        return given(alloc_from_pool(dptr, bytes, pool, stream, true, gr_real.cuMemAllocFromPoolAsync_ptsz,
+                                     gr_real.cuMemFreeAsync_ptsz),
+                     dptr, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)

@@ -435,7 +435,15 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph gra
                                                   size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
         gr_graph_memory_seen();
-        return GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params);
+        return gr_given(GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params), &params->dptr);
+}
+
+static CUresult node_added(CUresult result, const CUgraphNodeParams *params)
+{
+        if (result != CUDA_SUCCESS || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+                return result;
+        gr_graph_memory_seen();
+        return gr_given(result, &params->alloc.dptr);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
@@ -446,9 +454,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, cons
         if (params)
                 gr_graph_node_seen(params->type);
         result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
-        if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-                gr_graph_memory_seen();
-        return result;
+        return node_added(result, params);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
@@ -459,9 +465,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, c
         if (params)
                 gr_graph_node_seen(params->type);
         result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
-        if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-                gr_graph_memory_seen();
-        return result;
+        return node_added(result, params);
 }
 
 GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)

@@ -43,9 +43,11 @@ static CUresult charge(struct request *request)
         int saved_errno = errno, rc;
 
         rc = gr_foreign_charge(&gr_core, &gr_core.host, NULL, GR_FAMILY_HOST, footprint, allocate, request);
-        if (rc == 0)
+        if (rc == 0) {
+                gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
                 gr_foreign_add(&gr_core, &gr_core.host, GR_FAMILY_HOST, (uint64_t)(uintptr_t)request->ptr,
                                context ? context->handle : NULL, footprint);
+        }
         errno = saved_errno;
         return gr_result(rc);
 }

@@ -2,7 +2,7 @@
  * Memory of others that this process opens: legacy IPC, pools, and external memory of other interfaces. Opening it
  * takes nothing from the card, and its exporter answers for it: so it is told (GR_FAMILY_IMPORTED), never charged, and
  * no request is refused for it. No block of the pool, so every question about its addresses, and its free, is the
- * driver's. Not hooked: cuExternalMemoryGetMappedBuffer and its kin, which take no memory.
+ * driver's. What maps it takes no memory, and is only looked at for the address.
  *
  * What this process exported as a descriptor and imports again is in its account already. Such a descriptor is known by
  * its owner for signals, which we set when it is made: the mark is of the open file, so it goes along with copies of
@@ -112,7 +112,7 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        result = real(dptr, handle, flags);
+        result = gr_given(real(dptr, handle, flags), dptr);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 opened_ipc(*dptr);
                 errno = saved_errno;
@@ -187,4 +187,15 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 gr_memory_shared();
         return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *ptr, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+        return gr_given(GR_REAL(cuMemPoolImportPointer, ptr, pool, data), ptr);
+}
+
+GR_EXPORT CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *ptr, CUexternalMemory external,
+                                                           const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *descriptor)
+{
+        return gr_given(GR_REAL(cuExternalMemoryGetMappedBuffer, ptr, external, descriptor), ptr);
 }

@@ -36,10 +36,10 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
 
         if (!gr_shim_ready() || !gr_real.cuMemAllocManaged || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES ||
             (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
-                return GR_REAL(cuMemAllocManaged, dptr, bytesize, flags);
+                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
         context = gr_current_context();
         if (!context)
-                return GR_REAL(cuMemAllocManaged, dptr, bytesize, flags);
+                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
         footprint =
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         rc = gr_foreign_charge(&gr_core, context->device, context, GR_FAMILY_MANAGED, footprint, allocate, &request);
@@ -48,7 +48,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 *dptr = request.ptr;
         }
         errno = saved_errno;
-        return gr_result(rc);
+        return gr_given(gr_result(rc), dptr);
 }
 
 CUresult gr_free_foreign(CUdeviceptr ptr)

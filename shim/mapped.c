@@ -207,7 +207,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         CUresult result;
 
         gr_shim_ready();
-        result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
+        result = gr_given(GR_REAL(cuMemMap, base, bytes, offset, handle, flags), &base);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         pthread_mutex_lock(&lock);

@@ -53,6 +53,16 @@ GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t byte
         return gr_result(gr_memory_alloc(context, bytesize, dptr));
 }
 
+CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
+{
+        int saved_errno = errno;
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                gr_pool_given(&gr_core, *dptr);
+        errno = saved_errno;
+        return result;
+}
+
 /* The pitch of this width, or 0 while nobody has asked the driver. */
 static size_t pitch_known(struct pitch *wanted)
 {

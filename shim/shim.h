@@ -237,6 +237,10 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         return 0;
 }
 
+/* After a call of the driver's that gives the program memory at *dptr where it succeeds: see gr_pool_given. Its result.
+ */
+CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
+
 /* runtime.c */
 
 /* The pool's answer, -errno, to the call of the driver's that the runtime is about to make for this thread; 0: none. */

@@ -738,6 +738,50 @@ static void test_short_looks(void)
         finish();
 }
 
+/*
+ * The driver has freed blocks behind our back, and gives their addresses to the program in a way of its own: they are
+ * none of ours any more, neither to free nor to hand out.
+ */
+static void test_given(size_t bytes, bool live)
+{
+        uint64_t ptr, other;
+
+        start(GR_REUSE_AUTO);
+        ptr = alloc(bytes);
+        other = alloc(bytes);
+        if (live) {
+                sg_disown(ptr);
+        } else {
+                free_ok(ptr);
+                settle();
+        }
+        GR_CHECK_EQ(sg_driver.mem_free(ptr), 0);
+        gr_pool_given(&core, ptr);
+        gr_pool_given(&core, ptr);
+        GR_CHECK_EQ(sg_free(&core, ptr), -ENOENT);
+        if (live)
+                check_accounts();
+        gr_trim(context, UINT64_MAX); /* finds what was in a bin */
+        check_accounts();
+        free_ok(other);
+        settle();
+        GR_CHECK_EQ(alloc(bytes), other);
+        GR_CHECK(alloc(bytes) != other);
+        finish();
+}
+
+/* A used range of a segment is the segment's, whatever the driver says. */
+static void test_given_split(void)
+{
+        uint64_t ptr;
+
+        start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_SPLIT);
+        ptr = alloc(3 * MIB);
+        gr_pool_given(&core, ptr);
+        free_ok(ptr);
+        finish();
+}
+
 int main(void)
 {
         gr_log_set_level(GR_LOG_SILENT);
@@ -763,5 +807,10 @@ int main(void)
         test_trim();
         test_short_looks();
         test_alloc_by();
+        for (int live = 0; live < 2; live++) {
+                test_given(4 * MIB, live);
+                test_given(4096, live);
+        }
+        test_given_split();
         return GR_CHECK_RESULT();
 }

@@ -69,8 +69,8 @@ SIM_API cuExternalMemoryGetMappedBuffer(CUdeviceptr *dptr, CUexternalMemory exte
         else if (descriptor->offset <= external->bytes && descriptor->size <= external->bytes - descriptor->offset)
                 rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS) {
-                at = mmap(NULL, descriptor->size, PROT_READ | PROT_WRITE, MAP_SHARED, external->file,
-                          (off_t)descriptor->offset);
+                at = sim_map(descriptor->size, PROT_READ | PROT_WRITE, MAP_SHARED, external->file,
+                             (off_t)descriptor->offset);
                 if (at == MAP_FAILED) {
                         rc = CUDA_ERROR_INVALID_VALUE;
                 } else if (!sim_range_add(SIM_ALLOC_EXTERNAL, (uintptr_t)at, descriptor->size, ctx, ctx->device, 0)) {

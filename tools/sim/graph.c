@@ -41,8 +41,7 @@ CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim
 {
         if (op->kind == SIM_OP_GRAPH_ALLOC) {
                 size_t bytes = (op->u.memory.bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
-                void *at =
-                        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                void *at = sim_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
                 if (at == MAP_FAILED)
                         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -622,6 +621,65 @@ SIM_API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
         if (rc == CUDA_SUCCESS)
                 params->dptr = op.u.memory.base;
         return rc;
+}
+
+SIM_API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                           const CUDA_HOST_NODE_PARAMS *params)
+{
+        struct sim_op op = {.kind = SIM_OP_HOST};
+
+        SIM_ENTER(cuGraphAddHostNode);
+        if (!node || !graph || !params || !params->fn || (n_after && !after))
+                return CUDA_ERROR_INVALID_VALUE;
+        op.u.host.fn = params->fn;
+        op.u.host.arg = params->userData;
+        return add_node(node, graph, after, n_after, &op);
+}
+
+/* Memory and host functions only. */
+static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                        CUgraphNodeParams *params)
+{
+        struct sim_op op;
+        CUresult rc;
+
+        if (!node || !graph || !params || (n_after && !after))
+                return CUDA_ERROR_INVALID_VALUE;
+        switch (params->type) {
+        case CU_GRAPH_NODE_TYPE_HOST:
+                op = (struct sim_op){.kind = SIM_OP_HOST,
+                                     .u.host = {.fn = params->host.fn, .arg = params->host.userData}};
+                break;
+        case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+                op = (struct sim_op){
+                        .kind = SIM_OP_GRAPH_ALLOC,
+                        .u.memory = {.bytes = params->alloc.bytesize, .device = params->alloc.poolProps.location.id}};
+                if (!params->alloc.bytesize || params->alloc.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                    sim_device_check(op.u.memory.device) != CUDA_SUCCESS)
+                        return CUDA_ERROR_INVALID_VALUE;
+                break;
+        default:
+                return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        rc = add_node(node, graph, after, n_after, &op);
+        if (rc == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+                params->alloc.dptr = op.u.memory.base;
+        return rc;
+}
+
+SIM_API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
+                       CUgraphNodeParams *params)
+{
+        SIM_ENTER(cuGraphAddNode);
+        return add_any(node, graph, after, n_after, params);
+}
+
+SIM_API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *data,
+                          size_t n_after, CUgraphNodeParams *params)
+{
+        SIM_ENTER(cuGraphAddNode_v2);
+        (void)data;
+        return add_any(node, graph, after, n_after, params);
 }
 
 SIM_API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,

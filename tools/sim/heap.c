@@ -4,6 +4,7 @@
  */
 #include "sim.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -365,6 +366,40 @@ void sim_heap_set_idle(struct sim_alloc *alloc, bool idle)
         if (!idle)
                 alloc->buffer_id = next_buffer_id++;
         sim_memory_unlock();
+}
+
+static _Atomic uintptr_t freed_last;
+
+void *sim_map(size_t bytes, int prot, int flags, int file, off_t offset)
+{
+        void *wish = (void *)atomic_exchange(&freed_last, 0), *at = mmap(wish, bytes, prot, flags, file, offset);
+        uintptr_t start, base;
+
+        if (at == MAP_FAILED || (uintptr_t)at % SIM_PAGE_BYTES == 0 || bytes > SIZE_MAX - SIM_PAGE_BYTES)
+                return at;
+        munmap(at, bytes);
+        at = mmap(NULL, bytes + SIM_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED)
+                return at;
+        start = (uintptr_t)at;
+        base = (start + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+        at = mmap((void *)base, bytes, prot, flags | MAP_FIXED, file, offset);
+        if (at == MAP_FAILED) {
+                munmap((void *)start, bytes + SIM_PAGE_BYTES);
+                return at;
+        }
+        bytes = (bytes + 4095) / 4096 * 4096;
+        if (base > start)
+                munmap((void *)start, base - start);
+        if (start + SIM_PAGE_BYTES > base)
+                munmap((void *)(base + bytes), start + SIM_PAGE_BYTES - base);
+        return at;
+}
+
+void sim_unmap(void *at, size_t bytes)
+{
+        munmap(at, bytes);
+        freed_last = (uintptr_t)at;
 }
 
 struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t bytes, CUcontext ctx, int device,

@@ -113,7 +113,7 @@ static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct
                 close(file); /* freed meanwhile */
                 return CUDA_ERROR_INVALID_VALUE;
         }
-        at = mmap(NULL, words->footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        at = sim_map(words->footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         close(file);
         opening = at == MAP_FAILED ? NULL : calloc(1, sizeof *opening);
         if (opening)
@@ -183,7 +183,7 @@ static bool close_at(CUdeviceptr dptr, bool of_pool)
         if (opening && --opening->count == 0) {
                 *at = opening->next;
                 sim_range_remove(opening->range);
-                munmap((void *)dptr, opening->words.footprint);
+                sim_unmap((void *)dptr, opening->words.footprint);
                 free(opening);
         }
         return opening != NULL;

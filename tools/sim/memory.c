@@ -82,7 +82,7 @@ static void free_host_range(struct sim_alloc *range)
         size_t bytes = range->footprint;
 
         sim_range_remove(range);
-        munmap(base, bytes);
+        sim_unmap(base, bytes);
 }
 
 /*
@@ -171,7 +171,7 @@ static CUresult host_memory(enum sim_alloc_kind kind, size_t bytes, unsigned fla
                 *ret_base = 0;
         } else if (rc == CUDA_SUCCESS) {
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
-                base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                base = sim_map(mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
                 if (base != MAP_FAILED) {
                         range = sim_range_add(kind, (uintptr_t)base, bytes, ctx, ctx->device, flags);
                         if (range) {

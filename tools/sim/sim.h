@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define SIM_MAX_DEVICES 8
 #define SIM_PAGE_BYTES  ((size_t)2 << 20)
@@ -353,6 +354,12 @@ void sim_heap_free_context(CUcontext ctx);      /* every cuMemAlloc of it, at th
 bool sim_heap_charge(int device, size_t bytes); /* memory that lives elsewhere, in whole pages; false: no room */
 void sim_heap_uncharge(int device, size_t bytes);
 void sim_heap_set_idle(struct sim_alloc *alloc, bool idle);
+/*
+ * mmap and munmap for what lies outside of the devices' addresses: at a multiple of a page of theirs, and where such
+ * memory was freed last if that is still free, so that an address comes again soon, as another kind of memory.
+ */
+void *sim_map(size_t bytes, int prot, int flags, int file, off_t offset);
+void sim_unmap(void *at, size_t bytes);
 /* Ranges of host memory the device may touch; the caller owns the memory behind them. NULL when out of host memory. */
 struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t bytes, CUcontext ctx, int device,
                                 unsigned flags);

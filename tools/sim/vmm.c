@@ -130,6 +130,7 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
 {
         struct reservation *r;
         uintptr_t start, base;
+        size_t room;
         void *at;
 
         SIM_ENTER(cuMemAddressReserve);
@@ -141,10 +142,11 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
         if (bytes > SIZE_MAX - alignment)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         r = calloc(1, sizeof *r);
-        at = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        room = alignment > SIM_PAGE_BYTES ? bytes + alignment : bytes;
+        at = sim_map(room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (!r || at == MAP_FAILED) {
                 if (at != MAP_FAILED)
-                        munmap(at, bytes + alignment);
+                        munmap(at, room);
                 free(r);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -152,8 +154,8 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
         base = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
         if (base > start)
                 munmap(at, base - start);
-        if (start + alignment > base)
-                munmap((void *)(base + bytes), start + alignment - base);
+        if (start + room > base + bytes)
+                munmap((void *)(base + bytes), start + room - base - bytes);
         r->base = base;
         r->bytes = bytes;
         sim_lock();
@@ -189,7 +191,7 @@ SIM_API cuMemAddressFree(CUdeviceptr base, size_t bytes)
                 sim_memory_lock();
                 *at = r->next;
                 sim_memory_unlock();
-                munmap((void *)(uintptr_t)base, bytes);
+                sim_unmap((void *)(uintptr_t)base, bytes);
                 free(r);
                 rc = CUDA_SUCCESS;
         }
