@@ -325,7 +325,6 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
 }
 
 #define GRANT_SHARE 256 /* of the threshold, beyond what a keeper has: all need as much room to be asked no more */
-#define NO_GRANTS   (UINT64_C(1) << 62)
 
 void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
 {
@@ -336,7 +335,7 @@ void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
 
 void gr_budget_end_grants(struct gr_device *device)
 {
-        atomic_fetch_or(&device->granted_bytes, NO_GRANTS);
+        atomic_store(&device->grants_ended, true);
 }
 
 void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, struct gr_cached *to, uint64_t bytes)
@@ -367,8 +366,6 @@ static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint6
         uint64_t step = threshold / GRANT_SHARE, bytes = gr_counter_sum(&device->cached_bytes);
         struct gr_cached *each;
 
-        if (atomic_load(&device->granted_bytes) >= NO_GRANTS)
-                return;
         for (each = atomic_load(&device->cached_apart); each; each = each->next)
                 bytes += atomic_load(&each->bytes) ? atomic_load(&each->bytes) + step : 0;
         step = bytes <= threshold ? step : 0;
@@ -385,6 +382,8 @@ bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
         uint64_t threshold = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
 
+        if (atomic_load_explicit(&device->grants_ended, memory_order_relaxed))
+                keeper = NULL;
         if (charged <= atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) &&
             charged <= atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) &&
             (threshold == GR_UNLIMITED ||

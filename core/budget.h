@@ -55,6 +55,7 @@ struct gr_device {
         struct gr_cached *_Atomic cached_apart;         /* ... these, which only become more */
         _Atomic uint64_t granted_bytes;                 /* to all of these; beyond the threshold no grant holds, ... */
         _Atomic uint64_t granted_for_bytes;             /* ... nor under another one than this */
+        _Atomic bool grants_ended;                      /* ... nor at all */
         _Atomic uint64_t family_bytes[GR_FAMILY_COUNT]; /* what the pool did not serve: of the charge, or beside it */
         _Atomic uint64_t idle_bytes;   /* in the driver's own pools, used by nobody; as last seen; <= charged_bytes */
         _Atomic uint64_t own_bytes;    /* what the driver took by itself, as last seen; GR_UNLIMITED: not known */

@@ -355,7 +355,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
 bool gr_pool_holds_too_much(struct gr_context *context)
 {
-        struct gr_arena *arena = gr_split_active(context) ? NULL : gr_arena_at(context, gr_shard());
+        struct gr_arena *arena = gr_arena_at(context, gr_shard());
 
         return gr_budget_grown(context->device, arena ? &arena->cached : NULL);
 }
