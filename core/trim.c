@@ -184,7 +184,7 @@ uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
                 struct gr_bin *bin;
                 uint32_t left;
 
-                if (!arena || (gr_bin_count(&arena->bins[class]) == 0 && arena->bins[class].low_count == 0))
+                if (!arena || gr_bin_count(&arena->bins[class]) == 0) /* and so none that nobody needed */
                         continue;
                 bin = &arena->bins[class];
                 gr_arena_lock(arena);

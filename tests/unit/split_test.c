@@ -493,17 +493,32 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
         }
 }
 
+/* What the library's own thread does, without a rest. */
+static void *help(void *arg)
+{
+        const _Atomic bool *stop = arg;
+
+        while (!atomic_load(stop)) {
+                gr_core_maintain(&core);
+                gr_core_decay(&core, atomic_fetch_add(&gpu.now_ns, UINT64_C(200000)));
+        }
+        return NULL;
+}
+
 static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overlaps)
 {
         struct walk walks[GPU_THREADS];
-        pthread_t threads[GPU_THREADS];
+        pthread_t threads[GPU_THREADS], helper;
+        _Atomic bool stop = false;
 
         gpu_begin(pool, reuse);
         if (pool == GR_POOL_AUTO)
                 atomic_store(&context->split_active, true);
         gpu.lazy = 3;
+        core.config.decay_ns = UINT64_C(1000000000);
         atomic_store(&core.overlaps, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
+        GR_CHECK_EQ(pthread_create(&helper, NULL, help, &stop), 0);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
                 walks[i] = (struct walk){.seed = 77 + i, .steps = 1500, .overlaps = !overlaps, .passes = i > 0};
                 if (!overlaps)
@@ -514,6 +529,8 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         }
         for (unsigned i = 0; i < GPU_THREADS; i++)
                 pthread_join(threads[i], NULL);
+        atomic_store(&stop, true);
+        pthread_join(helper, NULL);
         if (passed.ptr)
                 gpu_give(passed.ptr, passed.bytes);
         passed.ptr = 0;

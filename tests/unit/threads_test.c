@@ -1,7 +1,7 @@
 /*
- * Threads that allocate and free at random for about a second while others begin and end captures, run the maintenance,
- * and create and destroy contexts: no misuse, and in the end all figures agree. GR_TEST_SEED changes the program,
- * GR_TEST_MS its length.
+ * Threads that allocate and free at random, their own blocks and each other's, for about a second while others begin
+ * and end captures, run the maintenance, let idle memory decay, and create and destroy contexts: no misuse, and in the
+ * end all figures agree. GR_TEST_SEED changes the program, GR_TEST_MS its length.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,6 +18,8 @@
 #define MIB      SG_MIB
 #define THREADS  8
 #define HELD_MAX 8
+#define MAIL_MAX 64
+#define DECAY_NS (2 * SG_MS)
 
 struct plan {
         const char *name;
@@ -41,6 +43,35 @@ static struct gr_context *contexts[2];
 static _Atomic bool stop, over;
 static _Atomic uint64_t allocs, frees, wrong;
 
+/* Blocks that one thread has allocated and another frees. */
+static pthread_mutex_t mail_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t mail[MAIL_MAX];
+static unsigned mail_count;
+
+/* False: there is no room. */
+static bool post(uint64_t ptr)
+{
+        bool room;
+
+        pthread_mutex_lock(&mail_lock);
+        room = mail_count < MAIL_MAX;
+        if (room)
+                mail[mail_count++] = ptr;
+        pthread_mutex_unlock(&mail_lock);
+        return room;
+}
+
+/* 0: there is none. */
+static uint64_t receive(void)
+{
+        uint64_t ptr;
+
+        pthread_mutex_lock(&mail_lock);
+        ptr = mail_count > 0 ? mail[--mail_count] : 0;
+        pthread_mutex_unlock(&mail_lock);
+        return ptr;
+}
+
 struct worker {
         pthread_t thread;
         uint64_t seed;
@@ -61,14 +92,27 @@ static size_t draw_size(struct worker *worker)
         return sizes[draw(worker, sizeof(sizes) / sizeof(sizes[0]))];
 }
 
+/* A context that ends is waited for whoever captures elsewhere, which the scripted GPU does not tell apart. */
+static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void capture(struct worker *worker)
 {
+        pthread_mutex_lock(&end_lock);
         gr_gate_begin_enter(&core.gate);
         sg_capture(1);
         gr_gate_begin_leave(&core.gate, true);
         sg_advance(draw(worker, 100000));
         sg_capture(-1);
         gr_gate_end(&core.gate);
+        pthread_mutex_unlock(&end_lock);
+}
+
+static void free_one(uint64_t ptr)
+{
+        if (sg_free(&core, ptr))
+                wrong++;
+        else
+                frees++;
 }
 
 static void *work(void *arg)
@@ -92,14 +136,17 @@ static void *work(void *arg)
                         } else if (rc != -ENOMEM && rc != -EDQUOT) {
                                 wrong++;
                         }
-                } else if (kind < 96 && count > 0) {
+                } else if (kind < 87 && count > 0) {
                         unsigned i = draw(worker, count);
 
-                        if (sg_free(&core, ptrs[i]))
-                                wrong++;
-                        else
-                                frees++;
+                        if (kind >= 60 || stop || !post(ptrs[i]))
+                                free_one(ptrs[i]);
                         ptrs[i] = ptrs[--count];
+                } else if (kind < 96) {
+                        uint64_t ptr = receive();
+
+                        if (ptr)
+                                free_one(ptr);
                 } else if (kind < 98 && worker->id < 2) {
                         capture(worker);
                 } else if (kind < 99) {
@@ -134,13 +181,25 @@ static void *come_and_go(void *arg)
                         else
                                 allocs++;
                 for (int i = 0; i < 16; i += 2)
-                        if (sg_free(&core, ptrs[i]))
-                                wrong++;
-                        else
-                                frees++;
+                        free_one(ptrs[i]);
                 gr_fence_close(context);
+                pthread_mutex_lock(&end_lock);
+                gr_context_ending(context); /* who gives its memory back at this moment is waited for */
+                pthread_mutex_unlock(&end_lock);
                 sg_context_destroy(context->handle);
                 gr_context_drop(context);
+        }
+        return NULL;
+}
+
+/* What the library's own thread does, without a rest: it visits each context, and looks into all bins. */
+static void *help(void *arg)
+{
+        (void)arg;
+        while (!stop) {
+                gr_core_decay(&core, sg_driver.now_ns());
+                gr_core_maintain(&core);
+                sg_advance(DECAY_NS / 16);
         }
         return NULL;
 }
@@ -173,12 +232,13 @@ static uint64_t figure(const char *name)
 
 static void run(const struct plan *plan, uint64_t seed, long ms)
 {
-        struct worker workers[THREADS + 1];
+        struct worker workers[THREADS + 2];
         struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
 
         sg_reset(2048 * MIB);
         sg_set_tick(500);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &sg_driver,
+                     &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS, .decay_ns = DECAY_NS});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         atomic_store(&core.overlaps, plan->overlaps);
@@ -186,18 +246,25 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
                 contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
         stop = over = false;
         allocs = frees = 0;
-        for (unsigned i = 0; i <= THREADS; i++) {
+        for (unsigned i = 0; i < THREADS + 2; i++) {
                 workers[i] = (struct worker){.id = i, .seed = seed * 1000 + i, .plan = plan};
-                pthread_create(&workers[i].thread, NULL, i < THREADS ? work : come_and_go, &workers[i]);
+                pthread_create(&workers[i].thread, NULL,
+                               i < THREADS    ? work
+                               : i == THREADS ? come_and_go
+                                              : help,
+                               &workers[i]);
         }
         nanosleep(&pause, NULL);
         stop = true;
-        for (unsigned i = 0; i <= THREADS; i++)
+        for (unsigned i = 0; i < THREADS + 2; i++)
                 pthread_join(workers[i].thread, NULL);
+        for (uint64_t ptr = receive(); ptr; ptr = receive())
+                free_one(ptr);
 
         printf("%s: %" PRIu64 " allocations, %" PRIu64 " from the cache\n", plan->name, allocs, figure("hits"));
         GR_CHECK(allocs > 100);
         GR_CHECK(figure("hits") > 0);
+        GR_CHECK(figure("released_blocks") > 0); /* idle memory has decayed beside them */
         GR_CHECK(!over);
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK_EQ(sg_misuses(), 0);
