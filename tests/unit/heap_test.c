@@ -707,13 +707,11 @@ static void test_heap_exported(bool captured)
         a = gpu_take(7 * MIB);
         b = gpu_take(3 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
-        if (captured) {
-                gr_gate_begin_enter(&core.gate);
-                gr_gate_begin_leave(&core.gate, true);
-        }
+        if (captured)
+                gpu_capture(true);
         gpu_give(a, 7 * MIB);
         if (captured)
-                gr_gate_end(&core.gate);
+                gpu_capture(false);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
         c = gpu_take(2 * MIB);
         GR_CHECK(c < a || c >= a + 6 * MIB);
