@@ -23,6 +23,7 @@
  *   fault;
  * - in the end, with everything freed, the program is told of as much free memory as without the fault, and can have as
  *   many blocks; nothing is left by the library's own figures; once its context has gone the card is as empty as then;
+ *   and traces and statistics are whole where they can be written at all;
  * - after a code that kills a context (700, 719) any call may return it, and of memory nothing is asked. But the
  * program still ends by itself.
  */
@@ -262,6 +263,22 @@ static int remove_one(const char *path, const struct stat *status, int kind, str
         return 0;
 }
 
+static unsigned lines_of(const char *name)
+{
+        char path[128];
+        unsigned count = 0;
+        FILE *file;
+        int c;
+
+        snprintf(path, sizeof(path), "%s/%s", folder, name);
+        file = fopen(path, "r");
+        while (file && (c = getc(file)) != EOF)
+                count += c == '\n';
+        if (file)
+                fclose(file);
+        return count;
+}
+
 /* Runs a scene in a process of its own. Returns what waitpid says of it, or -1: it did not end. */
 static int run(const struct fault *fault, bool quiet)
 {
@@ -297,6 +314,7 @@ static int run(const struct fault *fault, bool quiet)
                         break;
                 }
         sigprocmask(SIG_SETMASK, &before, NULL);
+        sweep_report->lines = lines_of("trace") + lines_of("stats");
         nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
         return status;
 }
@@ -327,6 +345,13 @@ static const char *const give_back[] = {"cuMemFree_v2", "cuMemFreeAsync", "cuMem
 /* Whose failure may mean that there is no memory: for spilling; and without a context there is no ladder. */
 static const char *const needed_for_memory[] = {"cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuCtxGetCurrent",
                                                 "cuCtxGetDevice", NULL};
+
+/* Who is interrupted, or can write only a part, goes on. */
+static bool hinders_writing(const struct fault *fault)
+{
+        return !fault->driver && fault->which == SWEEP_CALL_write &&
+               (fault->code == EINTR || fault->code == SWEEP_SHORT);
+}
 
 /* Small blocks share a page, of which what is cached is only a part. */
 static size_t pages(size_t bytes)
@@ -406,6 +431,8 @@ static bool against_rule(const struct fault *fault, int status, char *why, size_
         else if (report->used_bytes > plain->used_bytes + lost)
                 snprintf(why, bytes, "%zu bytes in use when the context has gone, not %zu", report->used_bytes,
                          plain->used_bytes);
+        else if (report->lines != plain->lines && hinders_writing(fault))
+                snprintf(why, bytes, "%u lines in the library's files, not %u", report->lines, plain->lines);
         else
                 return false;
         return true;
