@@ -326,6 +326,20 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
         return allocate(&request, device, dptr);
 }
 
+/*
+ * The driver ends the program where a default pool of managed memory is asked on a full card (H200, driver 580), so
+ * what is only cached goes back before.
+ */
+static void make_room(struct gr_device *device, size_t bytes)
+{
+        struct gr_context *context = gr_climber(&gr_core, device, gr_current_context());
+        int saved_errno = errno;
+
+        if (context)
+                gr_ladder_make_room(context, bytes);
+        errno = saved_errno;
+}
+
 static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
                                 __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
 {
@@ -333,6 +347,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
                 .bytes = bytes, .pool = pool, .stream = stream, .from_pool = real, .give_back = give_back};
         struct gr_device *device;
         struct pool *found;
+        bool managed;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -346,7 +361,10 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         found = known(pool);
         request.limited = found && gr_budget_limited(found->device);
         device = found && found->family != GR_FAMILY_HOST ? found->device : NULL;
+        managed = found && found->family == GR_FAMILY_MANAGED;
         pthread_mutex_unlock(&lock);
+        if (managed)
+                make_room(device, bytes);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 

@@ -1,11 +1,13 @@
 /* Stream-ordered memory: pools that keep freed memory and hand it out again behind the free in its stream. */
 #include "sim.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define MAGIC_POOL 0x706f6f6cu
+#define FULL_BYTES ((size_t)6 << 20) /* less is free on a full card */
 
 /* Guarded by sim_lock(). */
 static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
@@ -208,6 +210,12 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
         if (bytes == 0) {
                 *dptr = 0;
                 return CUDA_SUCCESS;
+        }
+        /* As the driver does (H200, driver 580): the default pool of managed memory does not bear a full card. */
+        if (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES &&
+            sim_heap_free_bytes(pool->device) < FULL_BYTES) {
+                fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the card is full\n");
+                abort();
         }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
