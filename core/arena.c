@@ -426,7 +426,7 @@ void gr_arenas_shut(struct gr_context *context)
 {
         atomic_fetch_add(&context->arenas_shut, 1);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
+                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* as is_open says */
 
                 if (!arena)
                         continue;

@@ -6,7 +6,14 @@
 #include "pool.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
-#define VISIT_MOST_NS UINT64_C(1000000000) /* a context that ends waits no longer for its visitors */
+
+/* A visit that the calling thread is in, and those around it. */
+struct visit {
+        const struct gr_context *context;
+        const struct visit *outer;
+};
+
+static _Thread_local const struct visit *visits;
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
 {
@@ -68,12 +75,27 @@ void gr_core_destroy(struct gr_core *core)
         gr_thread.bypass_until_ns = 0;
 }
 
+/*
+ * One that another thread is adding is waited for: its work may touch any block of its device at once, so the fences of
+ * the others must know it first.
+ */
 static struct gr_context *find_locked(struct gr_core *core, void *handle)
 {
-        for (struct gr_context *context = core->contexts; context; context = context->next)
-                if (context->alive && context->handle == handle)
-                        return context;
-        return NULL;
+        struct gr_context *context = core->contexts;
+
+        while (context) {
+                if (!context->alive || context->handle != handle) {
+                        context = context->next;
+                } else if (context->coming) {
+                        gr_unlock(&core->contexts_lock);
+                        core->driver->sleep_ns(VISIT_LOOK_NS);
+                        gr_lock(&core->contexts_lock);
+                        context = core->contexts; /* it may have come and gone */
+                } else {
+                        break;
+                }
+        }
+        return context;
 }
 
 struct gr_context *gr_context_find(struct gr_core *core, void *handle)
@@ -119,15 +141,26 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
                 core->contexts = context;
         }
         context->handle = handle;
-        context->alive = true;
+        context->alive = context->coming = true;
         added = true;
 out:
         gr_unlock(&core->contexts_lock);
         if (added) {
                 gr_core_each_context(core, device, reach_each_other, context);
                 gr_pinned_join(context);
+                gr_lock(&core->contexts_lock);
+                context->coming = false;
+                gr_unlock(&core->contexts_lock);
         }
         return context;
+}
+
+void gr_core_will_wait(struct gr_core *core)
+{
+        if (atomic_exchange(&core->waits_for_others, true))
+                return;
+        while (atomic_load(&core->barriers_begun) > 0)
+                core->driver->sleep_ns(VISIT_LOOK_NS);
 }
 
 void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
@@ -142,9 +175,13 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
                      more = true;
 
                 if (wanted) {
+                        struct visit this = {context, visits};
+
                         context->visitors++;
                         gr_unlock(&core->contexts_lock);
+                        visits = &this;
                         more = visit(context, arg);
+                        visits = this.outer;
                         gr_lock(&core->contexts_lock);
                         context->visitors--;
                 }
@@ -153,35 +190,47 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
         gr_unlock(&core->contexts_lock);
 }
 
-static bool forget_in(struct gr_context *context, void *arg)
+/* In all others, those that are about to end among them, as they may stay. Without a call of the driver. */
+static void forget_everywhere(struct gr_context *gone)
 {
-        gr_fence_forget(context, arg);
-        return true;
+        struct gr_core *core = gone->core;
+        struct gr_context *context;
+
+        gr_lock(&core->contexts_lock);
+        context = core->contexts;
+        gr_unlock(&core->contexts_lock);
+        for (; context; context = context->next) /* the list only grows, at its head */
+                if (context != gone)
+                        gr_fence_forget(context, gone);
 }
 
-static bool forget_after_sync(struct gr_context *context, void *arg)
+static bool is_alone(struct gr_context *context)
 {
-        struct gr_context *ending = arg;
+        bool alone = true;
 
-        if (context != ending) {
-                context->core->driver->context_sync(ending->handle);
-                gr_fence_forget(context, ending);
-        }
-        return true;
+        gr_lock(&context->core->contexts_lock);
+        for (struct gr_context *other = context->core->contexts; other; other = other->next)
+                alone &= other == context || !other->alive;
+        gr_unlock(&context->core->contexts_lock);
+        return alone;
 }
 
-/* Keeps visitors out and waits for those inside; for a bounded time, as one may wait for the thread that calls this. */
+/*
+ * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
+ * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
+ */
 static void see_off(struct gr_context *context)
 {
         struct gr_core *core = context->core;
-        const struct gr_driver *driver = core->driver;
-        uint64_t until_ns = driver->now_ns() + VISIT_MOST_NS;
+        unsigned own = 0;
 
+        for (const struct visit *visit = visits; visit; visit = visit->outer)
+                own += visit->context == context;
         gr_lock(&core->contexts_lock);
-        context->ending = true;
-        while (context->visitors > 0 && driver->now_ns() < until_ns) {
+        atomic_store(&context->ending, true);
+        while (context->visitors > own) {
                 gr_unlock(&core->contexts_lock);
-                driver->sleep_ns(VISIT_LOOK_NS);
+                core->driver->sleep_ns(VISIT_LOOK_NS);
                 gr_lock(&core->contexts_lock);
         }
         gr_unlock(&core->contexts_lock);
@@ -190,7 +239,7 @@ static void see_off(struct gr_context *context)
 void gr_context_stays(struct gr_context *context)
 {
         gr_lock(&context->core->contexts_lock);
-        context->ending = false;
+        atomic_store(&context->ending, false);
         gr_unlock(&context->core->contexts_lock);
         gr_core_each_context(context->core, context->device->ordinal, reach_each_other, context);
         gr_pinned_join(context);
@@ -199,7 +248,9 @@ void gr_context_stays(struct gr_context *context)
 void gr_context_ending(struct gr_context *context)
 {
         see_off(context);
-        gr_core_each_context(context->core, -1, forget_after_sync, context);
+        if (!is_alone(context)) /* its work may use their blocks, and nothing will fence that any more */
+                context->core->driver->context_sync(context->handle);
+        forget_everywhere(context);
         gr_pinned_ending(context);
 }
 
@@ -208,7 +259,7 @@ void gr_context_drop(struct gr_context *context)
         struct gr_core *core = context->core;
 
         see_off(context);
-        gr_core_each_context(core, -1, forget_in, context);
+        forget_everywhere(context);
         gr_arenas_shut(context);
         gr_fence_reset(context);
         gr_split_drop(context);
@@ -218,6 +269,7 @@ void gr_context_drop(struct gr_context *context)
         gr_spill_drop(context);
         gr_pinned_drop(context);
         gr_lock(&core->contexts_lock);
-        context->alive = context->ending = false; /* from now on it may serve for another context */
+        context->alive = false; /* from now on it may serve for another context */
+        atomic_store(&context->ending, false);
         gr_unlock(&core->contexts_lock);
 }

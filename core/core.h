@@ -43,10 +43,11 @@ struct gr_context {
         size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
 
-        void *handle;      /* of the driver; guarded by core->contexts_lock, constant while alive */
-        bool alive;        /* guarded by core->contexts_lock */
-        bool ending;       /* it may be gone in the driver: no new visit; guarded likewise */
-        unsigned visitors; /* gr_core_each_context in it; guarded likewise */
+        void *handle;        /* of the driver; guarded by core->contexts_lock, constant while alive */
+        bool alive;          /* guarded by core->contexts_lock */
+        bool coming;         /* the fences of the others do not know it yet; guarded likewise */
+        _Atomic bool ending; /* it may be gone in the driver: no new visit; set with the lock held */
+        unsigned visitors;   /* gr_core_each_context in it; guarded likewise */
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;
@@ -103,8 +104,9 @@ struct gr_core {
         struct gr_stats stats;
         struct gr_registry registry;
         struct gr_early early;
-        _Atomic bool split_barred;    /* gr_split_bar */
-        struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
+        _Atomic unsigned barriers_begun; /* of those that no waits_for_others has stopped; gr_core_will_wait */
+        _Atomic bool split_barred;       /* gr_split_bar */
+        struct gr_lock contexts_lock;    /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
         /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
@@ -151,6 +153,12 @@ void gr_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
 void gr_context_drop(struct gr_context *context);
+
+/*
+ * Sets waits_for_others, before the driver has the work that waits: returns once no barrier is being laid that did not
+ * know of it.
+ */
+void gr_core_will_wait(struct gr_core *core);
 
 /*
  * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns

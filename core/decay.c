@@ -173,6 +173,13 @@ uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
         armed = atomic_exchange(&core->decay_armed, false);
         gr_core_each_context(core, -1, decay_one, &round);
         pinned_ns = gr_pinned_decay(core, now_ns);
+        if (armed && !pinned_ns && !round.next_ns) {
+                /* A block may have been cached by a processor that has told of the flag it read, and not of the block.
+                 */
+                core->driver->sleep_ns(PACE_NS);
+                gr_core_each_context(core, -1, decay_one, &round);
+                pinned_ns = gr_pinned_decay(core, now_ns);
+        }
         if (pinned_ns && (!round.next_ns || pinned_ns < round.next_ns))
                 round.next_ns = pinned_ns;
         if (round.next_ns)

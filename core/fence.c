@@ -374,6 +374,25 @@ bool gr_fence_barrier_is_safe(struct gr_context *context)
                gr_fence_stuck_ns(context) < STUCK_NS;
 }
 
+/* Fence lock and gate held. */
+static int wait_for_epoch(struct gr_context *context, const struct gr_epoch *epoch)
+{
+        struct gr_core *core = context->core;
+        struct gr_fence *fence = &context->fence;
+        int rc = 0;
+
+        /* Asked again, as streams may have begun to wait for others meanwhile: not in front of this barrier. */
+        atomic_fetch_add(&core->barriers_begun, 1);
+        if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
+                rc = -EBUSY;
+        for (unsigned i = 0; i < fence->reach_count && !rc; i++)
+                for (unsigned j = 0; j < epoch->event_count && !rc; j++)
+                        if (epoch->events[j].context)
+                                rc = core->driver->context_wait(fence->reach[i]->handle, epoch->events[j].handle);
+        atomic_fetch_sub(&core->barriers_begun, 1);
+        return rc;
+}
+
 /* Unless epoch is usable by then. */
 static int barrier_for(struct gr_context *context, uint64_t epoch)
 {
@@ -398,10 +417,7 @@ static int barrier_for(struct gr_context *context, uint64_t epoch)
 
                 if (gr_fence_usable(fence, newest->number))
                         goto out;
-                for (unsigned i = 0; i < fence->reach_count && !rc; i++)
-                        for (unsigned j = 0; j < newest->event_count && !rc; j++)
-                                if (newest->events[j].context)
-                                        rc = driver->context_wait(fence->reach[i]->handle, newest->events[j].handle);
+                rc = wait_for_epoch(context, newest);
                 if (rc) {
                         rc = failed(context, rc);
                         goto out;

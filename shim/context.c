@@ -67,9 +67,7 @@ static CUcontext primary_of(CUdevice dev)
         /* Active already, so this only looks: the count goes up and down again. */
         if (gr_real.cuDevicePrimaryCtxRetain(&primary, dev) != CUDA_SUCCESS)
                 return NULL;
-        /* Asked once more where it is refused: what is not given back would keep the context alive for good. */
-        if (gr_real.cuDevicePrimaryCtxRelease_v2(dev) != CUDA_SUCCESS)
-                gr_real.cuDevicePrimaryCtxRelease_v2(dev);
+        gr_real.cuDevicePrimaryCtxRelease_v2(dev);
         return primary;
 }
 
@@ -408,8 +406,8 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
         result = real(dev);
         if (known && result == CUDA_SUCCESS) {
                 pthread_mutex_lock(&lock);
-                if (retained[dev] > 0 && !reset)
-                        retained[dev]--;
+                /* After a reset nobody knows: too few only means that an end is prepared for that does not come. */
+                retained[dev] = reset || retained[dev] == 0 ? 0 : retained[dev] - 1;
                 pthread_mutex_unlock(&lock);
         }
         if (primary && result == CUDA_SUCCESS && (reset || !still_active(dev)))

@@ -388,11 +388,14 @@ static int driver_context_wait(void *context, void *event)
 
 static int driver_context_sync(void *context)
 {
+        CUstreamCaptureMode mode;
         CUresult result;
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax(); /* a capture in another context is no matter of ours */
         result = gr_real.cuCtxSynchronize();
+        gr_capture_restore(mode);
         leave();
         return to_errno_or_busy(result);
 }

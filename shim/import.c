@@ -23,7 +23,7 @@
 
 void gr_memory_shared(void)
 {
-        atomic_store(&gr_core.waits_for_others, true);
+        gr_core_will_wait(&gr_core);
 }
 
 void gr_export_mark(int fd)

@@ -279,7 +279,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
 static void will_wait(void)
 {
         if (gr_shim_ready())
-                atomic_store(&gr_core.waits_for_others, true);
+                gr_core_will_wait(&gr_core);
 }
 
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \

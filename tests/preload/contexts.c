@@ -4,6 +4,7 @@
  *
  *   contexts             the lines
  *   contexts old         with the functions as they were before CUDA 4 and 11
+ *   contexts ends        two contexts end beside a third
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
@@ -411,6 +412,21 @@ static void *leave_capture(void *context)
         return NULL;
 }
 
+/* Two contexts end beside a third. Under the library each is waited for before, as its work may use any memory. */
+static void ends(void)
+{
+        CUcontext kept = create(), primary;
+        CUdeviceptr ptr;
+
+        OK(cuMemAlloc(&ptr, BLOCK));
+        OK(cuCtxDestroy(create()));
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuDevicePrimaryCtxRelease(0));
+        OK(cuMemFree(ptr));
+        OK(cuCtxDestroy(kept));
+        printf("ended\n");
+}
+
 /* Captures that nobody ends: they go with their stream, their thread, or their context. */
 static void abandoned_captures(void)
 {
@@ -495,6 +511,8 @@ int main(int argc, char **argv)
                         old_context();
                         old_primary();
                 }
+        } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
+                ends();
         } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
                 int skipped = devices();
 

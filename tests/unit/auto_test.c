@@ -349,10 +349,11 @@ static void test_quick_waits(void)
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         barriers = core.stats.counters[GR_STAT_barriers];
-        gpu_capture(true);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
         b = gpu_take(6 * MIB);
         GR_CHECK(b != a);
-        gpu_capture(false);
+        gr_gate_end(&core.gate);
         gpu_give(b, 6 * MIB);
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);

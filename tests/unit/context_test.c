@@ -1,9 +1,14 @@
 /* Contexts that come and go, and addresses that the driver gives out anew. */
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <string.h>
 
 #include "check.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MIB SG_MIB
 
@@ -190,20 +195,17 @@ static void test_stale(size_t bytes, bool live)
         finish();
 }
 
-/* As a thread that gives memory back in the context would: no end of the context beside it. */
-static bool end_beside(struct gr_context *context, void *arg)
+/* A visit that ends the context it is in does not wait for itself. */
+static bool end_inside(struct gr_context *context, void *arg)
 {
-        uint64_t *waited_ns = arg, begin_ns = sg_driver.now_ns();
-
+        (void)arg;
         gr_context_ending(context);
-        *waited_ns = sg_driver.now_ns() - begin_ns;
         return false;
 }
 
 static void test_visitors(void)
 {
         struct gr_context *context;
-        uint64_t waited_ns = 0;
 
         start();
         context = gr_context_add(&core, sg_context_new(0), 0);
@@ -211,17 +213,233 @@ static void test_visitors(void)
         GR_CHECK_EQ(contexts(-1), 0);
         gr_context_stays(context);
         GR_CHECK_EQ(contexts(-1), 1);
-        /* A visitor that waits for the end itself is waited for, but not for ever. */
-        gr_core_each_context(&core, -1, end_beside, &waited_ns);
-        GR_CHECK(waited_ns >= 500 * SG_MS && waited_ns < 5000 * SG_MS);
+        gr_core_each_context(&core, -1, end_inside, NULL);
+        GR_CHECK_EQ(contexts(-1), 0);
         gr_context_drop(context);
         GR_CHECK_EQ(contexts(-1), 0);
+        finish();
+}
+
+/* A driver call that waits, as those do that stand behind a long kernel, until the test lets it go on. */
+static struct gr_driver slow_driver;
+static sem_t inside, go_on;
+static _Atomic bool slow;
+
+static void be_slow(void)
+{
+        if (atomic_exchange(&slow, false)) {
+                sem_post(&inside);
+                sem_wait(&go_on);
+        }
+}
+
+static int slow_release(void *handle, const uint64_t *ptrs, size_t count, size_t *ret_done)
+{
+        be_slow();
+        return sg_driver.mem_release(handle, ptrs, count, ret_done);
+}
+
+static int slow_wait(void *handle, void *event)
+{
+        be_slow();
+        return sg_driver.context_wait(handle, event);
+}
+
+static void start_slow(enum gr_reuse reuse)
+{
+        sg_reset(1024 * MIB);
+        slow_driver = sg_driver;
+        slow_driver.mem_release = slow_release;
+        slow_driver.context_wait = slow_wait;
+        gr_core_init(&core, &slow_driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        sem_init(&inside, 0, 0);
+        sem_init(&go_on, 0, 0);
+        slow = true;
+}
+
+static _Atomic bool done;
+
+static void *maintain(void *arg)
+{
+        (void)arg;
+        gr_core_maintain(&core);
+        return NULL;
+}
+
+static void *end(void *context)
+{
+        gr_context_ending(context);
+        done = true;
+        return NULL;
+}
+
+/* Another thread gives memory back in the context that is to end: the driver must not end it before, however long. */
+static void test_end_beside_release(void)
+{
+        pthread_t helper, ender;
+        struct gr_context *context;
+        uint64_t ptr, begin_ns;
+
+        start_slow(GR_REUSE_AUTO);
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        ptr = alloc(context, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        atomic_store(&context->device->threshold_bytes, 0);
+        pthread_create(&helper, NULL, maintain, NULL);
+        sem_wait(&inside);
+        done = false;
+        pthread_create(&ender, NULL, end, context);
+        /* By the scripted clock, which each look moves on. */
+        for (begin_ns = sg_driver.now_ns(); sg_driver.now_ns() < begin_ns + 5000 * SG_MS && !done;)
+                sched_yield();
+        GR_CHECK(!done);
+        sem_post(&go_on);
+        pthread_join(helper, NULL);
+        pthread_join(ender, NULL);
+        sg_context_destroy(context->handle);
+        gr_context_drop(context);
+        GR_CHECK_EQ(atomic_load(&context->device->charged_bytes), 0);
+        finish();
+}
+
+/* Where the driver refuses to take memory back in a context that ends, nobody frees the address once more. */
+static bool trim_ending(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_context_ending(context);
+        sg_context_destroy(context->handle);
+        gr_trim(context, UINT64_MAX);
+        return false;
+}
+
+static void test_trim_ending(void)
+{
+        struct gr_context *context;
+        uint64_t ptr;
+
+        start();
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        ptr = alloc(context, 8 * MIB);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(709));
+        gr_core_each_context(&core, -1, trim_ending, NULL);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+        gr_context_drop(context);
+        GR_CHECK_EQ(atomic_load(&context->device->charged_bytes), 0);
+        finish();
+}
+
+/* Two that are about to end at once, of which one stays: what has gone is in no fence of it. */
+static void test_two_end(void)
+{
+        struct gr_context *goes, *stays;
+
+        start();
+        goes = gr_context_add(&core, sg_context_new(0), 0);
+        stays = gr_context_add(&core, sg_context_new(0), 0);
+        gr_context_ending(stays);
+        gr_context_ending(goes);
+        sg_context_destroy(goes->handle);
+        gr_context_drop(goes);
+        gr_context_stays(stays);
+        GR_CHECK_EQ(gr_fence_reach(stays), 1);
+        GR_CHECK_EQ(sg_free(&core, alloc(stays, 4 * MIB)), 0);
+        GR_CHECK_EQ(gr_fence_barrier(stays), 0);
+        finish();
+}
+
+static void *new_handle;
+
+static void *add_new(void *arg)
+{
+        gr_context_add(&core, new_handle, 0);
+        done = true;
+        return arg;
+}
+
+/* A context is there for others only when all fences of its device cover its work. */
+static void test_add_at_once(void)
+{
+        struct gr_context *first, *second;
+        pthread_t adders[2];
+        uint64_t ptr;
+
+        start_slow(GR_REUSE_BARRIER);
+        slow = false;
+        second = gr_context_add(&core, sg_context_new(0), 0);
+        first = gr_context_add(&core, sg_context_new(0), 0);
+        new_handle = sg_context_new(0);
+        /* The first has laid a barrier behind which work goes on: the new one has to wait for it as well. */
+        ptr = alloc(first, 4 * MIB);
+        sg_work(first->handle, 0, ptr, 10 * SG_MS);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_fence_barrier(first), 0);
+        slow = true;
+        pthread_create(&adders[0], NULL, add_new, NULL);
+        sem_wait(&inside);
+        done = false;
+        pthread_create(&adders[1], NULL, add_new, NULL);
+        for (int i = 0; i < 1000; i++)
+                sched_yield();
+        GR_CHECK(!done || gr_fence_reach(second) == 3);
+        sem_post(&go_on);
+        pthread_join(adders[0], NULL);
+        pthread_join(adders[1], NULL);
+        GR_CHECK_EQ(gr_fence_reach(first), 3);
+        GR_CHECK_EQ(gr_fence_reach(second), 3);
+        finish();
+}
+
+static void *will_wait(void *arg)
+{
+        gr_core_will_wait(&core);
+        done = true;
+        return arg;
+}
+
+static void *barrier(void *context)
+{
+        gr_fence_barrier(context);
+        return NULL;
+}
+
+/* No barrier lies in front of work that waits for others, not even one that somebody was about to lay. */
+static void test_will_wait(void)
+{
+        struct gr_context *context;
+        pthread_t layer, waiter;
+
+        start_slow(GR_REUSE_AUTO);
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(sg_free(&core, alloc(context, 4 * MIB)), 0);
+        pthread_create(&layer, NULL, barrier, context);
+        sem_wait(&inside);
+        done = false;
+        pthread_create(&waiter, NULL, will_wait, NULL);
+        while (!atomic_load(&core.waits_for_others))
+                sched_yield();
+        for (int i = 0; i < 1000; i++)
+                sched_yield();
+        GR_CHECK(!done);
+        sem_post(&go_on);
+        pthread_join(layer, NULL);
+        pthread_join(waiter, NULL);
+        GR_CHECK_EQ(sg_free(&core, alloc(context, 8 * MIB)), 0);
+        sg_log_clear();
+        GR_CHECK_EQ(gr_fence_barrier(context), -EBUSY);
+        GR_CHECK(strchr(sg_log(), 'w') == NULL);
         finish();
 }
 
 int main(void)
 {
         test_visitors();
+        test_end_beside_release();
+        test_trim_ending();
+        test_two_end();
+        test_add_at_once();
+        test_will_wait();
         test_add_and_find();
         test_drop(4 * MIB);
         test_stale(4 * MIB, true);

@@ -590,6 +590,93 @@ static void test_reach_joined_late(void)
         }
 }
 
+/* One of several leaves: the work of all others still holds the blocks back. */
+static void test_reach_left(void)
+{
+        for (int leaves = 0; leaves < 3; leaves++) {
+                struct gr_context *others[3];
+
+                start();
+                for (int i = 0; i < 3; i++)
+                        others[i] = gr_context_add(&core, sg_context_new(0), 0);
+                gr_context_ending(others[leaves]);
+                sg_context_destroy(others[leaves]->handle);
+                gr_context_drop(others[leaves]);
+                for (int i = 0; i < 3; i++) {
+                        uint64_t epoch;
+
+                        if (i == leaves)
+                                continue;
+                        sg_work(others[i]->handle, 0, 0, 50 * SG_MS);
+                        epoch = gr_fence_freed(fence, SG_MIB);
+                        GR_CHECK_EQ(gr_fence_close(context), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context), 0);
+                        GR_CHECK(!gr_fence_usable(fence, epoch));
+                        sg_advance(60 * SG_MS);
+                        GR_CHECK_EQ(gr_fence_poll(context), 0);
+                        GR_CHECK(gr_fence_usable(fence, epoch));
+                }
+                finish();
+        }
+}
+
+/* Epochs of a context that has gone leave nothing for those that come after them in the ring. */
+static void test_reach_left_ring(void)
+{
+        struct gr_context *other;
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
+                freed_after(1);
+                GR_CHECK_EQ(gr_fence_close(context), 0);
+                if (i % 2) {
+                        sg_advance(2 * SG_MS);
+                        GR_CHECK_EQ(gr_fence_poll(context), 0);
+                }
+        }
+        gr_context_ending(other);
+        sg_context_destroy(other->handle);
+        gr_context_drop(other);
+        for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
+                freed_after(1);
+                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                sg_advance(2 * SG_MS);
+                GR_CHECK_EQ(gr_fence_poll(context), 0);
+        }
+        finish();
+}
+
+/* With several epochs behind one barrier, and some beyond it: who joins late waits for all that the barrier covered. */
+static void test_reach_joined_epochs(void)
+{
+        for (int beyond = 0; beyond < 3; beyond++) {
+                uint64_t ptrs[3], epochs[3];
+                struct gr_context *late;
+
+                start();
+                for (int i = 0; i < 3; i++) {
+                        GR_CHECK_EQ(sg_driver.mem_alloc(context->handle, 4096, &ptrs[i]), 0);
+                        sg_own(ptrs[i], 4096);
+                        sg_work(context->handle, 0, ptrs[i], 20 * SG_MS);
+                        sg_disown(ptrs[i]);
+                        epochs[i] = gr_fence_freed(fence, 4096);
+                        GR_CHECK_EQ(i < 2 ? gr_fence_close(context) : gr_fence_barrier(context), 0);
+                }
+                for (int i = 0; i < beyond; i++) {
+                        freed_after(50);
+                        GR_CHECK_EQ(gr_fence_close(context), 0);
+                }
+                late = gr_context_add(&core, sg_context_new(0), 0);
+                for (int i = 0; i < 3; i++) {
+                        GR_CHECK(gr_fence_usable(fence, epochs[i]));
+                        sg_own(ptrs[i], 4096);
+                        sg_work(late->handle, 0, ptrs[i], SG_MS);
+                }
+                finish();
+        }
+}
+
 static void test_reach_overflow(void)
 {
         start();
@@ -652,6 +739,9 @@ int main(void)
         test_sync();
         test_reach();
         test_reach_joined_late();
+        test_reach_left();
+        test_reach_left_ring();
+        test_reach_joined_epochs();
         test_reach_overflow();
         test_reset();
         return GR_CHECK_RESULT();

@@ -68,8 +68,10 @@ static void tear_down(CUcontext ctx)
         CUcontext *at = &live_contexts;
 
         ctx->live = false;
+        ctx->ending = true;
         sim_node_wait(all);
         sim_node_put(all);
+        ctx->ending = false;
         while (*at != ctx)
                 at = &(*at)->next;
         *at = ctx->next;
@@ -360,6 +362,8 @@ CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx)
         rc = sim_context_check(given);
         if (rc == CUDA_SUCCESS)
                 *ret_ctx = given;
+        else if (rc == CUDA_ERROR_CONTEXT_IS_DESTROYED && given->ending)
+                sim_misuse("a call about a context beside its end, which crashes a driver");
         return rc;
 }
 
