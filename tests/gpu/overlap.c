@@ -59,8 +59,15 @@ static void host_function(void)
         GT_MUST(cuLaunchHostFunc(NULL, function, NULL));
 }
 
-/* The functions whose stream 0 is the thread's own, as nvcc --default-stream per-thread has it. */
-#define OWN(function) ((__typeof__(&(function)))own(#function))
+/*
+ * Work on the stream that a thread has by itself: by the functions whose stream 0 it is, as nvcc's --default-stream
+ * per-thread has them, or by its handle.
+ */
+static bool by_handle;
+static CUdeviceptr words[2];
+static uint32_t here;
+static uint64_t no_time;
+static void *values[] = {&no_time};
 
 static void (*own(const char *name))(void)
 {
@@ -73,57 +80,28 @@ static void (*own(const char *name))(void)
         return call;
 }
 
-static CUdeviceptr words[2];
-static uint64_t no_time;
-static void *values[] = {&no_time};
+#define SUBMIT(symbol) (by_handle ? (symbol) : (__typeof__(&(symbol)))own(#symbol))
+
+static CUstream stream_of(void)
+{
+        return by_handle ? CU_STREAM_PER_THREAD : NULL;
+}
 
 static void launch(void)
 {
-        GT_MUST(OWN(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, NULL, values, NULL));
-}
-
-static void launch_by_handle(void)
-{
-        GT_MUST(gt_spin(&gt, CU_STREAM_PER_THREAD, 0));
-}
-
-static CUlaunchConfig config(CUstream stream)
-{
-        return (CUlaunchConfig){1, 1, 1, 1, 1, 1, 0, stream, NULL, 0};
+        GT_MUST(SUBMIT(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values, NULL));
 }
 
 static void launch_extended(void)
 {
-        CUlaunchConfig once = config(NULL);
+        const CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream_of(), NULL, 0};
 
-        GT_MUST(OWN(cuLaunchKernelEx)(&once, gt.spin, values, NULL));
-}
-
-static void launch_extended_by_handle(void)
-{
-        CUlaunchConfig once = config(CU_STREAM_PER_THREAD);
-
-        GT_MUST(cuLaunchKernelEx(&once, gt.spin, values, NULL));
+        GT_MUST(SUBMIT(cuLaunchKernelEx)(&config, gt.spin, values, NULL));
 }
 
 static void launch_cooperative(void)
 {
-        GT_MUST(OWN(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, NULL, values));
-}
-
-static void copy(void)
-{
-        GT_MUST(OWN(cuMemcpyDtoDAsync)(words[0], words[1], 4, NULL));
-}
-
-static void copy_by_handle(void)
-{
-        GT_MUST(cuMemcpyAsync(words[0], words[1], 4, CU_STREAM_PER_THREAD));
-}
-
-static void fill(void)
-{
-        GT_MUST(OWN(cuMemsetD32Async)(words[0], 0, 1, NULL));
+        GT_MUST(SUBMIT(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values));
 }
 
 static void launch_graph(void)
@@ -133,9 +111,103 @@ static void launch_graph(void)
 
         GT_MUST(cuGraphCreate(&graph, 0));
         GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(OWN(cuGraphLaunch)(exec, NULL));
+        GT_MUST(SUBMIT(cuGraphLaunch)(exec, stream_of()));
         GT_MUST(cuGraphExecDestroy(exec));
         GT_MUST(cuGraphDestroy(graph));
+}
+
+static void copy(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyAsync)(words[1], words[0], 4, stream_of()));
+}
+
+static void copy_in(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyHtoDAsync)(words[0], &here, 4, stream_of()));
+}
+
+static void copy_out(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyDtoHAsync)(&here, words[1], 4, stream_of()));
+}
+
+static void copy_there(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyDtoDAsync)(words[1], words[0], 4, stream_of()));
+}
+
+static void copy_to_peer(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyPeerAsync)(words[1], gt.ctx, words[0], gt.ctx, 4, stream_of()));
+}
+
+static void copy_2d(void)
+{
+        const CUDA_MEMCPY2D rows = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                                    .srcDevice = words[0],
+                                    .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                                    .dstDevice = words[1],
+                                    .WidthInBytes = 4,
+                                    .Height = 1};
+
+        GT_MUST(SUBMIT(cuMemcpy2DAsync)(&rows, stream_of()));
+}
+
+static void copy_3d(void)
+{
+        const CUDA_MEMCPY3D box = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                                   .srcDevice = words[0],
+                                   .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                                   .dstDevice = words[1],
+                                   .WidthInBytes = 4,
+                                   .Height = 1,
+                                   .Depth = 1};
+
+        GT_MUST(SUBMIT(cuMemcpy3DAsync)(&box, stream_of()));
+}
+
+static void fill_bytes(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD8Async)(words[0], 0x11, 4, stream_of()));
+}
+
+static void fill_halves(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD16Async)(words[0], 0x2222, 2, stream_of()));
+}
+
+static void fill_words(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD32Async)(words[0], 0x33333333, 1, stream_of()));
+}
+
+/* What lies in order with the legacy stream, whose work waits for it; and all of it arrives. */
+static void own_stream(void)
+{
+        static void (*const fills[])(void) = {copy_in, fill_bytes, fill_halves, fill_words};
+        static void (*const copies[])(void) = {copy, copy_there, copy_to_peer, copy_2d, copy_3d};
+        static const uint32_t filled[] = {0x44444444, 0x11111111, 0x22222222, 0x33333333};
+
+        for (int form = 0; form < 2; form++) {
+                by_handle = form;
+                launch();
+                launch_extended();
+                launch_cooperative();
+                launch_graph();
+                for (int i = 0; i < 4; i++)
+                        for (int k = 0; k < 5; k++) {
+                                GT_MUST(cuMemsetD32(words[1], 0, 1));
+                                here = filled[0];
+                                fills[i]();
+                                copies[k]();
+                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                here = 0;
+                                copy_out();
+                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                if (here != filled[i])
+                                        gt_die("fill %d, copy %d: %x arrived", i, k, here);
+                        }
+        }
 }
 
 static void *in_thread(void *arg)
@@ -155,35 +227,11 @@ static void by_another(void (*act)(void))
         pthread_join(thread, NULL);
 }
 
-/* What lies in order with the legacy stream, whose work waits for it. */
-static void own_stream(void)
-{
-        launch();
-        launch_by_handle();
-        copy();
-}
-
 /* This thread's work may go to one of its own from now on. */
 static void anothers_stream(void)
 {
         by_another(own_stream);
 }
-
-#define BY_TWO(act)                                                                                                    \
-        static void act##_by_two(void)                                                                                 \
-        {                                                                                                              \
-                by_another(act);                                                                                       \
-                act();                                                                                                 \
-        }
-BY_TWO(launch)
-BY_TWO(launch_by_handle)
-BY_TWO(launch_extended)
-BY_TWO(launch_extended_by_handle)
-BY_TWO(launch_cooperative)
-BY_TWO(launch_graph)
-BY_TWO(copy)
-BY_TWO(copy_by_handle)
-BY_TWO(fill)
 
 static void green(void)
 {
@@ -197,10 +245,17 @@ static void green(void)
         gt_attach(&gt);
 }
 
+#define BY_TWO(act)                                                                                                    \
+        {"two threads' own streams, " #act, act, .overlaps = true, .by_two = true},                                    \
+        {                                                                                                              \
+                "two threads' own streams, " #act ", by handle", act, .overlaps = true, .by_two = true,                \
+                                                                      .by_handle = true                                \
+        }
+
 static const struct way {
         const char *name;
         void (*act)(void);
-        bool overlaps;
+        bool overlaps, by_two, by_handle;
 } ways[] = {
         {"the default stream alone", nothing, .overlaps = false},
         {"a stream of cuBLAS", by_cublas, .overlaps = false},
@@ -210,15 +265,20 @@ static const struct way {
         {"a green context", green, .overlaps = true},
         {"the thread's own stream", own_stream, .overlaps = false},
         {"another thread's own stream", anothers_stream, .overlaps = true},
-        {"two threads' own streams", launch_by_two, .overlaps = true},
-        {"two threads' own streams, by handle", launch_by_handle_by_two, .overlaps = true},
-        {"two threads' own streams, extended", launch_extended_by_two, .overlaps = true},
-        {"two threads' own streams, extended, by handle", launch_extended_by_handle_by_two, .overlaps = true},
-        {"two threads' own streams, cooperative", launch_cooperative_by_two, .overlaps = true},
-        {"two threads' own streams, graphs", launch_graph_by_two, .overlaps = true},
-        {"two threads' own streams, copies", copy_by_two, .overlaps = true},
-        {"two threads' own streams, copies by handle", copy_by_handle_by_two, .overlaps = true},
-        {"two threads' own streams, fills", fill_by_two, .overlaps = true},
+        BY_TWO(launch),
+        BY_TWO(launch_extended),
+        BY_TWO(launch_cooperative),
+        BY_TWO(launch_graph),
+        BY_TWO(copy),
+        BY_TWO(copy_in),
+        BY_TWO(copy_out),
+        BY_TWO(copy_there),
+        BY_TWO(copy_to_peer),
+        BY_TWO(copy_2d),
+        BY_TWO(copy_3d),
+        BY_TWO(fill_bytes),
+        BY_TWO(fill_halves),
+        BY_TWO(fill_words),
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -232,6 +292,9 @@ static int try_way(const struct way *way)
         GT_MUST(cuMemAlloc(&words[1], 4));
         GT_MUST(cuMemAlloc(&before, BYTES));
         GT_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
+        by_handle = way->by_handle;
+        if (way->by_two)
+                by_another(way->act);
         way->act();
         GT_MUST(cuCtxSynchronize());
         GT_MUST(gt_spin(&gt, NULL, SPIN_US));
