@@ -60,8 +60,12 @@ static bool charge(struct gr_device *device, uint64_t bytes)
                 atomic_fetch_sub(&device->charged_bytes, bytes);
                 return false;
         }
-        raise_to(&device->peak_charged_bytes, charged + bytes);
         return true;
+}
+
+static void note_charged(struct gr_device *device)
+{
+        raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
 }
 
 /* Changes the charge without asking whether there is room. */
@@ -86,7 +90,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
         if (!gr_is_small(capacity_bytes))
                 return -EDQUOT;
         gr_lock(&device->slabs_lock);
-        room = device->slab_count * GR_PAGE_BYTES - device->slab_used_bytes >= capacity_bytes;
+        room = atomic_load(&device->slab_rest_bytes) >= capacity_bytes;
         gr_unlock(&device->slabs_lock);
         if (!room)
                 return -EDQUOT;
@@ -103,6 +107,7 @@ int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t b
 {
         if (gr_family_charged(family) && !charge(device, bytes))
                 return -EDQUOT;
+        note_charged(device);
         atomic_fetch_add(&device->family_bytes[family], bytes);
         return 0;
 }
@@ -118,7 +123,7 @@ void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t b
 {
         if (gr_family_charged(family)) {
                 adjust(device, (int64_t)bytes);
-                raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
+                note_charged(device);
         }
         atomic_fetch_add(&device->family_bytes[family], bytes);
 }
@@ -145,6 +150,7 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                 }
                 if (bytes < reserved_bytes)
                         gr_budget_cancel(device, reserved_bytes - bytes);
+                note_charged(device);
                 return 0;
         }
         if (reserved_bytes > GR_PAGE_BYTES) {
@@ -169,6 +175,7 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                 }
                 if (slab) {
                         device->slab_count++;
+                        atomic_fetch_add(&device->slab_rest_bytes, GR_PAGE_BYTES);
                 } else {
                         gr_budget_cancel(device, reserved_bytes);
                         rc = -ENOMEM;
@@ -176,9 +183,10 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
         }
         if (slab) {
                 slab->blocks++;
-                device->slab_used_bytes += capacity_bytes;
+                atomic_fetch_sub(&device->slab_rest_bytes, capacity_bytes);
         }
         gr_unlock(&device->slabs_lock);
+        note_charged(device);
         return rc;
 }
 
@@ -192,11 +200,12 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
                 gr_lock(&device->slabs_lock);
                 slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
                 if (slab) {
-                        device->slab_used_bytes -= capacity_bytes;
+                        atomic_fetch_add(&device->slab_rest_bytes, capacity_bytes);
                         if (--slab->blocks == 0) {
                                 HASH_DELETE(hh, device->slabs, slab);
                                 free(slab);
                                 device->slab_count--;
+                                atomic_fetch_sub(&device->slab_rest_bytes, GR_PAGE_BYTES);
                                 bytes = GR_PAGE_BYTES;
                         }
                 }
@@ -273,9 +282,9 @@ static uint64_t cache_allowed(struct gr_device *device)
         uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
 
         if (soft != GR_UNLIMITED) {
-                uint64_t live = gr_budget_live(device);
+                uint64_t held = gr_budget_held(device);
 
-                allowed = gr_min(allowed, soft > live ? soft - live : 0);
+                allowed = gr_min(allowed, soft > held ? soft - held : 0);
         }
         return allowed;
 }
@@ -397,13 +406,13 @@ bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
         return gr_budget_excess_limited(device) > 0;
 }
 
-void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
+void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t card_free_bytes, uint64_t card_total_bytes,
                      uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         uint64_t hard = atomic_load(&device->hard_bytes);
-        uint64_t live = gr_budget_live(device);
-        uint64_t idle = gr_min(atomic_load(&device->idle_bytes), live);
-        uint64_t kept = live - idle + atomic_load(&device->pinned_bytes); /* what no other request can have */
+        uint64_t held = gr_budget_held(device);
+        uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, held);
+        uint64_t kept = held - idle + atomic_load(&device->pinned_bytes); /* what no other request can have */
         uint64_t total = gr_budget_total(device, card_total_bytes);
         uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);

@@ -83,7 +83,7 @@ struct gr_device {
         struct gr_lock slabs_lock; /* guards what follows */
         struct gr_slab *slabs;     /* by page number */
         uint64_t slab_count;
-        uint64_t slab_used_bytes; /* of all blocks in slabs */
+        _Atomic uint64_t slab_rest_bytes; /* of slabs, in no block; also read without the lock */
 };
 
 void gr_budget_init(struct gr_device *device, int ordinal);
@@ -183,12 +183,21 @@ static inline uint64_t gr_budget_returnable(struct gr_device *device)
 }
 
 /* Charged and not cached; never negative, also while other threads move blocks. */
-static inline uint64_t gr_budget_live(struct gr_device *device)
+static inline uint64_t gr_budget_held(struct gr_device *device)
 {
         uint64_t charged = atomic_load_explicit(&device->charged_bytes, memory_order_relaxed);
         uint64_t cached = gr_budget_cached(device);
 
         return charged > cached ? charged - cached : 0;
+}
+
+/* What of it the program has, so without the rest of slabs that no block takes. Likewise. */
+static inline uint64_t gr_budget_live(struct gr_device *device)
+{
+        uint64_t rest = atomic_load_explicit(&device->slab_rest_bytes, memory_order_relaxed);
+        uint64_t held = gr_budget_held(device);
+
+        return held > rest ? held - rest : 0;
 }
 
 /* Raises the peaks of live memory: after each block from the driver, and now and then after one from the cache. */
@@ -253,9 +262,10 @@ bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper);
 
 /*
  * What the program is told: the smaller of card and limit, and of it what an allocation could get, counting the cache
- * and what the driver's own pools hold for nobody, which the ladder gives up when it is needed.
+ * and what the driver's own pools hold for nobody, which the ladder gives up when it is needed. slab_bytes: the rest of
+ * slabs that would go back with what is cached (gr_pool_slab_bytes).
  */
-void gr_budget_share(struct gr_device *device, uint64_t card_free_bytes, uint64_t card_total_bytes,
+void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t card_free_bytes, uint64_t card_total_bytes,
                      uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
 
 #endif

@@ -255,7 +255,7 @@ uint64_t gr_fence_close_bytes(struct gr_context *context)
                 return gr_max(atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed) /
                                       CLOSE_CARD_PART,
                               GR_FENCE_CLOSE_BYTES);
-        bytes = gr_budget_live(context->device) / CLOSE_LIVE_PART;
+        bytes = gr_budget_held(context->device) / CLOSE_LIVE_PART;
         return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);
 }
 

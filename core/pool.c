@@ -200,7 +200,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         if (gr_fence_barrier_is_cheap(context)) {
                 barrier = true;
         } else {
-                uint64_t bound = gr_budget_live(context->device) / 4;
+                uint64_t bound = gr_budget_held(context->device) / 4;
 
                 gr_fence_look_for(context, own_oldest(context, bytes));
                 block = gr_pool_take(context, bytes, false);
@@ -464,4 +464,24 @@ bool gr_pool_empty(struct gr_context *context)
                 if (!class_empty(context, class))
                         return false;
         return gr_split_empty(context);
+}
+
+uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)
+{
+        uint64_t taken, rest, cached = 0;
+
+        gr_lock(&core->contexts_lock);
+        for (struct gr_context *context = core->contexts; context; context = context->next)
+                for (unsigned i = 0; i < GR_SHARDS && context->device == device; i++) {
+                        struct gr_arena *arena = gr_arena_at(context, i);
+
+                        for (unsigned class = 0; arena && class < GR_CLASS_SMALL; class ++)
+                                cached += (uint64_t)gr_bin_count(&arena->bins[class]) * gr_class_bytes(class);
+                }
+        gr_unlock(&core->contexts_lock);
+        gr_lock(&device->slabs_lock);
+        rest = atomic_load(&device->slab_rest_bytes);
+        taken = device->slab_count * GR_PAGE_BYTES - rest;
+        gr_unlock(&device->slabs_lock);
+        return cached == taken ? rest : 0;
 }

@@ -62,6 +62,9 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
  */
 void gr_pool_given(struct gr_core *core, uint64_t ptr);
 
+/* The rest of the device's slabs, where all that lies in them is cached and would go back with it; else 0. */
+uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device);
+
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
 

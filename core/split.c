@@ -810,7 +810,7 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
 void gr_split_consider(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
-        uint64_t live = gr_budget_live(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
+        uint64_t live = gr_budget_held(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
         /* Blocks taken to save fences would be taken from split as well. */
         uint64_t cached = gr_budget_cached(context->device), spare = atomic_load(&context->device->spare_bytes);
 

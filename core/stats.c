@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core.h"
 #include "size.h"
@@ -91,8 +92,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         static const struct {
                 enum gr_stat stat;
                 const char *text;
+                bool bytes;
         } rows[] = {
-#define GR_STAT(name, words) {GR_STAT_##name, words},
+#define GR_STAT(name, words) {GR_STAT_##name, words, strstr(#name, "_bytes") != NULL},
 #include "stats.def"
 #undef GR_STAT
         };
@@ -146,7 +148,10 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         put(&out, "  driver calls saved: %" PRIu64 "\n",
             2 * bins.hits); /* each hit saves the allocation now and saved a free before */
         for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-                if (counter(core, rows[i].stat) > 0)
+                if (counter(core, rows[i].stat) > 0 && rows[i].bytes)
+                        put(&out, "  %s: %s\n", rows[i].text,
+                            gr_size_format(counter(core, rows[i].stat), a, sizeof(a)));
+                else if (counter(core, rows[i].stat) > 0)
                         put(&out, "  %s: %" PRIu64 "\n", rows[i].text, counter(core, rows[i].stat));
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
                 struct gr_level_stats *level = &core->stats.levels[i];

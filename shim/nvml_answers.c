@@ -183,7 +183,8 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
                 return;
         if (device) {
                 gr_core_each_context(&gr_core, ordinal, refresh, device);
-                gr_budget_share(device, free_bytes, total, &share_free, &share_total);
+                gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
+                                &share_total);
                 total = share_total;
                 free_bytes = share_free;
         }

@@ -68,7 +68,8 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 gr_async_refresh(context->device);
                 if (gr_own_counted())
                         gr_own_look(context->device, GR_OWN_AGE_NS);
-                gr_budget_share(context->device, *free_bytes, *total_bytes, &share_free, &share_total);
+                gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes,
+                                *total_bytes, &share_free, &share_total);
                 *free_bytes = share_free;
                 *total_bytes = share_total;
         }

@@ -71,15 +71,18 @@ static void print_json_card(const struct card *card)
         printf(", \"processes\": [");
         for (size_t i = 0; i < card->count; i++) {
                 const struct gr_member *member = &card->members[i];
+                uint64_t figures[GR_FIGURE_COUNT];
 
+                memcpy(figures, member->figures, sizeof(figures));
                 printf("%s\n    {\"pid\": %u, \"name\": ", i > 0 ? "," : "", member->identity.pid);
                 print_json_string(member->name);
                 printf(", \"same_pid_namespace\": %s, \"share\": %u", member->same_namespace ? "true" : "false",
                        member->share);
                 print_json_bytes("charged", member->charged_bytes);
-#define PRINT(name)                                                                                                    \
-        print_json_bytes(#name, GR_FIGURE_##name == GR_FIGURE_driver ? member_driver_bytes(card, member)               \
-                                                                     : member->figures[GR_FIGURE_##name]);
+                figures[GR_FIGURE_driver] = member_driver_bytes(card, member);
+                if (figures[GR_FIGURE_card_free] == 0) /* it has not asked yet */
+                        figures[GR_FIGURE_card_free] = GR_SIZE_NONE;
+#define PRINT(name) print_json_bytes(#name, figures[GR_FIGURE_##name]);
                 GR_FIGURES(PRINT)
 #undef PRINT
                 printf(", \"idle_s\": %.3f}", member_idle_s(card, member));

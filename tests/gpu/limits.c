@@ -103,12 +103,27 @@ static bool free_can_be_had(void)
         return true;
 }
 
+/* They share pages, which are all there again once the blocks are freed. */
+static void small_blocks(void)
+{
+        static const size_t steps[] = {GT_MIB, 300 * GT_KIB, 512, 100 * GT_KIB};
+        size_t before = available(), n = 0;
+
+        for (size_t i = 0; i < 12; i++)
+                if (add(steps[i % 4]))
+                        n++;
+        drop_all();
+        gt_check(available() == before, "all is free again after small blocks", "%zu blocks, %.3f of %.3f MiB", n,
+                 gt_mib(available()), gt_mib(before));
+}
+
 static void totals(void)
 {
         size_t total;
 
         GT_MUST(cuDeviceTotalMem(&total, gt.device));
         gt_check(total == limit, "cuDeviceTotalMem is the limit", "%.1f MiB", gt_mib(total));
+        small_blocks();
         gt_check(free_can_be_had(), "all that is free can be had at once", "%.1f MiB", gt_mib(available()));
 }
 

@@ -67,7 +67,7 @@ static void test_limit(void)
         GR_CHECK_EQ(charge(14 * MIB), -EDQUOT);
         GR_CHECK_EQ(elsewhere.calls, 1); /* the driver is not even asked */
         GR_CHECK_EQ(sg_alloc(context, 14 * MIB, &ptr), -EDQUOT);
-        gr_budget_share(device, CARD, CARD, &free_bytes, &total_bytes);
+        gr_budget_share(device, 0, CARD, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 12 * MIB);
         GR_CHECK_EQ(total_bytes, 32 * MIB);
         GR_CHECK_EQ(charge(12 * MIB), 0);
@@ -96,7 +96,7 @@ static void test_imported(void)
         GR_CHECK_EQ(family_bytes(GR_FAMILY_IMPORTED), 128 * MIB);
         GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
         GR_CHECK_EQ(atomic_load(&device->peak_charged_bytes), 20 * MIB);
-        gr_budget_share(device, CARD, CARD, &free_bytes, &total_bytes);
+        gr_budget_share(device, 0, CARD, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 12 * MIB);
         gr_foreign_settle(&core, gr_foreign_take(&core, GR_FAMILY_IMPORTED, 5), 1);
         GR_CHECK_EQ(family_bytes(GR_FAMILY_IMPORTED), 64 * MIB);
@@ -170,13 +170,13 @@ static void test_idle(void)
         start();
         gr_budget_force(device, GR_FAMILY_ASYNC, 40 * MIB); /* taken already, whatever the limit says */
         GR_CHECK_EQ(atomic_load(&device->charged_bytes), 40 * MIB);
-        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        gr_budget_share(device, 0, 24 * MIB, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 0);
         atomic_store(&device->idle_bytes, 30 * MIB);
-        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        gr_budget_share(device, 0, 24 * MIB, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 22 * MIB);
         atomic_store(&device->idle_bytes, 100 * MIB); /* an old figure */
-        gr_budget_share(device, 24 * MIB, CARD, &free_bytes, &total_bytes);
+        gr_budget_share(device, 0, 24 * MIB, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 32 * MIB);
         gr_budget_uncharge(device, GR_FAMILY_ASYNC, 40 * MIB);
         finish(0);
