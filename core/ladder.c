@@ -21,10 +21,11 @@
 #define GATE_PAUSE_NS   UINT64_C(50000)
 #define RETURN_TRIES    16 /* of a rung that does give memory back, which other threads may take first */
 #define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
-#define WAIT_LOOK_NS    UINT64_C(500000)   /* WAIT: between looks at what our own threads freed */
-#define WAIT_FIRST_NS   UINT64_C(2000000)  /* WAIT: between questions to the driver, at first */
-#define WAIT_MOST_NS    UINT64_C(50000000) /* and in the end; a phase of another process may be as short */
-#define HOLDERS         3                  /* classes that the report names */
+#define WAIT_LOOK_NS    UINT64_C(500000)     /* WAIT: between looks at what our own threads freed */
+#define WAIT_FIRST_NS   UINT64_C(2000000)    /* WAIT: between questions to the driver, at first */
+#define WAIT_MOST_NS    UINT64_C(50000000)   /* and in the end; a phase of another process may be as short */
+#define SPARE_BYTES     (UINT64_C(64) << 20) /* more than is asked for: what the driver takes beside it */
+#define HOLDERS         3                    /* classes that the report names */
 
 const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -579,4 +580,16 @@ int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)
         struct climb climb = {.context = context, .bytes = bytes, .attempt = attempt, .arg = arg, .error = first_error};
 
         return climb_all(&climb, NULL);
+}
+
+void gr_ladder_make_room(struct gr_context *context, uint64_t bytes)
+{
+        static const enum gr_level levels[] = {GR_LEVEL_TRIM, GR_LEVEL_SYNC};
+        uint64_t want = bytes + SPARE_BYTES, have, total;
+
+        for (unsigned i = 0; i < 2 && gr_budget_cached(context->device) > 0; i++) {
+                if (context->core->driver->mem_info(context->handle, &have, &total) || have >= want)
+                        return;
+                gr_reclaim(context, levels[i], want - have);
+        }
 }

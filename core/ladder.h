@@ -59,4 +59,10 @@ int gr_ladder_climb(struct gr_context *context, size_t bytes,
 int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg,
                         int first_error);
 
+/*
+ * Ahead of a call of the driver that does not bear a full card: where the card has less than bytes, and somewhat more,
+ * to spare, what is only cached goes back.
+ */
+void gr_ladder_make_room(struct gr_context *context, uint64_t bytes);
+
 #endif

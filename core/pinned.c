@@ -407,29 +407,41 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
         return back_bytes;
 }
 
-/* unpin_lock held. */
-static uint64_t make_room(struct gr_core *core, uint64_t bytes)
+/* unpin_lock held. waited: the host has waited for the GPU, and what was freed before that is idle. */
+static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
 {
         uint64_t room = gr_budget_room(&core->host);
 
         if (bytes > room)
                 bytes -= room;
         if (gr_budget_cached(&core->host) == 0 ||
-            (core->driver->context_record && !quiet(core, core->driver->now_ns() + WAIT_NS)))
+            (!waited && core->driver->context_record && !quiet(core, core->driver->now_ns() + WAIT_NS)))
                 return 0;
         return unpin(core, NULL, UINT64_MAX, bytes, false);
+}
+
+/* Alone, or threads that need the same bytes would take what the other has just given back. */
+static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
+{
+        int rc;
+
+        gr_lock(&core->pinned.unpin_lock);
+        do {
+                rc = attempt(arg);
+        } while (out_of_memory(rc) && make_room(core, bytes, waited) > 0);
+        gr_unlock(&core->pinned.unpin_lock);
+        return rc;
 }
 
 int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, int rc)
 {
         if (atomic_load(&core->host.threshold_bytes) == 0)
                 return rc;
-        /* Alone, or threads that need the same bytes would take what the other has just given back. */
-        gr_lock(&core->pinned.unpin_lock);
-        do {
-                rc = attempt(arg);
-        } while (out_of_memory(rc) && make_room(core, bytes) > 0);
-        gr_unlock(&core->pinned.unpin_lock);
+        rc = retry(core, bytes, attempt, arg, false);
+        /* Where no fence can be had, as during a capture, the host waits all the same. */
+        if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->everyone) == -EBUSY &&
+            gr_fence_sync(&core->everyone) == 0)
+                rc = retry(core, bytes, attempt, arg, true);
         return rc;
 }
 

@@ -161,12 +161,14 @@ static uint64_t check_of(const struct gr_region_ticket *ticket)
         return hash;
 }
 
-/* 0; -ENOENT: the file is empty; -EPROTO: it holds something else. */
+/* 0; -ENOENT: the file is empty; -EPROTO: it holds something else; -EIO: it cannot be read. */
 static int read_ticket(int fd, struct gr_region_ticket *ret)
 {
         struct gr_region_ticket ticket;
         ssize_t length = pread(fd, &ticket, sizeof(ticket), 0);
 
+        if (length < 0)
+                return -EIO;
         if (length == 0)
                 return -ENOENT;
         if (length != sizeof(ticket) || ticket.magic != GR_TICKET_MAGIC || ticket.check != check_of(&ticket) ||
@@ -288,7 +290,7 @@ int gr_region_file_open(struct gr_region *region, bool *ret_same)
 {
         struct gr_region_ticket ticket;
         struct stat status;
-        int dir_fd = open_dir(region->dir, false), fd;
+        int dir_fd = open_dir(region->dir, false), fd, rc;
 
         *ret_same = false;
         if (dir_fd < 0)
@@ -297,9 +299,10 @@ int gr_region_file_open(struct gr_region *region, bool *ret_same)
         close(dir_fd);
         if (fd < 0)
                 return -1;
-        *ret_same = status.st_dev == region->device && status.st_ino == region->inode &&
-                    read_ticket(fd, &ticket) == 0 && (int)ticket.segment == region->segment &&
-                    ticket.cookie == region->cookie;
+        rc = read_ticket(fd, &ticket);
+        *ret_same =
+                status.st_dev == region->device && status.st_ino == region->inode &&
+                (rc == -EIO || (rc == 0 && (int)ticket.segment == region->segment && ticket.cookie == region->cookie));
         return fd;
 }
 

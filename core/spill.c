@@ -76,20 +76,23 @@ bool gr_spill_collect(struct gr_context *context)
         struct gr_core *core = context->core;
         struct gr_spilled *spilled = &context->spilled;
         struct gr_block *block;
-        bool waiting;
+        bool waiting, broken = atomic_load(&context->fence.broken);
 
         gr_lock(&spilled->lock);
         waiting = spilled->blocks != NULL;
         gr_unlock(&spilled->lock);
-        if (!waiting || atomic_load(&context->fence.broken))
+        /* Where no fence can be trusted the driver's own free waits; not for what the program may do only later. */
+        if (!waiting || (broken && atomic_load(&core->waits_for_others)))
                 return false;
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        if (!broken) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+        }
         for (;;) {
                 gr_lock(&spilled->lock);
                 block = spilled->blocks;
                 waiting = block != NULL;
-                if (block && !gr_fence_idle(&context->fence, block->freed_epoch))
+                if (block && !broken && !gr_fence_idle(&context->fence, block->freed_epoch))
                         block = NULL; /* those behind it were freed later */
                 if (block) {
                         DL_DELETE(spilled->blocks, block);

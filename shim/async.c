@@ -90,7 +90,7 @@ static bool settle(struct pool *pool, uint64_t reserved_bytes)
             used_bytes > now_bytes)
                 used_bytes = now_bytes;
         within = settle_charge(pool->device, pool->family, &pool->charged_bytes, reserved_bytes, now_bytes);
-        if (pool->family == GR_FAMILY_ASYNC)
+        if (pool->family != GR_FAMILY_HOST)
                 set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
         return within;
 }
@@ -192,6 +192,31 @@ bool gr_async_captured(CUstream stream, bool null_is_own)
 }
 
 /* Whether an allocation on stream becomes a graph's. */
+/* Where memory of a pool counts, and as what; NULL: nowhere that we know. */
+static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocationType type, enum gr_family *ret_family)
+{
+        struct gr_context *context;
+
+        switch ((int)location->type) {
+        case CU_MEM_LOCATION_TYPE_DEVICE:
+                *ret_family = type == CU_MEM_ALLOCATION_TYPE_PINNED ? GR_FAMILY_ASYNC : GR_FAMILY_MANAGED;
+                return gr_device_get(location->id);
+        case CU_MEM_LOCATION_TYPE_HOST:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+                *ret_family = GR_FAMILY_HOST;
+                if (type == CU_MEM_ALLOCATION_TYPE_PINNED)
+                        return &gr_core.host;
+                break;
+        default:
+                break;
+        }
+        /* Managed memory may all be on the device at any time, wherever its pages begin (managed.c). */
+        *ret_family = GR_FAMILY_MANAGED;
+        context = gr_current_context();
+        return context ? context->device : gr_device_get(0);
+}
+
 static bool into_graph(CUstream stream, bool null_is_own)
 {
         if (!gr_async_captured(stream, null_is_own))
@@ -301,6 +326,20 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
         return allocate(&request, device, dptr);
 }
 
+/*
+ * The driver ends the program where a default pool of managed memory is asked on a full card (H200, driver 580), so
+ * what is only cached goes back before.
+ */
+static void make_room(struct gr_device *device, size_t bytes)
+{
+        struct gr_context *context = gr_climber(&gr_core, device, gr_current_context());
+        int saved_errno = errno;
+
+        if (context)
+                gr_ladder_make_room(context, bytes);
+        errno = saved_errno;
+}
+
 static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
                                 __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
 {
@@ -308,6 +347,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
                 .bytes = bytes, .pool = pool, .stream = stream, .from_pool = real, .give_back = give_back};
         struct gr_device *device;
         struct pool *found;
+        bool managed;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -320,8 +360,11 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         pthread_mutex_lock(&lock);
         found = known(pool);
         request.limited = found && gr_budget_limited(found->device);
-        device = found && found->family == GR_FAMILY_ASYNC ? found->device : NULL;
+        device = found && found->family != GR_FAMILY_HOST ? found->device : NULL;
+        managed = found && found->family == GR_FAMILY_MANAGED;
         pthread_mutex_unlock(&lock);
+        if (managed)
+                make_room(device, bytes);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 
@@ -362,23 +405,48 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_
                      dptr, bytes);
 }
 
-GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
-        struct gr_device *device = &gr_core.host;
-        CUresult result;
+        int saved_errno = errno;
+        enum gr_family family;
+        struct gr_device *device = place_of(location, type, &family);
 
-        gr_shim_ready();
-        result = GR_REAL(cuMemPoolCreate, pool, props);
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
-                return result;
-        if (props->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-                device = gr_device_get(props->location.id);
         if (device) {
+                if (family == GR_FAMILY_ASYNC)
+                        remember_default(device); /* which may be this one */
                 pthread_mutex_lock(&lock);
-                remember(*pool, device, device == &gr_core.host ? GR_FAMILY_HOST : GR_FAMILY_ASYNC);
+                remember(pool, device, family);
                 pthread_mutex_unlock(&lock);
         }
+        errno = saved_errno;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+        CUresult result = GR_REAL(cuMemPoolCreate, pool, props);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                seen(*pool, &props->location, props->allocType);
         return result;
+}
+
+/* Before its first use, as a program has no other way to a default pool of these. */
+static CUresult asked_for(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
+                          CUmemAllocationType type)
+{
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                seen(*pool, location, type);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        return asked_for(GR_REAL(cuMemGetDefaultMemPool, pool, location, type), pool, location, type);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
@@ -397,13 +465,19 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         if (pool && result == CUDA_SUCCESS) {
                 uint64_t used = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used);
 
-                if (left > pool->charged_bytes || pool->family != GR_FAMILY_ASYNC)
-                        left = pool->family == GR_FAMILY_ASYNC ? pool->charged_bytes : 0;
+                if (pool->family == GR_FAMILY_HOST)
+                        left = 0;
+                else if (left > pool->charged_bytes)
+                        left = pool->charged_bytes;
                 set_idle(pool->device, &pool->idle_bytes, 0);
                 gr_budget_uncharge(pool->device, pool->family, pool->charged_bytes - left);
                 if (left > 0) {
                         struct orphans *orphan = &orphans[pool->device->ordinal];
 
+                        if (pool->family != GR_FAMILY_ASYNC) { /* as which all that is left over counts */
+                                gr_budget_uncharge(pool->device, pool->family, left);
+                                gr_budget_force(pool->device, GR_FAMILY_ASYNC, left);
+                        }
                         if (orphan->used_bytes == 0)
                                 atomic_fetch_add(&orphan_devices, 1);
                         orphan->charged_bytes += left;

@@ -67,7 +67,9 @@ static CUcontext primary_of(CUdevice dev)
         /* Active already, so this only looks: the count goes up and down again. */
         if (gr_real.cuDevicePrimaryCtxRetain(&primary, dev) != CUDA_SUCCESS)
                 return NULL;
-        gr_real.cuDevicePrimaryCtxRelease_v2(dev);
+        /* Asked once more where it is refused: what is not given back would keep the context alive for good. */
+        if (gr_real.cuDevicePrimaryCtxRelease_v2(dev) != CUDA_SUCCESS)
+                gr_real.cuDevicePrimaryCtxRelease_v2(dev);
         return primary;
 }
 

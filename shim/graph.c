@@ -404,16 +404,46 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgrap
         return instantiated(GR_REAL(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
 }
 
+/* An upload with the instantiation would take the graph's memory unasked: it is made a call of its own. */
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool null_is_own,
+                            __typeof__(cuGraphInstantiateWithParams) *real, __typeof__(cuGraphUpload) *upload)
+{
+        CUDA_GRAPH_INSTANTIATE_PARAMS without;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !gr_graph_memory() || !params || !upload ||
+            !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
+                return instantiated(real(exec, graph, params), exec, graph);
+        without = *params;
+        without.flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+        result = instantiated(real(exec, graph, &without), exec, graph);
+        params->hErrNode_out = without.hErrNode_out;
+        params->result_out = without.result_out;
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = submit(*exec, params->hUploadStream, null_is_own, upload);
+        if (result != CUDA_SUCCESS) {
+                cuGraphExecDestroy(*exec);
+                params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        }
+        return result;
+}
+
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                                         CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-        return instantiated(GR_REAL(cuGraphInstantiateWithParams, exec, graph, params), exec, graph);
+        gr_shim_ready();
+        return instantiate(exec, graph, params, false, gr_real.cuGraphInstantiateWithParams, gr_real.cuGraphUpload);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
                                                              CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-        return instantiated(GR_REAL(cuGraphInstantiateWithParams_ptsz, exec, graph, params), exec, graph);
+        gr_shim_ready();
+        return instantiate(exec, graph, params, true, gr_real.cuGraphInstantiateWithParams_ptsz,
+                           gr_real.cuGraphUpload_ptsz);
 }
 
 /* Forgotten first: afterwards another may get the same handle. */

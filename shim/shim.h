@@ -23,6 +23,8 @@
 
 #if CUDA_VERSION < 13000 /* newer than the oldest toolkit we build with */
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 #endif
 
 #define GR_EXPORT  __attribute__((visibility("default")))

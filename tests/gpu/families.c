@@ -27,6 +27,8 @@ static size_t limit, host_limit;
 static bool card;
 static CUstream stream;
 static CUmemoryPool explicit_pool;
+static CUmemoryPool newer_pools[3]; /* of CUDA 13: the device's default one of managed memory, one of managed memory
+                                       that has no place, and the host's default one */
 
 /* One way to get memory. Handles are whatever its free wants. */
 struct family {
@@ -84,6 +86,30 @@ static CUresult get_from_pool(size_t bytes, uint64_t *ret)
 
         *ret = p;
         return result;
+}
+
+static CUresult get_from(CUmemoryPool pool, size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, pool, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_managed_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[0], bytes, ret);
+}
+
+static CUresult get_placeless_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[1], bytes, ret);
+}
+
+static CUresult get_host_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[2], bytes, ret);
 }
 
 static CUresult get_created(size_t bytes, uint64_t *ret)
@@ -243,8 +269,12 @@ static const struct family families[] = {
         {"cuMemAllocHost", get_host, put_host, false, true},
         {"cuMemHostAlloc", get_host_flags, put_host, false, true},
         {"cuMemHostRegister", get_registered, put_registered, false, true},
+        {"managed memory of a default pool", get_managed_pool, put_async, true, false},
+        {"managed memory of a pool without a place", get_placeless_pool, put_async, true, false},
+        {"host memory of a default pool", get_host_pool, put_async, false, true},
 };
-enum { FAMILIES = sizeof families / sizeof families[0] };
+enum { FAMILIES_NEWER = 3, FAMILIES = sizeof families / sizeof families[0] };
+static int family_count = FAMILIES; /* that the driver has */
 
 static uint64_t held[MOST];
 static size_t count;
@@ -637,7 +667,7 @@ static void *crowd_main(void *arg)
         gt_attach(&gt);
         for (int step = 0; step < STEPS + EACH; step++) {
                 size_t i = step < STEPS ? gt_random(&seed) % EACH : (size_t)(step - STEPS);
-                const struct family *family = &families[gt_random(&seed) % FAMILIES];
+                const struct family *family = &families[gt_random(&seed) % (uint64_t)family_count];
                 CUresult result;
 
                 if (from[i]) {
@@ -680,6 +710,20 @@ static void crowd(void)
                  gt_mib(available()), gt_mib(before));
 }
 
+static bool find_newer_pools(void)
+{
+        static const CUmemAllocationType managed = (CUmemAllocationType)2; /* of CUDA 13 */
+        typedef CUresult CUDAAPI get_pool(CUmemoryPool *, CUmemLocation *, CUmemAllocationType);
+        get_pool *get = (get_pool *)gt_lookup("cuMemGetDefaultMemPool");
+        CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device};
+        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};
+        CUmemPoolProps placeless = {.allocType = managed};
+
+        return get && get(&newer_pools[0], &here, managed) == CUDA_SUCCESS &&
+               cuMemPoolCreate(&newer_pools[1], &placeless) == CUDA_SUCCESS &&
+               get(&newer_pools[2], &host, CU_MEM_ALLOCATION_TYPE_PINNED) == CUDA_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -706,13 +750,17 @@ int main(int argc, char **argv)
         GT_MUST(cuMemPoolCreate(&explicit_pool, &props));
         /* As frameworks do: nothing goes back by itself. */
         GT_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        if (!find_newer_pools()) {
+                printf("-      pools of managed and of host memory: this driver has none\n");
+                family_count -= FAMILIES_NEWER;
+        }
         origin_known = look(&origin);
-        for (int i = 0; i < FAMILIES; i++)
+        for (int i = 0; i < family_count; i++)
                 if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
         gt_sleep_us(BYPASS_US);
-        for (int i = 0; i < FAMILIES; i++)
-                for (int k = 0; k < FAMILIES; k++)
+        for (int i = 0; i < family_count; i++)
+                for (int k = 0; k < family_count; k++)
                         if (i != k && !families[i].host && !families[k].host)
                                 make_room(&families[i], &families[k]);
         if (!card)

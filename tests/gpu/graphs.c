@@ -25,10 +25,9 @@ static size_t limit;
 static CUstream stream;
 
 /* Allocations of bytes each, each freed before the next one, or all of them at the end. */
-static CUgraphExec build(size_t bytes, int count, bool one_by_one)
+static void capture(size_t bytes, int count, bool one_by_one, CUgraph *ret_graph)
 {
         CUdeviceptr p[MOST_SPLIT];
-        CUgraphExec exec;
         CUgraph graph;
 
         GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
@@ -41,6 +40,15 @@ static CUgraphExec build(size_t bytes, int count, bool one_by_one)
         for (int i = 0; i < count && !one_by_one; i++)
                 GT_MUST(cuMemFreeAsync(p[i], stream));
         GT_MUST(cuStreamEndCapture(stream, &graph));
+        *ret_graph = graph;
+}
+
+static CUgraphExec build(size_t bytes, int count, bool one_by_one)
+{
+        CUgraphExec exec;
+        CUgraph graph;
+
+        capture(bytes, count, one_by_one, &graph);
         GT_MUST(cuGraphInstantiate(&exec, graph, 0));
         GT_MUST(cuGraphDestroy(graph));
         return exec;
@@ -137,6 +145,34 @@ static size_t available(void)
 
         GT_MUST(cuMemGetInfo(&bytes, &total));
         return bytes;
+}
+
+/* An instantiation that uploads at once: what does not fit is refused, and what fits has its memory then. */
+static void uploaded_at_once(size_t bytes, bool fits)
+{
+        CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+        size_t before = available(), free_bytes;
+        CUgraphExec exec = NULL;
+        CUgraph graph;
+        CUresult result;
+
+        capture(bytes, 1, true, &graph);
+        result = cuGraphInstantiateWithParams(&exec, graph, &params);
+        check_footprint(fits ? "uploaded at once" : "uploaded at once, too large");
+        gt_check(result == (fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY) &&
+                         (params.result_out == CUDA_GRAPH_INSTANTIATE_SUCCESS) == fits,
+                 fits ? "uploaded at once" : "uploaded at once, too large", "%s", gt_result_name(result));
+        gt_check(params.flags == CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, "its parameters", "as they were");
+        free_bytes = available();
+        if (fits)
+                gt_check(free_bytes + bytes <= before + slack_bytes, "its memory counts", "%.1f MiB free of %.1f",
+                         gt_mib(free_bytes), gt_mib(before));
+        if (result == CUDA_SUCCESS) {
+                launch("the one uploaded at once", exec, CUDA_SUCCESS);
+                GT_MUST(cuGraphExecDestroy(exec));
+        }
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
 static void *unused(size_t fraction_of_limit)
@@ -239,6 +275,9 @@ int main(int argc, char **argv)
         gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",
                  "%.1f MiB got by cuMemAlloc", gt_mib(limit / 4 * 3));
         GT_MUST(cuMemFree(p));
+        uploaded_at_once(limit / 4 * 5, false);
+        gt_sleep_us(BYPASS_US);
+        uploaded_at_once(limit / 4 * 3, true);
         against_creation();
         check_footprint("in the end");
         GT_MUST(cuStreamDestroy(stream));

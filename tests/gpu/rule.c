@@ -47,8 +47,8 @@ static void use_streams(void)
 
 static struct {
         int asked, refused, wrong;
-        CUresult first; /* refusal */
-        char kind[16];  /* of its memory */
+        CUresult first;   /* refusal */
+        const char *kind; /* of its memory */
 } seen;
 
 static bool came(CUresult code, const char *kind)
@@ -58,7 +58,7 @@ static bool came(CUresult code, const char *kind)
                 return true;
         if (!seen.refused++) {
                 seen.first = code;
-                snprintf(seen.kind, sizeof seen.kind, "%s", kind);
+                seen.kind = kind;
         }
         return false;
 }
@@ -94,6 +94,24 @@ static void give(CUdeviceptr p)
                 gt_die("a free said %d", (int)code);
 }
 
+/* The driver does not bear this on a full card, and the card is full only of what the program holds. */
+static void managed_pool(void)
+{
+#if CUDA_VERSION >= 13000
+        CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device};
+        __typeof__(&cuMemGetDefaultMemPool) get = GT_OPTIONAL(cuMemGetDefaultMemPool);
+        CUmemoryPool pool;
+        CUdeviceptr p;
+
+        if (!get || get(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED) != CUDA_SUCCESS)
+                return;
+        if (came(cuMemAllocFromPoolAsync(&p, 64 * GT_MIB, pool, early), "a managed pool's")) {
+                GT_MUST(cuMemFreeAsync(p, early));
+                GT_MUST(cuStreamSynchronize(early));
+        }
+#endif
+}
+
 /* What the pool does not serve must find room beside what it keeps. */
 static void other_kinds(size_t bytes)
 {
@@ -106,6 +124,7 @@ static void other_kinds(size_t bytes)
         }
         if (came(cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL), "managed"))
                 give(p);
+        managed_pool();
         if (came(cuMemAllocPitch(&p, &(size_t){0}, bytes / 1024, 1024, 4), "pitched")) {
                 use(p, bytes / 2);
                 give(p);
@@ -348,6 +367,37 @@ static void crumbs(void)
         end_capture(stream);
 }
 
+/* All that the card has was the program's, and is free. */
+static void fill_and_free(void)
+{
+        CUdeviceptr blocks[64];
+        size_t left, total;
+        int count = 0;
+
+        GT_MUST(cuMemGetInfo(&left, &total));
+        while (left > 3 * GT_PAGE && count < 64) {
+                GT_MUST(cuMemAlloc(&blocks[count++], left / 2 / GT_PAGE * GT_PAGE));
+                GT_MUST(cuMemGetInfo(&left, &total));
+        }
+        while (count > 0)
+                give(blocks[--count]);
+}
+
+static void managed(void)
+{
+        CUstream stream;
+
+        open_card();
+        fill_and_free();
+        managed_pool();
+        stream = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
+        fill_and_free();
+        managed_pool();
+        end_capture(stream);
+        fill_and_free();
+        rounds();
+}
+
 static const struct {
         const char *name;
         void (*run)(void);
@@ -364,6 +414,7 @@ static const struct {
         {"many captures", many},
         {"exported blocks freed in a capture", exported},
         {"small blocks freed in a capture", crumbs},
+        {"a managed pool beside freed memory", managed},
 };
 enum { STATES = sizeof states / sizeof states[0] };
 

@@ -2,10 +2,12 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "pool.h"
 #include "scripted.h"
+#include "trim.h"
 
 #define MANY   4096 /* more than an arena remembers */
 #define ROUNDS 3000
@@ -163,6 +165,101 @@ static void test_exported(void)
         finish();
 }
 
+/* Where freed blocks can serve nobody again, a recent one goes to the driver, too. */
+static void test_unfenced(bool overflow)
+{
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        if (overflow)
+                for (int i = 0; i < GR_REACH_MAX; i++)
+                        GR_CHECK(gr_context_add(&core, sg_context_new(0), 0) != NULL);
+        else
+                atomic_store(&context->fence.broken, -EIO);
+        GR_CHECK_EQ(homes(ptr), 1);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
+        GR_CHECK_EQ(sg_cached_bytes(device), 0);
+        finish();
+}
+
+/* While arenas are shut the short way hands out nothing, and the longer one gives no block a home. */
+static void test_shut(void)
+{
+        uint64_t ptr;
+
+        start();
+        ptr = alloc(4096);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gr_arenas_shut(context);
+        gr_arenas_shut(context);
+        gr_arenas_open(context); /* one that wants it so is left */
+        GR_CHECK_EQ(gr_arena_alloc(context, 4096), 0);
+        GR_CHECK_EQ(alloc(4096), ptr);
+        GR_CHECK_EQ(homes(ptr), 0);
+        gr_arenas_open(context);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(alloc(4096), ptr);
+        GR_CHECK_EQ(homes(ptr), 1);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        finish();
+}
+
+/* To forget an address that is not among the recent blocks changes nothing, whoever is in its place. */
+static void test_forget_others(void)
+{
+        struct gr_arena *arena;
+        unsigned same = 0, empty = 0;
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        arena = gr_arena_own(context);
+        for (uint64_t other = ptr + 512; same < 3 || empty < 3; other += 512) {
+                if (gr_ledger_mix(other) >> (64 - GR_RECENT_LOG2) == gr_ledger_mix(ptr) >> (64 - GR_RECENT_LOG2))
+                        same++;
+                else
+                        empty++;
+                gr_arena_forget(arena, other);
+                GR_CHECK_EQ(homes(ptr), 1);
+        }
+        gr_arena_forget(arena, ptr);
+        GR_CHECK_EQ(homes(ptr), 0);
+        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+        finish();
+}
+
+/* Empty bins are passed by without their lock, which others may hold. */
+static void test_empty_bins(void)
+{
+        struct gr_arena *own, *other;
+        struct elsewhere work = {.bytes = 4096};
+
+        start();
+        own = gr_arena_own(context);
+        GR_CHECK_EQ(elsewhere(&work), 0);
+        other = NULL;
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i) && gr_arena_at(context, i) != own)
+                        other = gr_arena_at(context, i);
+        GR_CHECK(other != NULL);
+        atomic_store(&other->lock.taken, 1);
+        alarm(20); /* or this waits for ever */
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++) {
+                GR_CHECK_EQ(gr_arena_move(other, own, class, 1, UINT64_MAX), 0);
+                GR_CHECK(gr_arena_take(other, class, class, 1, SIZE_MAX) == NULL);
+                GR_CHECK_EQ(gr_trim_class(context, class, UINT64_MAX), 0);
+                GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
+        }
+        alarm(0);
+        atomic_store(&other->lock.taken, 0);
+        GR_CHECK_EQ(sg_free(&core, work.ptr), 0);
+        finish();
+}
+
 /* The driver gives out an address that a recent block has. */
 static void test_stale(void)
 {
@@ -295,6 +392,11 @@ int main(void)
         test_many();
         test_epoch_bytes();
         test_exported();
+        test_unfenced(false);
+        test_unfenced(true);
+        test_shut();
+        test_forget_others();
+        test_empty_bins();
         test_stale();
         test_end_of_context();
         test_race();

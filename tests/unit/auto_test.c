@@ -349,11 +349,10 @@ static void test_quick_waits(void)
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         barriers = core.stats.counters[GR_STAT_barriers];
-        gr_gate_begin_enter(&core.gate);
-        gr_gate_begin_leave(&core.gate, true);
+        gpu_capture(true);
         b = gpu_take(6 * MIB);
         GR_CHECK(b != a);
-        gr_gate_end(&core.gate);
+        gpu_capture(false);
         gpu_give(b, 6 * MIB);
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);

@@ -699,7 +699,7 @@ static void test_heap_trim(void)
 }
 
 /* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
-static void test_heap_exported(void)
+static void test_heap_exported(bool captured)
 {
         uint64_t a, b, c;
 
@@ -707,7 +707,11 @@ static void test_heap_exported(void)
         a = gpu_take(7 * MIB);
         b = gpu_take(3 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        if (captured)
+                gpu_capture(true);
         gpu_give(a, 7 * MIB);
+        if (captured)
+                gpu_capture(false);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
         c = gpu_take(2 * MIB);
         GR_CHECK(c < a || c >= a + 6 * MIB);
@@ -798,7 +802,8 @@ int main(void)
         test_behind(true);
         test_many_holes();
         test_heap_trim();
-        test_heap_exported();
+        test_heap_exported(false);
+        test_heap_exported(true);
         /* Last: what they touch is cleared for every test after them. */
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);

@@ -326,6 +326,28 @@ static void test_limit(void)
         end();
 }
 
+/* A limit that is full of what was freed during a capture: no event says that it is idle, but the host can wait. */
+static void test_limit_in_capture(void)
+{
+        uint64_t a, b;
+
+        begin(&sg_driver, &plain);
+        atomic_store(&core.host.hard_bytes, 10 * MIB);
+        a = get(one, 4 * MIB, KIND);
+        b = get(one, 4 * MIB, KIND);
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+        use(two, a, 5 * SG_MS);
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(one, 8 * MIB, KIND) != 0);
+        GR_CHECK(frees == 2);
+        GR_CHECK(try_alloc(one, 4 * MIB, KIND, &a) == -EDQUOT);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        end();
+}
+
 static void test_decay(void)
 {
         static const struct gr_config config = {
@@ -656,6 +678,7 @@ int main(void)
         test_waits_at_free();
         test_most();
         test_limit();
+        test_limit_in_capture();
         test_decay();
         test_ladder();
         test_contexts();

@@ -313,10 +313,22 @@ static int event_query(void *event)
         return *(uint32_t *)event <= atomic_load(&gpu.done) ? 0 : -EAGAIN;
 }
 
+void gpu_capture(bool begins)
+{
+        if (begins) {
+                gr_gate_begin_enter(&core.gate);
+                atomic_fetch_add(&gpu.captures, 1);
+                gr_gate_begin_leave(&core.gate, true);
+        } else {
+                atomic_fetch_sub(&gpu.captures, 1);
+                gr_gate_end(&core.gate);
+        }
+}
+
 /* A record, wait or sync would destroy a capture. */
 static void check_capture(void)
 {
-        if (atomic_load(&core.gate.captures) > 0)
+        if (atomic_load(&gpu.captures) > 0)
                 bad("a capture destroyed", 0);
 }
 

@@ -32,6 +32,7 @@ struct split_gpu {
         _Atomic uint32_t covered;         /* later work waits for all work up to here */
         _Atomic uint64_t now_ns;
         _Atomic uint32_t bad;
+        _Atomic int captures;   /* going on, as far as the driver is concerned */
         uint32_t lazy;          /* event_query lets so much work get done */
         size_t top;             /* pages below it were used at some time */
         uint8_t *owner;         /* of each page: 0 free, 1 first page of an allocation, 2 a later one, 3 small blocks */
@@ -67,6 +68,9 @@ struct gr_device *gpu_device(void);
  * any thread. */
 uint64_t gpu_take(size_t bytes);
 void gpu_give(uint64_t ptr, size_t bytes);
+
+/* A capture begins, or one ends. */
+void gpu_capture(bool begins);
 
 /* All work is done. */
 void gpu_sync(void);

@@ -418,6 +418,39 @@ out:
         return rc;
 }
 
+/* Lock held. */
+static void destroy(CUgraphExec exec)
+{
+        exec->magic = 0;
+        drop_memory(exec);
+        sim_graph_free(exec->graph);
+        sim_node_replace(&exec->last, NULL);
+        exec->next = dead_execs;
+        dead_execs = exec;
+}
+
+static CUresult with_exec(CUgraphExec exec, CUstream handle, bool run);
+
+/* With the upload of one that is wanted at once; where there is no memory for it there is no executable graph either.
+ */
+static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                                 bool null_is_own)
+{
+        CUstream stream = !params->hUploadStream && null_is_own ? CU_STREAM_PER_THREAD : params->hUploadStream;
+        CUresult rc = instantiate(exec, graph, params->flags);
+
+        if (rc == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
+                rc = with_exec(*exec, stream, false);
+                if (rc != CUDA_SUCCESS) {
+                        sim_lock();
+                        destroy(*exec);
+                        sim_unlock();
+                }
+        }
+        params->result_out = rc == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+        return rc;
+}
+
 SIM_API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
 {
         SIM_ENTER(cuGraphInstantiate_v2);
@@ -435,26 +468,18 @@ SIM_API cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned l
 
 SIM_API cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-        CUresult rc;
-
         SIM_ENTER(cuGraphInstantiateWithParams);
         if (!params)
                 return CUDA_ERROR_INVALID_VALUE;
-        rc = instantiate(exec, graph, params->flags);
-        params->result_out = rc == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-        return rc;
+        return instantiate_with(exec, graph, params, false);
 }
 
 SIM_API cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-        CUresult rc;
-
         SIM_ENTER(cuGraphInstantiateWithParams_ptsz);
         if (!params)
                 return CUDA_ERROR_INVALID_VALUE;
-        rc = instantiate(exec, graph, params->flags);
-        params->result_out = rc == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-        return rc;
+        return instantiate_with(exec, graph, params, true);
 }
 
 SIM_API cuGraphExecDestroy(CUgraphExec exec)
@@ -470,12 +495,7 @@ SIM_API cuGraphExecDestroy(CUgraphExec exec)
                 sim_unlock();
                 return rc;
         }
-        exec->magic = 0;
-        drop_memory(exec);
-        sim_graph_free(exec->graph);
-        sim_node_replace(&exec->last, NULL);
-        exec->next = dead_execs;
-        dead_execs = exec;
+        destroy(exec);
         sim_unlock();
         return CUDA_SUCCESS;
 }

@@ -1,15 +1,27 @@
 /* Stream-ordered memory: pools that keep freed memory and hand it out again behind the free in its stream. */
 #include "sim.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAGIC_POOL 0x706f6f6cu
+#define FULL_BYTES ((size_t)6 << 20) /* less is free on a full card */
 
 /* Guarded by sim_lock(). */
 static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
 static CUmemoryPool current_pools[SIM_MAX_DEVICES];
+/* Of managed memory for each device, of pinned memory for the host and of managed memory there. */
+static struct CUmemPoolHandle_st host_pools[SIM_MAX_DEVICES + 2];
 static CUmemoryPool pools;
+
+static size_t footprint_of(size_t bytes)
+{
+        size_t step = bytes <= SIM_SMALL_BYTES ? SIM_UNIT_BYTES : SIM_PAGE_BYTES;
+
+        return (bytes + step - 1) / step * step;
+}
 
 static void make_pool(CUmemoryPool pool, int device)
 {
@@ -25,6 +37,10 @@ void sim_pool_setup(const struct sim_config *config)
         for (int d = 0; d < config->devices; d++) {
                 make_pool(&default_pools[d], d);
                 current_pools[d] = &default_pools[d];
+        }
+        for (int i = 0; i < SIM_MAX_DEVICES + 2; i++) {
+                make_pool(&host_pools[i], i < config->devices ? i : 0);
+                host_pools[i].host = true;
         }
 }
 
@@ -43,22 +59,72 @@ static size_t reserved(CUmemoryPool pool)
         return bytes;
 }
 
+static size_t whole_pages(size_t bytes)
+{
+        return (bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES * SIM_PAGE_BYTES;
+}
+
+/* New memory for the pool; NULL where there is none. */
+static struct sim_alloc *grow(CUmemoryPool pool, size_t bytes)
+{
+        struct sim_alloc *alloc;
+        void *at;
+
+        if (!pool->host)
+                return sim_heap_alloc(pool->device, bytes, pool);
+        if (bytes > SIZE_MAX / 2)
+                return NULL;
+        at = sim_map(whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED)
+                return NULL;
+        alloc = sim_range_add(SIM_ALLOC_POOL, (uintptr_t)at, bytes, NULL, pool->device, 0);
+        if (!alloc) {
+                munmap(at, whole_pages(bytes));
+                return NULL;
+        }
+        sim_memory_lock();
+        alloc->footprint = footprint_of(bytes);
+        alloc->pool = pool;
+        pool->reserved += whole_pages(bytes);
+        if (pool->reserved > pool->reserved_high)
+                pool->reserved_high = pool->reserved;
+        sim_memory_unlock();
+        return alloc;
+}
+
+static void give_back(struct sim_alloc *alloc)
+{
+        CUmemoryPool pool = alloc->pool;
+        void *at = (void *)alloc->base;
+        size_t bytes = whole_pages(alloc->footprint);
+
+        if (!pool->host) {
+                sim_heap_free(alloc);
+                return;
+        }
+        sim_memory_lock();
+        pool->reserved -= bytes;
+        sim_memory_unlock();
+        sim_range_remove(alloc);
+        sim_unmap(at, bytes);
+}
+
 /* Gives cached memory whose free has run back to the device, oldest first, while the pool holds more than keep. */
 static void trim(CUmemoryPool pool, size_t keep)
 {
         while (reserved(pool) > keep) {
                 struct sim_alloc **oldest = NULL, *alloc;
 
-                for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next) {
+                for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next_cached) {
                         if (!(*at)->freed || (*at)->freed->done)
                                 oldest = at;
                 }
                 if (!oldest)
                         return;
                 alloc = *oldest;
-                *oldest = alloc->next;
+                *oldest = alloc->next_cached;
                 sim_node_put(alloc->freed);
-                sim_heap_free(alloc);
+                give_back(alloc);
         }
 }
 
@@ -72,7 +138,7 @@ static void into_cache(struct sim_alloc *alloc, struct sim_node *freed)
 {
         alloc->freeing = true;
         sim_node_replace(&alloc->freed, sim_node_get(freed));
-        alloc->next = alloc->pool->cache;
+        alloc->next_cached = alloc->pool->cache;
         alloc->pool->cache = alloc;
 }
 
@@ -94,15 +160,14 @@ void sim_pool_free(struct sim_alloc *alloc)
 /* Freed memory of the same footprint; the stream will wait for the free where it has not run yet. */
 static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream stream)
 {
-        size_t step = bytes <= SIM_SMALL_BYTES ? SIM_UNIT_BYTES : SIM_PAGE_BYTES;
-        size_t footprint = (bytes + step - 1) / step * step;
+        size_t footprint = footprint_of(bytes);
 
-        for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next) {
+        for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next_cached) {
                 struct sim_alloc *alloc = *at;
 
                 if (alloc->footprint != footprint)
                         continue;
-                *at = alloc->next;
+                *at = alloc->next_cached;
                 if (alloc->freed && !alloc->freed->done) {
                         struct sim_node *node = sim_stream_node(stream, NULL);
 
@@ -146,17 +211,23 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                 *dptr = 0;
                 return CUDA_SUCCESS;
         }
+        /* As the driver does (H200, driver 580): the default pool of managed memory does not bear a full card. */
+        if (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES &&
+            sim_heap_free_bytes(pool->device) < FULL_BYTES) {
+                fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the card is full\n");
+                abort();
+        }
         if (pool->most && (bytes > pool->most || pool->used > pool->most - bytes))
                 return CUDA_ERROR_OUT_OF_MEMORY;
         alloc = from_cache(pool, bytes, stream);
         if (!alloc)
-                alloc = sim_heap_alloc(pool->device, bytes, pool);
-        if (!alloc) {
+                alloc = grow(pool, bytes);
+        if (!alloc && !pool->host) {
                 for (CUmemoryPool p = pools; p; p = p->next) {
                         if (p->device == pool->device)
                                 trim(p, 0);
                 }
-                alloc = sim_heap_alloc(pool->device, bytes, pool);
+                alloc = grow(pool, bytes);
         }
         if (!alloc)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -247,19 +318,42 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
         return rc;
 }
 
+static bool on_device(const CUmemLocation *location, CUmemAllocationType type)
+{
+        return location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+}
+
+/* Whether there may be pools of such memory there. */
+static bool is_place(const CUmemLocation *location, CUmemAllocationType type)
+{
+        if (type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+                return false;
+        switch (location->type) {
+        case CU_MEM_LOCATION_TYPE_DEVICE:
+                return sim_device_check(location->id) == CUDA_SUCCESS;
+        case CU_MEM_LOCATION_TYPE_HOST:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+                return true;
+        case CU_MEM_LOCATION_TYPE_NONE:
+                return type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+        default:
+                return false;
+        }
+}
+
 SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
 {
         CUmemoryPool pool;
         CUresult rc;
+        bool host;
 
         SIM_ENTER(cuMemPoolCreate);
-        if (!ret_pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
-                return CUDA_ERROR_INVALID_VALUE;
-        if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        if (!ret_pool || !props || !is_place(&props->location, props->allocType) ||
             (props->handleTypes && props->handleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+                return CUDA_ERROR_INVALID_VALUE;
+        host = !on_device(&props->location, props->allocType);
+        if (host && props->handleTypes)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        if (sim_device_check(props->location.id) != CUDA_SUCCESS)
-                return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
         rc = sim_capture_unsafe();
         sim_unlock();
@@ -271,7 +365,8 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
         pool->most = props->maxSize;
         pool->shareable = props->handleTypes != 0;
         sim_lock();
-        make_pool(pool, props->location.id);
+        make_pool(pool, props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? props->location.id : 0);
+        pool->host = host;
         sim_unlock();
         *ret_pool = pool;
         return CUDA_SUCCESS;
@@ -290,6 +385,12 @@ CUmemoryPool sim_pool_imported(int device)
         return pool;
 }
 
+static bool is_default(CUmemoryPool pool)
+{
+        return (pool >= default_pools && pool < default_pools + SIM_MAX_DEVICES) ||
+               (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES + 2);
+}
+
 SIM_API cuMemPoolDestroy(CUmemoryPool pool)
 {
         CUresult rc;
@@ -299,7 +400,7 @@ SIM_API cuMemPoolDestroy(CUmemoryPool pool)
         rc = sim_capture_unsafe();
         if (rc != CUDA_SUCCESS)
                 goto out;
-        if (!sim_is_pool(pool) || pool == &default_pools[pool->device]) {
+        if (!sim_is_pool(pool) || is_default(pool)) {
                 rc = CUDA_ERROR_INVALID_VALUE;
         } else {
                 /* Memory still out stays valid; it goes back to the device once it is freed. */
@@ -453,7 +554,7 @@ static CUresult set_pool(CUdevice device, CUmemoryPool pool)
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
-        if (sim_is_pool(pool) && pool->device == device)
+        if (sim_is_pool(pool) && pool->device == device && !pool->host)
                 current_pools[device] = pool;
         else
                 rc = CUDA_ERROR_INVALID_VALUE;
@@ -479,25 +580,33 @@ SIM_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
         return set_pool(device, pool);
 }
 
-static bool on_device(const CUmemLocation *location, CUmemAllocationType type)
+/* The default pool of what is not a device's own memory; it is the current one, too. */
+static CUresult host_pool(CUmemoryPool *ret_pool, const CUmemLocation *location, CUmemAllocationType type)
 {
-        return location && location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+        if (!ret_pool || !location || !is_place(location, type) || location->type == CU_MEM_LOCATION_TYPE_NONE)
+                return CUDA_ERROR_INVALID_VALUE;
+        *ret_pool = location->type == CU_MEM_LOCATION_TYPE_DEVICE
+                            ? &host_pools[location->id]
+                            : &host_pools[SIM_MAX_DEVICES + (type == CU_MEM_ALLOCATION_TYPE_MANAGED)];
+        return CUDA_SUCCESS;
 }
 
 SIM_API cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
         SIM_ENTER(cuMemGetDefaultMemPool);
-        return on_device(location, type) ? get_pool(pool, location->id, true) : CUDA_ERROR_NOT_SUPPORTED;
+        return location && on_device(location, type) ? get_pool(pool, location->id, true)
+                                                     : host_pool(pool, location, type);
 }
 
 SIM_API cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
         SIM_ENTER(cuMemGetMemPool);
-        return on_device(location, type) ? get_pool(pool, location->id, false) : CUDA_ERROR_NOT_SUPPORTED;
+        return location && on_device(location, type) ? get_pool(pool, location->id, false)
+                                                     : host_pool(pool, location, type);
 }
 
 SIM_API cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
         SIM_ENTER(cuMemSetMemPool);
-        return on_device(location, type) ? set_pool(location->id, pool) : CUDA_ERROR_NOT_SUPPORTED;
+        return location && on_device(location, type) ? set_pool(location->id, pool) : CUDA_ERROR_NOT_SUPPORTED;
 }

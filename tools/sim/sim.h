@@ -322,8 +322,9 @@ struct sim_alloc {
         bool idle;    /* in a pool's cache: touching it is misuse. Guarded by the memory lock */
         bool sync_memops;
         int file;               /* of exported memory, plus 1; closed with the allocation. Guarded by the memory lock */
-        struct sim_alloc *next; /* in the list of ranges outside the device heaps, or of a pool's cache */
+        struct sim_alloc *next; /* in the list of ranges outside the device heaps */
         /* Pools' memory only, guarded by sim_lock(). */
+        struct sim_alloc *next_cached;
         struct sim_node *freed; /* the free in its stream; reuse comes after it */
         unsigned reuses;        /* frees that have not run yet but whose memory is in use again */
 };
@@ -332,6 +333,7 @@ struct CUmemPoolHandle_st {
         uint32_t magic;
         int device;
         bool destroyed, shareable, imported;
+        bool host;               /* its memory is the host's, or managed, which is so here */
         struct sim_alloc *cache; /* freed memory, newest first */
         cuuint64_t threshold, used, used_high, most;
         int reuse[3]; /* policies: kept, reported, not acted on */

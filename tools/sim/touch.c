@@ -30,8 +30,9 @@ static bool allowed(const struct sim_access *access, uintptr_t address, size_t b
                 *ret_why = "past the end of the allocation";
                 return false;
         }
-        if (alloc->kind <= SIM_ALLOC_POOL && !access->host_ok && access->op->ctx &&
-            alloc->device != access->op->ctx->device && !(access->op->ctx->peers & 1u << alloc->device)) {
+        if (alloc->kind <= SIM_ALLOC_POOL && !(alloc->pool && alloc->pool->host) && !access->host_ok &&
+            access->op->ctx && alloc->device != access->op->ctx->device &&
+            !(access->op->ctx->peers & 1u << alloc->device)) {
                 *ret_why = "another device's, without peer access";
                 return false;
         }
