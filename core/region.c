@@ -17,6 +17,8 @@
 
 #define FOREIGN_DEAD_NS                                                                                                \
         UINT64_C(10000000000) /* a process of another pid namespace that is silent for so long is gone */
+#define ACCOUNT_BITS  48
+#define ACCOUNT_MASK  ((UINT64_C(1) << ACCOUNT_BITS) - 1)
 #define FIGURE_MOST   (UINT64_C(1) << 62)
 #define RESERVE_TRIES 20
 #define FRESH_NS      UINT64_C(1000000000) /* with a younger heartbeat hardly anybody is gone */
@@ -161,7 +163,8 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         struct gr_slot *slot = &region->map->slots[region->slot];
         uint64_t words[GR_REGION_NAME_BYTES / 8] = {0};
 
-        atomic_store(&region->map->accounts[region->slot], 0);
+        region->claim = (atomic_load(&region->map->accounts[region->slot]) | ACCOUNT_MASK) + 1;
+        atomic_store(&region->map->accounts[region->slot], region->claim);
         atomic_store(&slot->heartbeat_ns, 0);
         atomic_store(&slot->orders, 0);
         atomic_store(&slot->level, 0);
@@ -269,6 +272,27 @@ static uint64_t checked(uint64_t figure)
         return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
 }
 
+/* For a moment what another process released may count before what it charged. */
+static uint64_t account_bytes(struct gr_region *region, unsigned slot)
+{
+        uint64_t bytes = atomic_load(&region->map->accounts[slot]) & ACCOUNT_MASK;
+
+        return bytes >> (ACCOUNT_BITS - 1) ? 0 : bytes;
+}
+
+/* False where the slot has been claimed anew since it was ours. */
+static bool account_add(struct gr_region *region, unsigned slot, uint64_t bytes)
+{
+        _Atomic uint64_t *account = &region->map->accounts[slot];
+        uint64_t before = atomic_load(account);
+
+        do {
+                if ((before & ~ACCOUNT_MASK) != region->claim)
+                        return false;
+        } while (!atomic_compare_exchange_weak(account, &before, region->claim | ((before + bytes) & ACCOUNT_MASK)));
+        return true;
+}
+
 int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *ret)
 {
         struct gr_slot *slot;
@@ -289,7 +313,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         share = atomic_load(&slot->share);
         ret->share = share >= 1 && share <= 1000 ? share : 1;
         ret->flags = atomic_load(&slot->flags);
-        ret->charged_bytes = checked(atomic_load(&region->map->accounts[index]));
+        ret->charged_bytes = account_bytes(region, index);
         ret->heartbeat_ns = atomic_load(&slot->heartbeat_ns);
         ret->active_ns = atomic_load(&slot->active_ns);
         ret->given_bytes = atomic_load(&slot->given_bytes);
@@ -311,26 +335,27 @@ uint64_t gr_region_sum(struct gr_region *region, bool without_self)
 
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
                 if (atomic_load(&region->map->owners[i]) != 0 && !(without_self && (int)i == region->slot))
-                        sum += checked(atomic_load(&region->map->accounts[i]));
+                        sum += account_bytes(region, i);
         return sum;
 }
 
 int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_bytes)
 {
-        _Atomic uint64_t *account;
         _Atomic uint32_t *word;
         int own = own_slot(region);
 
         if (own < 0)
                 return -ENOTCONN;
-        account = &region->map->accounts[own];
         word = &region->map->slots[own].answer;
         for (int i = 0; i < RESERVE_TRIES; i++) {
-                atomic_fetch_add(account, bytes);
+                if (!account_add(region, (unsigned)own, bytes))
+                        return -ENOTCONN;
                 /* Whoever comes later sees our bytes before it looks at the sum; so at most one of two passes. */
-                if (limit_bytes == UINT64_MAX || gr_region_sum(region, false) <= limit_bytes)
+                if (limit_bytes == UINT64_MAX || gr_region_sum(region, false) <= limit_bytes) {
+                        atomic_fetch_add(&region->charged_bytes, bytes);
                         return 0;
-                atomic_fetch_sub(account, bytes);
+                }
+                account_add(region, (unsigned)own, -bytes);
                 if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep_again(region) == 0)
                         return -EDQUOT; /* no race: it is full */
                 /* A pause, of another length in each process. */
@@ -343,6 +368,12 @@ void gr_region_adjust(struct gr_region *region, int64_t bytes)
 {
         int own = own_slot(region);
 
+        atomic_fetch_add(&region->charged_bytes, (uint64_t)bytes);
         if (own >= 0)
-                atomic_fetch_add(&region->map->accounts[own], (uint64_t)bytes);
+                account_add(region, (unsigned)own, (uint64_t)bytes);
+}
+
+void gr_region_carry(struct gr_region *region, struct gr_region *old)
+{
+        gr_region_adjust(region, (int64_t)atomic_load(&old->charged_bytes));
 }

@@ -9,6 +9,7 @@
  * No lock lies in it that a dead process could keep. A slot is claimed by one compare-and-swap of its owner word, which
  * names process, start time and pid namespace; a slot whose owner is gone is freed the same way by whoever looks. The
  * group's use is no counter but the sum of the owners' accounts, so a dead process's share goes with its slot, once.
+ * An account names the claim of the slot that it belongs to, so that one who lost the slot does not charge the next.
  *
  * Functions return 0 or -errno and touch ret_ outputs only on success. Any thread may call them, but for open, join,
  * leave and close. No clock here: time, waiting and the look at other processes come through a table.
@@ -23,7 +24,7 @@
 #include <sys/types.h>
 
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
-#define GR_REGION_VERSION    4
+#define GR_REGION_VERSION    5
 #define GR_REGION_SLOTS      512
 #define GR_REGION_NAME_BYTES 32  /* of a process, NUL included */
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
@@ -92,8 +93,9 @@ struct gr_region_map {
         _Atomic uint64_t size_bytes;
         _Atomic uint64_t cookie; /* the file has it, too */
         uint64_t padding[3];
-        _Atomic uint64_t owners[GR_REGION_SLOTS];   /* 0: free */
-        _Atomic uint64_t accounts[GR_REGION_SLOTS]; /* bytes charged; means nothing where the owner is 0 */
+        _Atomic uint64_t owners[GR_REGION_SLOTS]; /* 0: free */
+        /* Number of the slot's claim << 48 | bytes charged, signed; means nothing where the owner is 0. */
+        _Atomic uint64_t accounts[GR_REGION_SLOTS];
         struct gr_slot slots[GR_REGION_SLOTS];
 };
 
@@ -126,6 +128,9 @@ struct gr_region {
         struct gr_identity self;
         uint64_t token;   /* owner word of this process */
         _Atomic int slot; /* -1: not a member */
+        uint64_t claim;   /* of the slot, as in its account */
+        /* Reserved and adjusted through this view, whether the slot was ours or not. */
+        _Atomic uint64_t charged_bytes;
         dev_t device;
         ino_t inode;
         int segment; /* shmid */
@@ -208,12 +213,15 @@ int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *re
 /*
  * Charges bytes to this process unless all members together would then have more than limit_bytes. -EDQUOT. Two that
  * race for the last bytes may for a moment both be refused, never both be served; a few tries are made. -ENOTCONN: no
- * member.
+ * member, or no longer.
  */
 int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_bytes);
 
-/* Charges or gives back without asking. */
+/* Charges or gives back without asking; while the process is no member, to be carried to its next membership. */
 void gr_region_adjust(struct gr_region *region, int64_t bytes);
+
+/* Charges the new membership with all that was charged through the old one, which is not to be used at the time. */
+void gr_region_carry(struct gr_region *region, struct gr_region *old);
 
 /*
  * What all members have charged; without_self: but for this process. For a moment too much while one is being refused.

@@ -48,14 +48,19 @@ static struct {
 static int group_reserve(void *arg, uint64_t bytes)
 {
         struct member *member = arg;
-        int rc = -ENOTCONN;
+        struct gr_region *region;
+        int rc;
 
         gr_lock(&member->account_lock);
-        rc = gr_region_reserve(atomic_load(&member->region), bytes, member->group_limit);
-        gr_unlock(&member->account_lock);
+        region = atomic_load(&member->region);
+        rc = gr_region_reserve(region, bytes, member->group_limit);
         /* Lost for a moment: then the limit holds for this process alone, which has the bytes charged already. */
-        if (rc == -ENOTCONN)
+        if (rc == -ENOTCONN) {
                 rc = atomic_load(&member->device->charged_bytes) <= member->group_limit ? 0 : -EDQUOT;
+                if (rc == 0)
+                        gr_region_adjust(region, (int64_t)bytes);
+        }
+        gr_unlock(&member->account_lock);
         return rc;
 }
 
@@ -257,7 +262,8 @@ static struct gr_region *enter_again(struct member *member, struct gr_region *ol
         if (!region)
                 return old;
         gr_lock(&member->account_lock);
-        gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
+        /* Not what the device has charged, some of which is on its way to or from the group. */
+        gr_region_carry(region, old);
         atomic_store(&member->region, region);
         gr_unlock(&member->account_lock);
         return region;

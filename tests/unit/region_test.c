@@ -170,10 +170,13 @@ static void test_names(void)
         char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
-        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v4");
+        GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v5");
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
         GR_CHECK_STR(group, "a-b.c");
         GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");
+        GR_CHECK_EQ(gr_region_file_name("g", uuid, file, sizeof(file)), 0); /* the shortest there is */
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
+        GR_CHECK_STR(group, "g");
         file[strlen(file) - 1] = '1';
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
         GR_CHECK_EQ(gr_region_parse_file_name("x.v1", group, text), -EINVAL);
@@ -503,6 +506,72 @@ static void test_accounts(void)
         drop(one);
 }
 
+/* Another process takes the slot of one that it thinks gone, and that is about to charge its account once more. */
+static struct gr_region *loser, *taker;
+
+static void wait_and_lose(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+{
+        int slot = loser->slot;
+
+        (void)word;
+        (void)seen;
+        (void)timeout_ns;
+        for (int i = 0; i < GR_REGION_SLOTS; i++)
+                loser->map->owners[i] = i == slot ? 0 : 1; /* the only free one */
+        taker = join_as(3, "lost");
+        GR_CHECK_EQ(taker->slot, slot);
+}
+
+static void test_lost_slot(void)
+{
+        struct gr_region_ops losing = ops;
+        struct gr_region *dead, *again;
+
+        losing.wait = wait_and_lose;
+        loser = join_as(1, "lost");
+        GR_CHECK_EQ(gr_region_reserve(loser, GIB, 4 * GIB), 0);
+        dead = join_as(2, "lost");
+        GR_CHECK_EQ(gr_region_reserve(dead, 3 * GIB, 4 * GIB), 0);
+        die(dead);
+        loser->ops = &losing;
+        GR_CHECK_EQ(gr_region_reserve(loser, 2 * GIB, 4 * GIB), -ENOTCONN);
+        loser->ops = &ops;
+        for (int i = 0; i < GR_REGION_SLOTS; i++)
+                if (i != taker->slot)
+                        taker->map->owners[i] = 0;
+        GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+
+        /* What is charged or given back meanwhile goes to the next membership, with what was charged before. */
+        gr_region_adjust(loser, 512 * (int64_t)MIB);
+        gr_region_adjust(loser, -256 * (int64_t)MIB);
+        GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+        again = join_as(1, "lost");
+        gr_region_carry(again, loser);
+        GR_CHECK_EQ(gr_region_sum(taker, true), GIB + 256 * MIB);
+        gr_region_close(loser);
+        free(loser);
+
+        /* A view that is late, of the same process. */
+        loser = again;
+        again->map->owners[again->slot] = 0;
+        again = join_as(1, "lost");
+        GR_CHECK_EQ(again->slot, loser->slot);
+        gr_region_adjust(loser, GIB);
+        GR_CHECK_EQ(gr_region_sum(taker, true), 0);
+        gr_region_carry(again, loser);
+        GR_CHECK_EQ(gr_region_sum(taker, true), 2 * GIB + 256 * MIB);
+        gr_region_adjust(again, -(int64_t)(2 * GIB + 256 * MIB));
+        GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+        gr_region_adjust(again, -(int64_t)MIB); /* a release counts before its charge */
+        GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+        gr_region_adjust(again, (int64_t)MIB);
+        GR_CHECK_EQ(gr_region_sum(taker, false), 0);
+        gr_region_close(loser);
+        free(loser);
+        drop(again);
+        drop(taker);
+}
+
 #define RACERS 4
 #define ROUNDS 2000
 
@@ -796,6 +865,7 @@ int main(void)
         test_slots();
         test_full();
         test_accounts();
+        test_lost_slot();
         test_race();
         test_ask();
         test_patience();
