@@ -530,6 +530,37 @@ static int helper_mask(void)
         return 0;
 }
 
+/* How many threads there are after up to five seconds in which their number went to or from what it was. */
+static int tasks_unlike(int before, int unlike)
+{
+        int tasks = count_in("/proc/self/task");
+
+        for (int i = 0; i < 5000 && (tasks == before) == unlike; i++) {
+                if (unlike)
+                        work();
+                usleep(1000);
+                tasks = count_in("/proc/self/task");
+        }
+        return tasks;
+}
+
+/* The library's thread goes when nothing is left for it, every time, and comes again when there is. */
+static int helper_ends(void)
+{
+        int tasks;
+
+        open_device();
+        block(); /* whatever threads there are from the first block on */
+        tasks_unlike(count_in("/proc/self/task"), dlsym(RTLD_DEFAULT, "gpureclaim_version") != NULL);
+        tasks = count_lasting("/proc/self/task");
+        for (int i = 0; i < 3; i++) {
+                if (dlsym(RTLD_DEFAULT, "gpureclaim_version") && tasks_unlike(tasks, 1) == tasks)
+                        return 8;
+                printf("threads that stay: %d\n", tasks_unlike(tasks, 0) - tasks);
+        }
+        return 0;
+}
+
 #define KEEPS(call)                                                                                                    \
         do {                                                                                                           \
                 int keeps_result;                                                                                      \
@@ -667,6 +698,7 @@ int main(int argc, char **argv)
                 {"leaks", leaks},
                 {"signals", signals},
                 {"helper-mask", helper_mask},
+                {"helper-ends", helper_ends},
                 {"errno", keeps_errno},
                 {"_exit", end_at_once},
                 {"abort", by_abort},
