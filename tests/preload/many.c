@@ -763,6 +763,46 @@ static void mode_command(void)
         end(&two, 0);
 }
 
+/* A request as others put it, and the worker's limit afterwards, in MiB. */
+static int limit_after(struct worker *worker, struct gr_region *region, const struct gr_request *request)
+{
+        struct gr_patience patience = {gr_system_now_ns(), UINT64_C(5000000000), UINT64_MAX};
+        struct gr_member member;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                if (gr_region_read(region, i, &member) != 0 || member.identity.pid != (uint32_t)worker->pid)
+                        continue;
+                if (!gr_region_await(region, i, member.owner, gr_region_request(region, i, request), &patience))
+                        fail("a request is not answered", i);
+                /* The last word of an order stands in the slot for good, an order or not. */
+                atomic_store(&region->map->slots[i].new_limit, 64 * MIB);
+                return ask(worker, 'g', 0).result;
+        }
+        fail("the worker is no member", worker->pid);
+        return 0;
+}
+
+/* Only an order changes a limit, and none ends what the program may have. */
+static void mode_orders(void)
+{
+        static struct gr_region region;
+        struct worker worker = start(0);
+
+        if (ask(&worker, 'a', 100).result != 0 || !open_region(&region))
+                fail("no region", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 500 * MIB}) !=
+            500)
+                fail("an order does not change the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_REFRESH}) != 500)
+                fail("what is no order changes the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.want_bytes = MIB}) != 500)
+                fail("being asked for memory changes the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT}) != 500)
+                fail("a limit of nothing is taken", 0);
+        gr_region_close(&region);
+        end(&worker, 0);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
@@ -832,6 +872,8 @@ int main(int argc, char **argv)
                 mode_kill();
         else if (strcmp(argv[1], "command") == 0)
                 mode_command();
+        else if (strcmp(argv[1], "orders") == 0)
+                mode_orders();
         else if (strcmp(argv[1], "alone") == 0)
                 mode_alone();
         else
