@@ -687,6 +687,12 @@ static void test_reach_overflow(void)
         gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(fence->reach_overflow);
         GR_CHECK(gr_fence_reach(context) > GR_REACH_MAX);
+
+        /* Who comes after it in its place is reached by few again. */
+        sg_context_destroy(context->handle);
+        gr_fence_reset(context);
+        GR_CHECK(!fence->reach_overflow);
+        GR_CHECK_EQ(gr_fence_reach(context), 1);
         finish();
 }
 
