@@ -208,6 +208,25 @@ static void test_fence(void)
         gpu_end();
 }
 
+/* Whether a barrier would give a request something: each range that waits is asked, not the last one alone. */
+static void test_would_help(void)
+{
+        uint64_t a, small;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true); /* nothing is free ahead of its fence */
+        a = gpu_take(12 * MIB);
+        small = gpu_take(65 * KIB);
+        GR_CHECK(!gr_split_would_help(context, 12 * MIB));
+        gpu_give(a, 12 * MIB);
+        gpu_give(small, 65 * KIB);
+        GR_CHECK(gr_split_would_help(context, 12 * MIB));
+        GR_CHECK(gr_split_would_help(context, 65 * KIB));
+        GR_CHECK(!gr_split_would_help(context, 13 * MIB));
+        gpu_settle();
+        gpu_end();
+}
+
 /* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
 static void test_ahead(void)
 {
@@ -597,6 +616,7 @@ static void test_all(void)
         test_least_make_room(false);
         test_least_make_room(true);
         test_fence();
+        test_would_help();
         test_ahead();
         test_misuse();
         test_exported();
