@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORDS = 64, LATE_US = 400, HELD = 3, STREAMS = 300, STATE_SECONDS = 60 };
+enum { WORDS = 64, LATE_US = 400, HELD = 3, PINNED = 8, STREAMS = 300, STATE_SECONDS = 60 };
 
 static struct gt gt;
 static CUstream early, late; /* blocks are used on the one at first, on the other at last */
@@ -112,6 +112,35 @@ static void managed_pool(void)
 #endif
 }
 
+static void created(size_t bytes)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        CUmemGenericAllocationHandle handle;
+
+        if (came(cuMemCreate(&handle, bytes, &prop, 0), "created"))
+                GT_MUST(cuMemRelease(handle));
+}
+
+/* What is freed may still be copied to. */
+static void pinned(void)
+{
+        for (size_t i = 0; i < PINNED; i++) {
+                size_t bytes = (20 + i * 17 % 30) * GT_MIB;
+                CUdeviceptr p;
+                void *host;
+
+                if (!came(cuMemHostAlloc(&host, bytes, 0), "pinned"))
+                        continue;
+                if (came(cuMemAlloc(&p, GT_MIB), "plain")) {
+                        GT_MUST(gt_late_fill(&gt, late, p, 1, WORDS, LATE_US));
+                        GT_MUST(cuMemcpyDtoHAsync(host, p, GT_MIB, late));
+                        give(p);
+                }
+                GT_MUST(cuMemFreeHost(host));
+        }
+}
+
 /* What the pool does not serve must find room beside what it keeps. */
 static void other_kinds(size_t bytes)
 {
@@ -125,6 +154,7 @@ static void other_kinds(size_t bytes)
         if (came(cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL), "managed"))
                 give(p);
         managed_pool();
+        created(bytes / GT_PAGE * GT_PAGE);
         if (came(cuMemAllocPitch(&p, &(size_t){0}, bytes / 1024, 1024, 4), "pitched")) {
                 use(p, bytes / 2);
                 give(p);
@@ -159,6 +189,7 @@ static void rounds(void)
                 if (i % 3 == 1)
                         other_kinds(room / 100 * (20 + 7 * (size_t)i));
         }
+        pinned();
 }
 
 static void open_card(void)
