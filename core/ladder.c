@@ -412,21 +412,25 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         seen = freed_so_far(device, core);
         do {
                 uint64_t freed;
-                bool others;
+                bool others, ours;
 
                 driver->sleep_ns(WAIT_LOOK_NS);
                 now_ns = driver->now_ns();
                 freed = freed_so_far(device, core);
                 others = now_ns >= asked_ns + pause_ns || now_ns >= deadline_ns;
-                if (freed == seen && !others)
+                ours = freed != seen;
+                if (!ours && !others)
                         continue;
-                if (freed == seen && pause_ns < WAIT_MOST_NS)
+                if (!ours && pause_ns < WAIT_MOST_NS)
                         pause_ns *= 2;
                 seen = freed;
                 asked_ns = now_ns;
                 rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
+                /* No fence will ever say that it is idle where none can be had, as during a capture. */
                 if (out_of_memory(rc))
-                        rc = from_rung(climb, GR_LEVEL_TRIM, ret_block);
+                        rc = from_rung(climb,
+                                       ours && gr_fence_close(climb->context) == -EBUSY ? GR_LEVEL_SYNC : GR_LEVEL_TRIM,
+                                       ret_block);
                 if (out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);
         } while (out_of_memory(rc) && now_ns < deadline_ns);

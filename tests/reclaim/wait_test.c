@@ -139,6 +139,23 @@ static void test_wait(void)
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_FAIL].tries, 0);
         finish();
 
+        /* The same during a capture, in which no fence covers what is freed. */
+        start((struct gr_config){.wait_ns = 30000 * SG_MS});
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        sg_work(context->handle, 0, block, 1000 * SG_MS);
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+        begin_ns = sg_driver.now_ns();
+        event.when_ns = begin_ns + 5000 * SG_MS;
+        event.what = free_block;
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        waited_ns = sg_driver.now_ns() - begin_ns;
+        GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        finish();
+
         /* Another process gives memory back: the driver is asked, but seldom. */
         start((struct gr_config){.wait_ns = 30000 * SG_MS});
         sg_hold(0, ROOM_BYTES - 4 * SG_MIB, 0);
