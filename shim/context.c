@@ -278,6 +278,28 @@ GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams 
         return made(GR_REAL(cuCtxCreate_v4, context, params, flags, dev), context, dev);
 }
 
+GR_EXPORT CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuGLCtxCreate, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuGLCtxCreate_v2, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
+                                            void *vdp_get_proc_address)
+{
+        return made(GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev,
+                                               uint32_t vdp_device, void *vdp_get_proc_address)
+{
+        return made(GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+}
+
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
         CUresult result;
@@ -336,7 +358,16 @@ static void stays(CUcontext handle)
                 gr_context_stays(context);
 }
 
-static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
+/* For a handle that the driver has had: of one that is gone it says so (measured, driver 580). */
+static bool is_alive(CUcontext ctx)
+{
+        unsigned int version;
+
+        return gr_real.cuCtxGetApiVersion && gr_real.cuCtxGetApiVersion(ctx, &version) == CUDA_SUCCESS;
+}
+
+/* counted: it ends only with the last of those who attached to it. */
+static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         int saved_errno = errno;
         CUresult result;
@@ -346,7 +377,8 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);
-        if (result == CUDA_SUCCESS && gr_shim_ready())
+        gr_thread.sure = 0;
+        if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx)))
                 ended(ctx);
         else if (gr_shim_ready())
                 stays(ctx);
@@ -357,19 +389,19 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real)
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDestroy);
+        return destroy(ctx, gr_real.cuCtxDestroy, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDestroy_v2);
+        return destroy(ctx, gr_real.cuCtxDestroy_v2, false);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
         gr_shim_ready();
-        return destroy(ctx, gr_real.cuCtxDetach);
+        return destroy(ctx, gr_real.cuCtxDetach, true);
 }
 
 /* Whether a release left the primary context as it was. */

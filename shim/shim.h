@@ -34,6 +34,14 @@ CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CU
 /* A pointer that is no allocation: the driver answers for it as for one that was freed (measured, driver 580). */
 #define GR_NO_POINTER ((CUdeviceptr)0x1000)
 
+/* Of cudaGL.h and cudaVDPAU.h, which need headers of others. */
+CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev);
+CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev);
+CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
+                                  void *vdp_get_proc_address);
+CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
+                                     void *vdp_get_proc_address);
+
 /* The driver's own functions; those of GR_CALL may be NULL. Written once, before gr_shim_ready. */
 struct gr_real {
 #define GR_HOOK(symbol) __typeof__(symbol) *symbol;

@@ -43,6 +43,8 @@ FIELDS = {"ENUM": "enumeration"}
 print('#include "arguments.h"\n')
 rows = []
 for name in hooks:
+    if re.match("cu(GL|VDPAU)Ctx", name):  # of cudaGL.h and cudaVDPAU.h, which need headers of others
+        continue
     if name not in prototypes:
         sys.exit(f"generate.py: no prototype of {name} in cuda.h")
     parameters = [p.strip() for p in prototypes[name].split(",")] if prototypes[name].strip() not in ("", "void") else []

@@ -259,6 +259,54 @@ static void old_context(void)
         free_lost(live, cached);
 }
 
+/* One that was attached to outlives its first detach, with its blocks, live and cached; and ends with the second. */
+static void attached(void)
+{
+        CUresult (*attach)(CUcontext *, unsigned int), (*detach)(CUcontext);
+        CUdeviceptr live, cached, other;
+        CUcontext context, again;
+        size_t before, after;
+
+        if (!old_symbol("cuCtxAttach", &attach) || !old_symbol("cuCtxDetach", &detach)) {
+                printf("no cuCtxAttach\n");
+                return;
+        }
+        context = create();
+        leave_two(&live, &cached);
+        printf("attach: %d, the same: %d\n", (int)attach(&again, 0), again == context);
+        before = used();
+        printf("detach: %d\n", (int)detach(context));
+        OK(cuMemAlloc(&other, BLOCK));
+        OK(cuMemsetD32(live, 7, BLOCK / 4));
+        OK(cuMemFree(other));
+        after = used();
+        GR_CHECK(after <= before + BLOCK);
+        printf("free of the live block: %d\n", (int)cuMemFree(live));
+        work("attached to");
+        leave_two(&live, &cached);
+        printf("detach once more: %d\n", (int)detach(context));
+        free_lost(live, cached);
+}
+
+/* OpenGL's way to make a context; what is allocated in it is its own. */
+static void of_graphics(void)
+{
+        CUresult (*gl_create)(CUcontext *, unsigned int, CUdevice);
+        CUcontext first = create(), context, owner = NULL;
+        CUdeviceptr ptr;
+
+        work("before a context of graphics");
+        if (old_symbol("cuGLCtxCreate_v2", &gl_create) && gl_create(&context, 0, 0) == CUDA_SUCCESS) {
+                OK(cuMemAlloc(&ptr, BLOCK));
+                OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, ptr));
+                printf("in a context of graphics its memory is its own: %d\n", owner == context);
+                OK(cuMemFree(ptr));
+                OK(cuCtxDestroy(context));
+        }
+        work("after a context of graphics");
+        OK(cuCtxDestroy(first));
+}
+
 /* Not until it is refused: a driver that refuses none would go on for ever. */
 static void release_all(CUresult (*release)(CUdevice))
 {
@@ -510,6 +558,8 @@ int main(int argc, char **argv)
                 for (int i = 0; i < 3; i++) {
                         old_context();
                         old_primary();
+                        attached();
+                        of_graphics();
                 }
         } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
                 ends();

@@ -276,16 +276,44 @@ SIM_API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags
         return create(ctx, flags, device, 3020);
 }
 
-SIM_API cuCtxDestroy_v2(CUcontext ctx)
+SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+        SIM_ENTER(cuGLCtxCreate_v2);
+        return create(ctx, flags, device, 3020);
+}
+
+SIM_API cuCtxAttach(CUcontext *ret_ctx, unsigned flags)
+{
+        CUcontext ctx;
+        CUresult rc;
+
+        SIM_ENTER(cuCtxAttach);
+        if (!ret_ctx || flags)
+                return CUDA_ERROR_INVALID_VALUE;
+        sim_lock();
+        rc = sim_context_given(NULL, &ctx);
+        if (rc == CUDA_SUCCESS && (ctx->primary || ctx->green_of))
+                rc = CUDA_ERROR_INVALID_CONTEXT;
+        if (rc == CUDA_SUCCESS) {
+                ctx->retained++;
+                *ret_ctx = ctx;
+        }
+        sim_unlock();
+        return rc;
+}
+
+/* counted: once for each time that it was attached to nothing happens. */
+static CUresult destroy(CUcontext ctx, bool counted)
 {
         CUresult rc;
 
-        SIM_ENTER(cuCtxDestroy_v2);
         sim_lock();
         rc = sim_context_check(ctx);
         if (rc == CUDA_SUCCESS && (ctx->primary || ctx->green_of))
                 rc = CUDA_ERROR_INVALID_CONTEXT;
-        if (rc == CUDA_SUCCESS) {
+        if (rc == CUDA_SUCCESS && counted && ctx->retained > 0) {
+                ctx->retained--;
+        } else if (rc == CUDA_SUCCESS) {
                 tear_down(ctx);
                 if (thread.depth && thread.stack[thread.depth - 1] == ctx)
                         thread.depth--;
@@ -294,6 +322,18 @@ SIM_API cuCtxDestroy_v2(CUcontext ctx)
         }
         sim_unlock();
         return rc;
+}
+
+SIM_API cuCtxDestroy_v2(CUcontext ctx)
+{
+        SIM_ENTER(cuCtxDestroy_v2);
+        return destroy(ctx, false);
+}
+
+SIM_API cuCtxDetach(CUcontext ctx)
+{
+        SIM_ENTER(cuCtxDetach);
+        return destroy(ctx, true);
 }
 
 SIM_API cuCtxPushCurrent_v2(CUcontext ctx)

@@ -27,6 +27,9 @@
 
 #define SIM_API __attribute__((visibility("default"))) CUresult
 
+/* Of cudaGL.h, which needs headers of others. */
+SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
+
 enum sim_symbol {
 #define SIM_EXPORT(name, version, symbol)                        SIM_ID_##symbol,
 #define SIM_EXPORT_PT(name, version, pt_version, symbol, suffix) SIM_ID_##symbol, SIM_ID_##symbol##suffix,
@@ -226,7 +229,7 @@ struct CUctx_st {
         bool primary, live, ending;         /* ending: its end waits for its work */
         unsigned flags, api_version, peers; /* peers: bit per device whose memory kernels may touch */
         unsigned long long id;
-        int retained, greens; /* primary only; greens are among the retained */
+        int retained, greens; /* primary only; greens are among the retained. Of others retained: attached to */
         CUcontext green_of;   /* of a green context: the primary one, whose memory and kernels it uses */
         CUstream streams, legacy;
         struct sim_node *barrier;    /* all work submitted later comes after this */
