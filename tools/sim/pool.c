@@ -167,6 +167,9 @@ static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream st
 
                 if (alloc->footprint != footprint)
                         continue;
+                /* Work from before the free may still touch all of it. */
+                if (alloc->bytes != bytes && alloc->freed && !alloc->freed->done)
+                        continue;
                 *at = alloc->next_cached;
                 if (alloc->freed && !alloc->freed->done) {
                         struct sim_node *node = sim_stream_node(stream, NULL);
