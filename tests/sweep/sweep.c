@@ -51,8 +51,7 @@
 #define CODES_MOST  8
 #define CASES_MOST  128
 #define POOLS       3
-#define LOST_BYTES  (8 * MIB) /* at most, with a block that the driver did not take back */
-#define EACH_UNTIL  32        /* calls of one function in a scene; of those beyond, ever fewer */
+#define EACH_UNTIL  32 /* calls of one function in a scene; of those beyond, ever fewer */
 
 static const char *const pool_names[POOLS] = {"bins", "split", "auto"};
 
@@ -378,6 +377,12 @@ static bool hinders_writing(const struct fault *fault)
                (fault->code == EINTR || fault->code == SWEEP_SHORT);
 }
 
+/* The largest block that a scene has on its card. */
+static size_t most_lost(const struct sweep_report *plain)
+{
+        return plain->total_bytes > 64 * MIB ? plain->total_bytes / 8 : 8 * MIB;
+}
+
 /* Small blocks share a page, of which what is cached is only a part. */
 static size_t pages(size_t bytes)
 {
@@ -418,7 +423,7 @@ static bool against_rule(const struct fault *fault, int status, char *why, size_
 {
         const struct sweep_report *report = sweep_report, *plain = &fault->in->plain;
         bool dead = kills_contexts(fault);
-        size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? LOST_BYTES : 0;
+        size_t lost = fault->driver && in_list(driver_symbols[fault->which], give_back) ? most_lost(plain) : 0;
         bool one_less = lost > 0 || (fault->in->pool >= 0 && strcmp(pool_names[fault->in->pool], "bins") != 0);
         unsigned errors = report->error_count;
 
