@@ -758,6 +758,16 @@ uint64_t gr_split_unneeded(struct gr_context *context)
 }
 
 /* Lock not held. */
+void gr_split_settle(struct gr_context *context)
+{
+        if (atomic_load(&context->quick.cached.bytes) == 0)
+                return;
+        gr_lock(&context->split.lock);
+        merge_quick(context);
+        gr_unlock(&context->split.lock);
+}
+
+/* Lock not held. */
 bool gr_split_empty(struct gr_context *context)
 {
         struct gr_split *split = &context->split;

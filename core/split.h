@@ -151,6 +151,9 @@ uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes);
 /* What no request needed since the last call, of what could go back. */
 uint64_t gr_split_unneeded(struct gr_context *context);
 
+/* Freed blocks in quick lists count as free ranges from now on: what lies beside them can go back, too. */
+void gr_split_settle(struct gr_context *context);
+
 /* Whether nothing could go back. */
 bool gr_split_empty(struct gr_context *context);
 

@@ -55,6 +55,13 @@ CUdeviceptr gr_unless_cached(CUdeviceptr ptr)
                                                                                                     : ptr;
 }
 
+static bool settle(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_split_settle(context);
+        return true;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
         CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -68,6 +75,8 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                 gr_async_refresh(context->device);
                 if (gr_own_counted())
                         gr_own_look(context->device, GR_OWN_AGE_NS);
+                if (atomic_load(&context->device->pinned_bytes) > 0)
+                        gr_core_each_context(&gr_core, context->device->ordinal, settle, NULL);
                 gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes,
                                 *total_bytes, &share_free, &share_total);
                 *free_bytes = share_free;
