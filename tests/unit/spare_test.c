@@ -125,6 +125,7 @@ static void test_not_moved(void)
         GR_CHECK_EQ(sg_cached_bytes(device), 32 * MIB);
         GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch), 27);
         GR_CHECK_EQ(sg_cached_bytes(device), 32 * MIB);
+        GR_CHECK_EQ(gr_arenas_cached(context), 32 * MIB);
         finish();
 }
 
