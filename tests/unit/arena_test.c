@@ -102,6 +102,24 @@ static void test_pair(void)
         finish();
 }
 
+/* Each time a block is handed out it counts as another one: the program can ask which one it has. */
+static void test_handouts(void)
+{
+        struct gr_block_info info = {0};
+        uint64_t ptr;
+
+        start();
+        ptr = alloc_recent(4096);
+        for (uint32_t times = 2; times < 5; times++) {
+                GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+                GR_CHECK_EQ(info.handouts, times);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(alloc(4096), ptr);
+        }
+        finish();
+}
+
 static void test_other_thread(void)
 {
         struct elsewhere work = {0};
@@ -388,6 +406,7 @@ static void test_epoch_bytes(void)
 int main(void)
 {
         test_pair();
+        test_handouts();
         test_other_thread();
         test_many();
         test_epoch_bytes();
