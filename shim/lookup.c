@@ -73,24 +73,33 @@ static void *driver_handle(void)
         return dlopen(DRIVER_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
 }
 
-/* Resolve lock held. */
-static enum gr_shim_state resolve_locked(void *driver)
+/*
+ * No lock of ours held: these take the loader's, which a thread holds while the constructors of what it loads run, and
+ * these may call us. Whoever comes at the same time finds the same.
+ */
+static bool find_symbols(void *ret[SYMBOLS])
 {
-        dlsym_function *real_dlsym = gr_find_real_dlsym();
+        void *driver = driver_handle();
 
+        for (size_t i = 0; driver && i < SYMBOLS; i++)
+                ret[i] = gr_real_symbol(driver, symbols[i].name);
+        dlerror(); /* what is missing is no error of the program's */
+        return driver != NULL;
+}
+
+/* Resolve lock held. */
+static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
+{
         gr_process_options();
-        gr_nvml_dlsym = real_dlsym;
-        for (size_t i = 0; i < SYMBOLS; i++) {
-                void *found = real_dlsym(driver, symbols[i].name);
-
-                if (!found && symbols[i].needed) {
+        gr_nvml_dlsym = gr_find_real_dlsym();
+        for (size_t i = 0; i < SYMBOLS; i++)
+                *real_slot(&symbols[i]) = found[i];
+        for (size_t i = 0; i < SYMBOLS; i++)
+                if (!found[i] && symbols[i].needed) {
                         gr_log(GR_LOG_WARN, "the driver lacks %s: every call passes through unchanged",
                                symbols[i].name);
                         return GR_SHIM_OFF;
                 }
-                *real_slot(&symbols[i]) = found;
-        }
-        dlerror(); /* what is missing is no error of the program's */
         gr_driver_init();
         gr_process_init();
         return GR_SHIM_READY;
@@ -98,24 +107,24 @@ static enum gr_shim_state resolve_locked(void *driver)
 
 bool gr_shim_resolve(void)
 {
-        int saved_errno = errno, state;
+        uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+        int saved_errno = errno, state = atomic_load(&gr_shim_state);
+        void *found[SYMBOLS];
         CUcontext context;
-        void *driver;
 
+        if (state == GR_SHIM_UNRESOLVED && !find_symbols(found)) {
+                errno = saved_errno;
+                return false;
+        }
         pthread_mutex_lock(&resolve_lock);
+        if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
+                state = set_up_locked(found);
+                gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
+                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
+                atomic_store_explicit(&gr_shim_state, state, memory_order_release);
+        }
         state = atomic_load(&gr_shim_state);
-        if (state == GR_SHIM_UNRESOLVED) {
-                uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
-
-                driver = driver_handle();
-                if (driver) {
-                        state = resolve_locked(driver);
-                        gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
-                               (gr_system_now_ns() - begin_ns) / 1000,
-                               (gr_system_thread_ns() - begin_thread_ns) / 1000);
-                        atomic_store_explicit(&gr_shim_state, state, memory_order_release);
-                }
-        } else if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
+        if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
                 /* What the cache would still serve, the program is natively refused. */
                 state = GR_SHIM_OFF;
                 atomic_store(&gr_shim_state, state);

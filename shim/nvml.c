@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,19 +21,21 @@ struct process {
         unsigned gpu_instance, compute_instance;
 };
 
-static struct {
+struct nvml {
         bool found;
         int (*by_uuid)(const char *uuid, void **ret_device);
         int (*by_index)(unsigned index, void **ret_device);
         int (*uuid)(void *device, char *ret, unsigned length);
         int (*memory)(void *device, struct gr_nvml_memory *ret);
         int (*processes)(void *device, unsigned *count, struct process *ret);
-} nvml; /* constant after find */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+};
+
+static struct nvml nvml; /* constant once sought is true */
+static _Atomic bool sought;
 
 void *(*gr_nvml_dlsym)(void *library, const char *name) = dlsym;
 
-static void find(void)
+static void find(struct nvml *ret)
 {
         void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
         int (*init)(void);
@@ -42,22 +45,32 @@ static void find(void)
                 return;
         }
         *(void **)&init = gr_nvml_dlsym(library, "nvmlInit_v2");
-        *(void **)&nvml.by_uuid = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByUUID");
-        *(void **)&nvml.by_index = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-        *(void **)&nvml.uuid = gr_nvml_dlsym(library, "nvmlDeviceGetUUID");
-        *(void **)&nvml.memory = gr_nvml_dlsym(library, "nvmlDeviceGetMemoryInfo");
-        *(void **)&nvml.processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
-        if (!nvml.processes)
-                *(void **)&nvml.processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+        *(void **)&ret->by_uuid = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&ret->by_index = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&ret->uuid = gr_nvml_dlsym(library, "nvmlDeviceGetUUID");
+        *(void **)&ret->memory = gr_nvml_dlsym(library, "nvmlDeviceGetMemoryInfo");
+        *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        if (!ret->processes)
+                *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
         dlerror();
-        nvml.found = init && nvml.by_uuid && nvml.by_index && nvml.uuid && nvml.memory && init() == 0;
+        ret->found = init && ret->by_uuid && ret->by_index && ret->uuid && ret->memory && init() == 0;
 }
 
 static bool ready(void)
 {
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
         int saved_errno = errno;
+        struct nvml found = {0};
 
-        pthread_once(&once, find);
+        if (!atomic_load_explicit(&sought, memory_order_acquire)) {
+                /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+                find(&found);
+                pthread_mutex_lock(&lock);
+                if (!atomic_load(&sought))
+                        nvml = found;
+                atomic_store_explicit(&sought, true, memory_order_release);
+                pthread_mutex_unlock(&lock);
+        }
         errno = saved_errno;
         return nvml.found;
 }

@@ -58,22 +58,27 @@ static const struct {
 static bool find_real(void)
 {
         static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        void *library, *found[HOOKS], *uuid, *index;
         int saved_errno = errno;
-        void *library;
 
         if (atomic_load_explicit(&real.found, memory_order_acquire))
                 return true;
+        /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+        library = dlopen(GR_NVML_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+        if (library) {
+                for (size_t i = 0; i < HOOKS; i++)
+                        found[i] = gr_real_symbol(library, hooks[i].name);
+                uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
+                index = gr_real_symbol(library, "nvmlDeviceGetIndex");
+        }
+        dlerror(); /* what is missing is no error of the program's */
         pthread_mutex_lock(&lock);
-        if (!atomic_load(&real.found)) {
-                library = dlopen(GR_NVML_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
-                for (size_t i = 0; library && i < HOOKS; i++)
-                        *hooks[i].real = gr_real_symbol(library, hooks[i].name);
-                if (library) {
-                        *(void **)&real.uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
-                        *(void **)&real.index = gr_real_symbol(library, "nvmlDeviceGetIndex");
-                        atomic_store_explicit(&real.found, true, memory_order_release);
-                }
-                dlerror(); /* what is missing is no error of the program's */
+        if (library && !atomic_load(&real.found)) {
+                for (size_t i = 0; i < HOOKS; i++)
+                        *hooks[i].real = found[i];
+                *(void **)&real.uuid = uuid;
+                *(void **)&real.index = index;
+                atomic_store_explicit(&real.found, true, memory_order_release);
         }
         pthread_mutex_unlock(&lock);
         errno = saved_errno;

@@ -118,6 +118,8 @@ for symbol in cuEventCreate cuCtxGetCurrent cuStreamSynchronize cuCtxPushCurrent
         quiet "no $symbol, silent"
         rm -f "$folder/trace"
 done
+# Also to what stands behind that function in the list.
+under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent "$safety" "${small[@]}"
 
 # A driver crashes where its contexts are asked for beside their end: each is waited for and left alone before.
 under 0 "contexts that end" GRSIM_TRACE="$folder/trace" "$contexts" ends

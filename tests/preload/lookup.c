@@ -5,6 +5,7 @@
  *
  *   lookup            everything, one line per question
  *   lookup threads    eight threads ask at the same moment, before anything else did
+ *   lookup loading PLUGIN   the first call while another thread loads a plugin whose constructor asks, too
  *   lookup own        whether the driver answers with its own functions whatever is preloaded, as NVIDIA's does; a
  *                     stand-in that gave the preloaded ones would hide that the library does not
  */
@@ -277,9 +278,40 @@ static void own(void)
         GR_CHECK(found != (void *)cuMemAlloc); /* that one is the preloaded one's */
 }
 
+static void *load(void *plugin)
+{
+        return dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
+}
+
+/* The loader's lock is held while a plugin's constructors run: no call may wait for them with a lock that they need. */
+static void loading(char *plugin)
+{
+        char number[16], byte;
+        void *handle = NULL;
+        pthread_t thread;
+        int ends[2];
+
+        alarm(20);
+        GR_CHECK_EQ(pipe(ends), 0);
+        snprintf(number, sizeof(number), "%d", ends[1]);
+        setenv("GR_TEST_LOADING", number, 1);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, load, plugin), 0);
+        GR_CHECK_EQ(read(ends[0], &byte, 1), 1);
+        printf("first call: %d\n", (int)cuCtxSynchronize());
+        pthread_join(thread, &handle);
+        GR_CHECK(handle != NULL);
+        GR_CHECK_EQ(read(ends[0], &byte, 1), 1);
+        printf("found by the constructor: %d\n", byte);
+}
+
 int main(int argc, char **argv)
 {
         void *driver;
+
+        if (argc > 2 && strcmp(argv[1], "loading") == 0) {
+                loading(argv[2]);
+                return GR_CHECK_RESULT();
+        }
 
         if (argc > 1 && strcmp(argv[1], "threads") == 0) {
                 threads();
