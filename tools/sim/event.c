@@ -202,8 +202,6 @@ static CUresult synchronize(CUcontext given)
         rc = sim_context_given(given, &ctx);
         if (rc == CUDA_SUCCESS)
                 rc = sim_capture_in_context(sim_context_owner(ctx));
-        if (rc == CUDA_SUCCESS)
-                rc = sim_capture_unsafe();
         if (rc == CUDA_SUCCESS) {
                 struct sim_node *all = sim_context_join(ctx);
 
