@@ -148,15 +148,21 @@ uint64_t gr_moves_make(struct gr_context *context, struct gr_range *range, uint6
 void gr_moves_reap(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
-        struct gr_block *block;
+        struct gr_block *block, *next, *idle = NULL;
 
-        /* They moved in any order, but the oldest is idle first or soon. */
-        while ((block = split->ghosts) && gr_fence_idle(&context->fence, block->freed_epoch)) {
+        /* Wherever they stand: memory at whose new address all is done may go back, and with it its charge, while one
+         * that moved before is still at work. An address left behind would keep it on the card. */
+        DL_FOREACH_SAFE (split->ghosts, block, next)
+                if (gr_fence_idle(&context->fence, block->freed_epoch)) {
+                        DL_DELETE(split->ghosts, block);
+                        gr_range_of(block)->state = GR_RANGE_BUSY;
+                        DL_APPEND(idle, block);
+                }
+        while ((block = idle)) {
                 struct gr_range *range = gr_range_of(block);
                 int rc;
 
-                DL_DELETE(split->ghosts, block);
-                range->state = GR_RANGE_BUSY;
+                DL_DELETE(idle, block);
                 split->busy++;
                 gr_unlock(&split->lock);
                 rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);

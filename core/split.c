@@ -100,7 +100,8 @@ void gr_split_init(struct gr_context *context)
 
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        atomic_init(&context->split_active, context->core->config.pool == GR_POOL_SPLIT);
+        atomic_init(&context->split_active,
+                    context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
         if (context->core->config.pool == GR_POOL_SPLIT)
                 gr_budget_end_grants(context->device);
         context->split_least_bytes =
@@ -143,7 +144,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 after = range->after;
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
-                        if (used)
+                        if (used || range->state == GR_RANGE_STUCK) /* which its pages count as used */
                                 gr_pages_use(context, range, -1);
                 }
                 if (!used && !gap)
@@ -843,6 +844,6 @@ static bool bar_one(struct gr_context *context, void *arg)
 
 void gr_split_bar(struct gr_core *core)
 {
-        if (!atomic_exchange(&core->split_barred, true))
-                gr_core_each_context(core, -1, bar_one, NULL);
+        atomic_store(&core->split_barred, true);
+        gr_core_each_context(core, -1, bar_one, NULL); /* each time, as one may just have come */
 }

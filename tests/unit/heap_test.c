@@ -6,7 +6,10 @@
 
 #include <errno.h>
 
+#include <utlist.h>
+
 #include "check.h"
+#include "moves.h"
 #include "pages.h"
 #include "pool.h"
 #include "range.h"
@@ -781,6 +784,68 @@ static void test_large_moves(bool small_too)
         gpu_end();
 }
 
+/*
+ * An old address goes as soon as the memory is idle at its new one, also behind others that are still at work: where it
+ * stayed, memory that has gone back would be on the card without being charged.
+ */
+static void test_old_addresses(void)
+{
+        struct gr_split *split;
+        struct gr_block *ghost;
+        unsigned count = 0;
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        split = &context->split;
+        split->credit_at_ns = 1; /* no time for waits */
+        split->credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB);
+        DL_COUNT(split->ghosts, ghost, count);
+        GR_CHECK(count >= 2); /* else this tests nothing */
+        gpu_give(c, 120 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gr_lock(&split->lock);
+        ghost = split->ghosts;
+        if (ghost) {
+                uint64_t epoch = ghost->freed_epoch;
+
+                ghost->freed_epoch = UINT64_MAX; /* of work that goes on and on */
+                gr_moves_reap(context);
+                DL_COUNT(split->ghosts, ghost, count);
+                GR_CHECK_EQ(count, 1);
+                split->ghosts->freed_epoch = epoch;
+                gr_moves_reap(context);
+                GR_CHECK(!split->ghosts);
+        }
+        gr_unlock(&split->lock);
+        gpu_end();
+}
+
+/* What must not be reused shares its last page with a block: its account goes with the context. */
+static void test_stuck_end(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(3 * MIB);
+        gpu_take(64 * MIB + 512);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 3 * MIB);
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
 int main(void)
 {
         if (!gpu_open(true))
@@ -804,6 +869,8 @@ int main(void)
         test_heap_trim();
         test_heap_exported(false);
         test_heap_exported(true);
+        test_old_addresses();
+        test_stuck_end();
         /* Last: what they touch is cleared for every test after them. */
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);

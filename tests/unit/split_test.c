@@ -642,6 +642,25 @@ static void test_all(void)
         test_threads(GR_POOL_AUTO, GR_REUSE_AUTO, false);
 }
 
+/* Who asked for legacy IPC gets allocations of their own from then on, in contexts that come later, too. */
+static void test_barred(void)
+{
+        struct gr_context *later;
+        struct gr_block_info info;
+        uint64_t ptr;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gr_split_bar(&core);
+        GR_CHECK(!gr_split_active(context));
+        later = gr_context_add(&core, GPU_CONTEXT2, 1);
+        GR_CHECK(!gr_split_active(later));
+        GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        GR_CHECK(!info.split);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        gpu_end();
+}
+
 int main(int argc, char **argv)
 {
         const bool mapped = argc == 2 && !strcmp(argv[1], "mapped");
@@ -654,6 +673,7 @@ int main(int argc, char **argv)
                 test_growth();
         }
         test_all();
+        test_barred();
         gpu_close();
         return GR_CHECK_RESULT();
 }
