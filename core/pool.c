@@ -40,11 +40,11 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_conte
         size_t at_most = SIZE_MAX;
         struct gr_block *block = NULL;
 
-        if (may_be_larger) {
-                /* Under pressure a block of up to twice the size is better than a failure or a stall. */
+        if (may_be_larger && gr_is_small(bytes)) {
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
-        } else if (class >= GR_CLASS_EXACT) {
+        } else if (may_be_larger || class >= GR_CLASS_EXACT) {
+                /* Not much larger, whatever the pressure: pages that nobody asked for would be missed by the next. */
                 at_most = bytes + bytes / 8;
                 if (at_most < gr_footprint_bytes(bytes))
                         at_most = gr_footprint_bytes(bytes);

@@ -86,48 +86,77 @@ static void cache(unsigned count, size_t bytes, uint64_t ns)
 
 static void test_ready(void)
 {
-        uint64_t large, ptr;
+        uint64_t beside, large, ptr;
 
         start();
-        large = alloc(60 * MIB);
+        beside = alloc(10 * MIB);
+        large = alloc(30 * MIB);
         free_ok(large);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
         sg_log_clear();
-        ptr = alloc(34 * MIB); /* too small for it by the rules of every day */
+        ptr = alloc(28 * MIB); /* too small for it by the rules of every day */
         GR_CHECK_EQ(ptr, large);
         check_tried_until(GR_LEVEL_READY);
-        GR_CHECK_EQ(BYTES(READY), 60 * MIB);
+        GR_CHECK_EQ(BYTES(READY), 30 * MIB);
         GR_CHECK(strpbrk(sg_log(), "RFtsrw") == NULL);
         free_ok(ptr);
+        free_ok(beside);
         finish();
 }
 
 static void test_fence(void)
 {
-        uint64_t large, ptr;
+        uint64_t beside, large, ptr;
 
         start();
-        large = alloc(60 * MIB);
+        beside = alloc(10 * MIB);
+        large = alloc(30 * MIB);
         sg_work(context->handle, 0, large, 10 * SG_MS);
         free_ok(large);
-        ptr = alloc(34 * MIB);
+        ptr = alloc(28 * MIB);
         GR_CHECK_EQ(ptr, large);
         check_tried_until(GR_LEVEL_FENCE);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS); /* the GPU is ordered, the host does not wait */
         sg_work(context->handle, 1, ptr, SG_MS);
         free_ok(ptr);
+        free_ok(beside);
         finish();
 
         /* Without barriers: once the epoch has passed. */
         start_with(&sg_driver, GR_REUSE_POLL);
-        large = alloc(60 * MIB);
+        beside = alloc(10 * MIB);
+        large = alloc(30 * MIB);
         sg_work(context->handle, 0, large, 10 * SG_MS);
         free_ok(large);
         sg_advance(10 * SG_MS);
-        GR_CHECK_EQ(alloc(34 * MIB), large);
+        GR_CHECK_EQ(alloc(28 * MIB), large);
         check_tried_until(GR_LEVEL_FENCE);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
+        free_ok(large);
+        free_ok(beside);
         finish();
+}
+
+/* A block that is much larger goes back rather than to a program that asked for less: others want the rest. */
+static void test_much_larger(void)
+{
+        uint64_t ptrs[8];
+
+        for (int busy = 0; busy < 2; busy++) {
+                start();
+                for (int i = 0; i < 5; i++)
+                        ptrs[i] = alloc(12 * MIB);
+                for (int i = 0; i < 5; i++) {
+                        if (busy)
+                                sg_work(context->handle, 0, ptrs[i], 10 * SG_MS);
+                        free_ok(ptrs[i]);
+                }
+                for (int i = 0; i < 8; i++)
+                        ptrs[i] = alloc(8 * MIB);
+                for (int i = 0; i < 8; i++)
+                        free_ok(ptrs[i]);
+                finish();
+        }
 }
 
 /* What a test's reclaimable holds outside the pool, and what it saw. */
@@ -752,6 +781,7 @@ int main(void)
         test_waits_alone();
         test_others_returns();
         test_fence();
+        test_much_larger();
         test_purge_and_drop();
         test_trim();
         test_driver();
