@@ -64,7 +64,7 @@ def near(native, shim, settings):
 
 def near_left(native, shim, settings):
     a, b = numbers(native), numbers(shim)
-    return native.startswith("free ") and len(a) == len(b) == 2 and a[1] == b[1] and abs(a[0] - b[0]) <= 4 * 2048
+    return native.startswith("free ") and len(a) == len(b) == 2 and a[1] == b[1] and a[0] - 4 * 2048 <= b[0] <= a[1]
 
 
 def refused_share(native, shim, settings):
