@@ -69,22 +69,66 @@ static CUresult by_callback(CUstream stream)
         return cuStreamAddCallback(stream, callback, NULL, 0);
 }
 
+static CUresult launched(CUgraph made, CUresult added, CUstream stream)
+{
+        GT_MUST(added);
+        GT_MUST(cuGraphInstantiate(&graph, made, 0));
+        GT_MUST(cuGraphDestroy(made));
+        return cuGraphLaunch(graph, stream);
+}
+
 static CUresult by_graph(CUstream stream)
 {
         const CUDA_HOST_NODE_PARAMS node = {.fn = wait_for_flag};
         __typeof__(&cuGraphAddHostNode) add = GT_OPTIONAL(cuGraphAddHostNode);
         CUgraph made;
         CUgraphNode one;
-        CUresult result;
 
         if (!add)
                 return CUDA_ERROR_NOT_SUPPORTED;
         GT_MUST(cuGraphCreate(&made, 0));
-        result = add(&one, made, NULL, 0, &node);
-        GT_MUST(result);
-        GT_MUST(cuGraphInstantiate(&graph, made, 0));
-        GT_MUST(cuGraphDestroy(made));
-        return cuGraphLaunch(graph, stream);
+        return launched(made, add(&one, made, NULL, 0, &node), stream);
+}
+
+/* cuGraphAddNode as it was in a version of CUDA; NULL where the driver has none. */
+static void (*add_node_of(int version))(void)
+{
+        void (*function)(void) = NULL;
+        CUdriverProcAddressQueryResult status;
+        void *found = NULL;
+
+        if (cuGetProcAddress("cuGraphAddNode", &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &status) == CUDA_SUCCESS)
+                memcpy(&function, &found, sizeof function);
+        return function;
+}
+
+static CUresult by_node(CUstream stream)
+{
+        typedef CUresult CUDAAPI add_node(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraphNodeParams *);
+        CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {.fn = wait_for_flag}};
+        add_node *add = (add_node *)add_node_of(12020);
+        CUgraph made;
+        CUgraphNode one;
+
+        if (!add)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        GT_MUST(cuGraphCreate(&made, 0));
+        return launched(made, add(&one, made, NULL, 0, &node), stream);
+}
+
+static CUresult by_newer_node(CUstream stream)
+{
+        typedef CUresult CUDAAPI add_node(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
+                                          CUgraphNodeParams *);
+        CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {.fn = wait_for_flag}};
+        add_node *add = (add_node *)add_node_of(12030);
+        CUgraph made;
+        CUgraphNode one;
+
+        if (!add)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        GT_MUST(cuGraphCreate(&made, 0));
+        return launched(made, add(&one, made, NULL, NULL, 0, &node), stream);
 }
 
 static void fill(CUstream stream)
@@ -218,8 +262,13 @@ int main(int argc, char **argv)
                 const char *name;
                 CUresult (*hold)(CUstream);
         } ways[] = {
-                {"a word in memory", by_word}, {"a batch of words", by_words},      {"a function", by_function},
-                {"a callback", by_callback},   {"a function in a graph", by_graph},
+                {"a word in memory", by_word},
+                {"a batch of words", by_words},
+                {"a function", by_function},
+                {"a callback", by_callback},
+                {"a function in a graph", by_graph},
+                {"a function as a node", by_node},
+                {"a function as a newer node", by_newer_node},
         };
         CUstream before = CU_STREAM_PER_THREAD, busy = before, held = NULL;
         void *host;
