@@ -137,10 +137,10 @@ dlsym:
         cmp     w9, #'l'
         b.eq    .Lask
 .Lreal:
-        adrp    x9, gr_real_dlsym
-        ldr     x9, [x9, :lo12:gr_real_dlsym]
-        cbz     x9, .Lfirst
-        br      x9
+        adrp    x16, gr_real_dlsym      /* a jump by x16 or x17 may end where a call may */
+        ldr     x16, [x16, :lo12:gr_real_dlsym]
+        cbz     x16, .Lfirst
+        br      x16
 .Lfirst:
         stp     x29, x30, [sp, #-32]!
         .cfi_adjust_cfa_offset 32
@@ -149,15 +149,22 @@ dlsym:
         stp     x0, x1, [sp, #16]
         mov     x29, sp
         bl      gr_find_real_dlsym
-        mov     x9, x0
+        mov     x16, x0
         ldp     x0, x1, [sp, #16]
         ldp     x29, x30, [sp], #32
         .cfi_restore 29
         .cfi_restore 30
         .cfi_adjust_cfa_offset -32
-        br      x9
+        br      x16
         .cfi_endproc
         .size   dlsym, .-dlsym
+
+/* What jumps here finds a landing: without this note the whole library would lose the protection. */
+        .section .note.gnu.property, "a", %note
+        .p2align 3
+        .word   4, 16, 5                /* lengths of name and content; NT_GNU_PROPERTY_TYPE_0 */
+        .asciz  "GNU"
+        .word   0xc0000000, 4, 1, 0     /* AArch64's features, four bytes: BTI; padding */
 #else
 #error "dlsym needs a tail jump for this processor"
 #endif

@@ -10,6 +10,9 @@ done
 [ -e /usr/aarch64-linux-gnu/include/string.h ] || { echo "skipped: no C library for aarch64" && exit 77; }
 # With and without pointer authentication and branch targets, as distributions build.
 for protection in none standard; do
+        # As every other object is marked, or the library would not be.
+        aarch64-linux-gnu-gcc -mbranch-protection=$protection -c -o "$2/dlsym-aarch64.o" "$1/shim/dlsym.S"
+        aarch64-linux-gnu-readelf -n "$2/dlsym-aarch64.o" | grep -q BTI || { echo "FAILED: dlsym.S is not marked"; exit 1; }
         aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static -mbranch-protection=$protection \
                 -o "$2/tail-aarch64" "$1/tests/preload/tail.c" "$1/shim/dlsym.S"
         qemu-aarch64 "$2/tail-aarch64"
