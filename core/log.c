@@ -114,12 +114,47 @@ static size_t filled(int length, size_t room)
         return (size_t)length < room ? (size_t)length : room - 1;
 }
 
+/* Bytes of the character that text begins with; 0: a control character, or none in UTF-8. */
+static size_t printable(const unsigned char *text, size_t left)
+{
+        size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+
+        if (length == 0 || length > left || text[0] > 0xf4)
+                return 0;
+        for (size_t i = 1; i < length; i++)
+                if ((text[i] & 0xc0) != 0x80)
+                        return 0;
+        switch (text[0]) {
+        case 0xc2:
+                return text[1] < 0xa0 ? 0 : length; /* what drives a terminal as ESC and a letter do */
+        case 0xe0:
+                return text[1] < 0xa0 ? 0 : length; /* longer than needed, as the next */
+        case 0xf0:
+                return text[1] < 0x90 ? 0 : length;
+        default:
+                return text[0] < ' ' || text[0] == 0x7f ? 0 : length;
+        }
+}
+
+void gr_log_clean(char *text, size_t length)
+{
+        size_t i = 0;
+
+        while (i < length) {
+                size_t bytes = printable((const unsigned char *)text + i, length - i);
+
+                if (bytes == 0)
+                        text[i++] = ' ';
+                i += bytes;
+        }
+}
+
 void gr_log_emit(enum gr_log_level level, const char *format, ...)
 {
         static const char cut[] = "...";
         const int saved_errno = errno;
         char line[GR_LOG_LINE_BYTES];
-        size_t length, i;
+        size_t length;
         va_list args;
         int wanted;
 
@@ -132,9 +167,7 @@ void gr_log_emit(enum gr_log_level level, const char *format, ...)
         if (wanted >= 0 && (size_t)wanted >= sizeof(line) - length)
                 memcpy(line + sizeof(line) - sizeof(cut), cut, sizeof(cut));
         length += filled(wanted, sizeof(line) - length);
-        for (i = 0; i < length; i++)
-                if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
-                        line[i] = ' ';
+        gr_log_clean(line, length);
         line[length++] = '\n'; /* over the terminating NUL */
         if (log_sink)
                 log_sink(line, length, log_sink_arg);

@@ -63,6 +63,9 @@ static inline bool gr_log_enabled(enum gr_log_level level)
  */
 int gr_write(int fd, const void *bytes, size_t length, int wait_ms);
 
+/* Makes blanks of what is no printable text in UTF-8, control characters of eight bits included. */
+void gr_log_clean(char *text, size_t length);
+
 /* gr_log without the check of the level. */
 void gr_log_emit(enum gr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

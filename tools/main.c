@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "log.h"
 #include "options.h"
 
 #define ITEMS(array) (sizeof(array) / sizeof((array)[0]))
@@ -21,15 +22,12 @@ void complain(const char *format, ...)
 {
         char message[2048];
         va_list args;
-        char *c;
 
         va_start(args, format);
         vsnprintf(message, sizeof(message), format, args);
         va_end(args);
         /* Arguments of the user stand in it: one line, and nothing that drives a terminal. */
-        for (c = message; *c; c++)
-                if ((unsigned char)*c < ' ' || *c == 0x7f)
-                        *c = ' ';
+        gr_log_clean(message, strlen(message));
         fflush(stdout);
         fprintf(stderr, "gpureclaim: %s\n", message);
 }

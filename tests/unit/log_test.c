@@ -45,6 +45,15 @@ static void test_lines(void)
         gr_log(GR_LOG_ERROR, "a\nb\033[31mc\r\x7f");
         GR_CHECK(strstr(last_line, "error: a b [31mc  \n") != NULL);
 
+        /* Nor one that begins with a control character of eight bits, alone, in UTF-8, or in longer UTF-8. */
+        gr_log(GR_LOG_ERROR, "%s",
+               "a\x9b"
+               "31mb \xc2\x9b"
+               "31mc \xe0\x82\x9b \xf0\x80\x82\x9b \xf8 \xc3");
+        GR_CHECK(strstr(last_line, "error: a 31mb   31mc             \n") != NULL);
+        gr_log(GR_LOG_ERROR, "%s", "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xa7 \xc2\xa0");
+        GR_CHECK(strstr(last_line, "error: gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xa7 \xc2\xa0\n") != NULL);
+
         memset(long_text, 'y', sizeof(long_text));
         long_text[sizeof(long_text) - 1] = '\0';
         gr_log(GR_LOG_ERROR, "%s", long_text);
