@@ -1,6 +1,7 @@
 /* The process: options at the first CUDA call, the helper thread, fork, and the end. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -261,11 +262,26 @@ static void at_exit(void)
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
+/* The program may go to another folder. */
+static void make_absolute(struct gr_path *path)
+{
+        size_t length = strlen(path->text);
+        char folder[PATH_MAX];
+
+        if (length == 0 || path->text[0] == '/' || !getcwd(folder, sizeof(folder)) ||
+            strlen(folder) + 1 + length >= sizeof(path->text))
+                return;
+        memmove(path->text + strlen(folder) + 1, path->text, length + 1);
+        memcpy(path->text, folder, strlen(folder));
+        path->text[strlen(folder)] = '/';
+}
+
 static void load_options(void)
 {
         static char *nothing[] = {NULL};
 
         gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
+        make_absolute(&gr_options.region_dir);
         gr_log_set_level(gr_options.log);
 }
 

@@ -193,6 +193,19 @@ static int looked_up(void)
         return 0;
 }
 
+/* To another folder between the first look-up and the first use. */
+static int moved(void)
+{
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+
+        must(!driver || !dlsym(driver, "cuMemAlloc_v2"), "dlsym of cuMemAlloc_v2");
+        must(chdir("elsewhere"), "chdir");
+        open_device();
+        work();
+        printf("worked\n");
+        return 0;
+}
+
 /* A thread that was told to end goes on to where it lets itself be ended, and leaves no lock behind. */
 static _Atomic int cancel_ready, cancel_worked;
 
@@ -685,6 +698,7 @@ int main(int argc, char **argv)
                 {"fork-busy", fork_busy},
                 {"only-child", only_child},
                 {"looked-up", looked_up},
+                {"moved", moved},
                 {"cancel", cancel},
                 {"no-thread", no_thread},
                 {"spawn", spawn},

@@ -51,6 +51,15 @@ worked "the trace's reader takes nothing"
 grep -q 'GPURECLAIM_TRACE: writing failed' "$folder/err" || fail "a trace that nobody takes: no warning"
 exec 3<&-
 
+# A folder named from where the program began, which goes elsewhere: the others look for it there.
+mkdir -p "$folder/begin/elsewhere"
+program=$(realpath "$program")
+cd "$folder/begin" || exit 2
+run moved GPURECLAIM_REGION_DIR=region 2>"$folder/err"
+cd - >/dev/null || exit 2
+worked "a program that goes elsewhere"
+[ -d "$folder/begin/region" ] && [ ! -e "$folder/begin/elsewhere/region" ] || fail "its region's folder went with it"
+
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
         run plain "GPURECLAIM_$option=$folder/fifo" 2>"$folder/err"
