@@ -402,28 +402,42 @@ static void join_locked(struct member *member, CUdevice dev)
                 all.threads++;
 }
 
+/* On the heap: NVML is also asked by threads with little stack. */
+struct look {
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_region region;
+};
+
 uint64_t gr_neighbour_sum(const char *uuid)
 {
-        char dir[GR_REGION_PATH_BYTES], file[GR_REGION_FILE_BYTES];
+        struct look *look = calloc(1, sizeof(*look));
+        char file[GR_REGION_FILE_BYTES];
         struct gr_identity self;
-        struct gr_region region = {0};
         uint8_t bytes[16];
-        uint64_t sum;
+        uint64_t sum = 0;
+        size_t known = 0;
 
-        for (size_t i = 0; i < sizeof(bytes); i++) {
+        while (known < sizeof(bytes)) {
                 uuid += *uuid == '-';
-                if (sscanf(uuid, "%2hhx", &bytes[i]) != 1)
-                        return 0;
+                if (sscanf(uuid, "%2hhx", &bytes[known]) != 1)
+                        break;
                 uuid += 2;
+                known++;
         }
-        region_dir(dir);
-        if (gr_system_identity(&self) != 0 ||
-            gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) != 0 ||
-            gr_region_open(&region, &gr_system_ops, &self, dir, file, false) != 0)
-                return 0; /* nobody is there */
-        gr_region_sweep(&region);
-        sum = gr_region_sum(&region, false);
-        gr_region_close(&region);
+        if (!look || known < sizeof(bytes)) {
+                free(look);
+                return 0;
+        }
+        region_dir(look->dir);
+        /* Otherwise nobody is there. */
+        if (gr_system_identity(&self) == 0 &&
+            gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
+            gr_region_open(&look->region, &gr_system_ops, &self, look->dir, file, false) == 0) {
+                gr_region_sweep(&look->region);
+                sum = gr_region_sum(&look->region, false);
+                gr_region_close(&look->region);
+        }
+        free(look);
         return sum;
 }
 
