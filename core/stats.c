@@ -91,10 +91,9 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
 {
         static const struct {
                 enum gr_stat stat;
-                const char *text;
-                bool bytes;
+                const char *name, *text;
         } rows[] = {
-#define GR_STAT(name, words) {GR_STAT_##name, words, strstr(#name, "_bytes") != NULL},
+#define GR_STAT(name, words) {GR_STAT_##name, #name, words},
 #include "stats.def"
 #undef GR_STAT
         };
@@ -148,7 +147,7 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         put(&out, "  driver calls saved: %" PRIu64 "\n",
             2 * bins.hits); /* each hit saves the allocation now and saved a free before */
         for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-                if (counter(core, rows[i].stat) > 0 && rows[i].bytes)
+                if (counter(core, rows[i].stat) > 0 && strstr(rows[i].name, "_bytes") != NULL)
                         put(&out, "  %s: %s\n", rows[i].text,
                             gr_size_format(counter(core, rows[i].stat), a, sizeof(a)));
                 else if (counter(core, rows[i].stat) > 0)
