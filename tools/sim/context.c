@@ -152,10 +152,8 @@ static CUresult primary_reset(CUdevice device)
         sim_lock();
         if (primary[device].greens > 0) {
                 rc = CUDA_ERROR_NOT_PERMITTED; /* measured, driver 580 */
-        } else {
-                primary[device].retained = 0;
-                if (primary[device].live)
-                        tear_down(&primary[device]);
+        } else if (primary[device].live) {
+                tear_down(&primary[device]); /* and it stays retained as often as it was: measured, driver 580 */
         }
         sim_unlock();
         return rc;
