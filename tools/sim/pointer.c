@@ -151,7 +151,9 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
                 return CUDA_ERROR_INVALID_VALUE;
         sim_memory_lock();
         alloc = known_at(dptr);
-        if (alloc) {
+        if (alloc && alloc->kind == SIM_ALLOC_MAPPED) {
+                rc = CUDA_ERROR_NOT_SUPPORTED;
+        } else if (alloc) {
                 alloc->sync_memops = *(const unsigned *)value != 0;
                 rc = CUDA_SUCCESS;
         }

@@ -252,6 +252,8 @@ void facts_mapped(void)
         GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
         fact_yes("mapped memory can be shared by legacy IPC", value);
         fact_code("cuIpcGetMemHandle of mapped memory", cuIpcGetMemHandle(&ipc, at));
+        fact_code("SYNC_MEMOPS of mapped memory",
+                  cuPointerSetAttribute(&(unsigned){1}, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at));
         fact_code("cuMemFree of mapped memory", cuMemFree(at));
         fact_code("cuMemFreeAsync of mapped memory", cuMemFreeAsync(at, NULL));
         fact_code("cuMemRetainAllocationHandle", cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(at + 5)));
