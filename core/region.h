@@ -168,8 +168,14 @@ int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, si
 /* The other way: group (GR_GROUP_NAME_BYTES) and text of the UUID (37 bytes); -EINVAL for other files and versions. */
 int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid);
 
-/* The folder where none is set: /dev/shm/gpureclaim-UID. */
-void gr_region_default_dir(char *buf, size_t buf_bytes);
+/*
+ * The folder where none is set: /dev/shm/gpureclaim-UID or, where another user has put something there, one of ours
+ * whose name begins so. With create it is made where there is none. 0, -ENOENT or another -errno.
+ */
+int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
+
+/* The same below another folder than /dev/shm. */
+int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes);
 
 /*
  * Opens dir/file; with create it makes what is missing. -EPERM: folder or file are not the user's alone, or no folder

@@ -1,10 +1,13 @@
 #include "region_file.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -64,11 +67,6 @@ int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
         return name_ok(ret_group, GR_GROUP_NAME_BYTES) ? 0 : -EINVAL;
 }
 
-void gr_region_default_dir(char *buf, size_t buf_bytes)
-{
-        snprintf(buf, buf_bytes, "/dev/shm/gpureclaim-%lu", (unsigned long)geteuid());
-}
-
 /* Ours alone, and no link to somewhere else. */
 static bool private_to_us(const struct stat *status)
 {
@@ -90,6 +88,84 @@ static int open_dir(const char *dir, bool create)
                 return -EPERM;
         }
         return fd;
+}
+
+/* One of ours beside what another user has put at the first name; the first by name. 0 or -ENOENT. */
+static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        char found[NAME_MAX + 1] = "";
+        struct dirent *entry;
+        struct stat status;
+        DIR *list;
+
+        list = opendir(base);
+        if (!list)
+                return -errno;
+        while ((entry = readdir(list)))
+                if (strncmp(entry->d_name, name, strlen(name)) == 0 && entry->d_name[strlen(name)] == '-' &&
+                    (!found[0] || strcmp(entry->d_name, found) < 0) &&
+                    fstatat(dirfd(list), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode) &&
+                    private_to_us(&status))
+                        strcpy(found, entry->d_name);
+        closedir(list);
+        if (!found[0])
+                return -ENOENT;
+        snprintf(buf, buf_bytes, "%s/%s", base, found);
+        return 0;
+}
+
+/* 0, -ENOENT: none is ours; or another -errno. */
+static int find_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        int fd;
+
+        snprintf(buf, buf_bytes, "%s/%s", base, name);
+        fd = open_dir(buf, false);
+        if (fd >= 0)
+                close(fd);
+        else if (fd == -EPERM || fd == -EACCES || fd == -ENOENT)
+                return find_beside(base, name, buf, buf_bytes);
+        return fd < 0 ? fd : 0;
+}
+
+static int make_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        snprintf(buf, buf_bytes, "%s/%s", base, name);
+        if (mkdir(buf, 0700) == 0)
+                return 0;
+        if (errno != EEXIST)
+                return -errno;
+        snprintf(buf, buf_bytes, "%s/%s-XXXXXX", base, name);
+        return mkdtemp(buf) ? 0 : -errno;
+}
+
+int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes)
+{
+        char name[32];
+        int rc, fd;
+
+        snprintf(name, sizeof(name), "gpureclaim-%lu", (unsigned long)geteuid());
+        if (strlen(base) + sizeof(name) + NAME_MAX >= buf_bytes)
+                return -ENAMETOOLONG;
+        rc = find_dir(base, name, buf, buf_bytes);
+        if (rc != -ENOENT || !create)
+                return rc;
+        /* Of two that begin at once one makes it. Others can hold this lock, too, but cannot make us wait for long. */
+        fd = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return -errno;
+        for (int i = 0; i < LOCK_TRIES && !gr_region_file_lock(fd, LOCK_EX); i++)
+                usleep(LOCK_PAUSE_US);
+        rc = find_dir(base, name, buf, buf_bytes);
+        if (rc == -ENOENT)
+                rc = make_dir(base, name, buf, buf_bytes);
+        gr_region_file_close(fd);
+        return rc;
+}
+
+int gr_region_default_dir(bool create, char *buf, size_t buf_bytes)
+{
+        return gr_region_find_dir("/dev/shm", create, buf, buf_bytes);
 }
 
 static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)

@@ -95,12 +95,12 @@ static uint64_t group_excess(void *arg)
         return sum > member->group_limit ? sum - member->group_limit : 0;
 }
 
-static void region_dir(char dir[GR_REGION_PATH_BYTES])
+static int region_dir(bool create, char dir[GR_REGION_PATH_BYTES])
 {
-        if (gr_options.region_dir.text[0])
-                memcpy(dir, gr_options.region_dir.text, GR_REGION_PATH_BYTES);
-        else
-                gr_region_default_dir(dir, GR_REGION_PATH_BYTES);
+        if (!gr_options.region_dir.text[0])
+                return gr_region_default_dir(create, dir, GR_REGION_PATH_BYTES);
+        memcpy(dir, gr_options.region_dir.text, GR_REGION_PATH_BYTES);
+        return 0;
 }
 
 /* Opens and joins; NULL with *ret_rc set. */
@@ -111,12 +111,13 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
         struct gr_region *region;
         int rc = gr_system_identity(&self);
 
+        if (rc == 0)
+                rc = region_dir(true, dir);
         region = rc ? NULL : calloc(1, sizeof(*region));
         if (!region) {
                 *ret_rc = rc ? rc : -ENOMEM;
                 return NULL;
         }
-        region_dir(dir);
         for (int i = 0; i < JOIN_TRIES; i++) {
                 rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
                 if (rc)
@@ -428,9 +429,8 @@ uint64_t gr_neighbour_sum(const char *uuid)
                 free(look);
                 return 0;
         }
-        region_dir(look->dir);
         /* Otherwise nobody is there. */
-        if (gr_system_identity(&self) == 0 &&
+        if (region_dir(false, look->dir) == 0 && gr_system_identity(&self) == 0 &&
             gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
             gr_region_open(&look->region, &gr_system_ops, &self, look->dir, file, false) == 0) {
                 gr_region_sweep(&look->region);

@@ -124,11 +124,14 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
         if (rc)
                 return rc;
         gr_options_load(&options, (const char *(*)(const char *))getenv, NULL, NULL, NULL);
-        gr_region_default_dir(dir, sizeof(dir));
-        if (options.region_dir.text[0])
-                memcpy(dir, options.region_dir.text, sizeof(dir));
         *ret_cards = NULL;
         *ret_count = *ret_other = 0;
+        if (options.region_dir.text[0])
+                memcpy(dir, options.region_dir.text, sizeof(dir));
+        else
+                rc = gr_region_default_dir(false, dir, sizeof(dir));
+        if (rc)
+                return rc == -ENOENT ? 0 : rc;
         open = opendir(dir);
         if (!open)
                 return errno == ENOENT ? 0 : -errno;

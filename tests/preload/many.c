@@ -803,6 +803,21 @@ static void mode_orders(void)
         end(&worker, 0);
 }
 
+/* Where no folder is named processes find each other all the same: the limit is one for both. */
+static void mode_default_dir(void)
+{
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'a', 300).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&two, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        if (ask(&two, 'a', 200).result != 0)
+                fail("what the limit leaves is refused", 0);
+        end(&one, 0);
+        end(&two, 0);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
@@ -832,8 +847,11 @@ int main(int argc, char **argv)
                 snprintf(card, sizeof(card), "%s/card", folder);
                 snprintf(size, sizeof(size), "%dMiB", CARD_MIB);
                 snprintf(quiet, sizeof(quiet), "%dms", QUIET_MS);
-                /* "alone" was given one that cannot be used. */
-                setenv("GPURECLAIM_REGION_DIR", region, strcmp(argv[1], "alone") != 0);
+                /* "alone" was given one that cannot be used, "default-dir" none. */
+                if (strcmp(argv[1], "default-dir") == 0)
+                        unsetenv("GPURECLAIM_REGION_DIR");
+                else
+                        setenv("GPURECLAIM_REGION_DIR", region, strcmp(argv[1], "alone") != 0);
                 setenv("GPURECLAIM_NEIGHBOUR_WAIT", quiet, 0);
                 setenv("GRSIM_SHARED", card, 1);
                 setenv("GRSIM_MEMORY", size, 1);
@@ -874,6 +892,8 @@ int main(int argc, char **argv)
                 mode_command();
         else if (strcmp(argv[1], "orders") == 0)
                 mode_orders();
+        else if (strcmp(argv[1], "default-dir") == 0)
+                mode_default_dir();
         else if (strcmp(argv[1], "alone") == 0)
                 mode_alone();
         else

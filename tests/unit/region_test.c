@@ -572,6 +572,69 @@ static void test_lost_slot(void)
         drop(taker);
 }
 
+/* Where no folder is named: ours, also where others have put something in its place, and always the same one. */
+static void test_find_dir(void)
+{
+        char base[80], first[160], taken[170], found[GR_REGION_PATH_BYTES], again[GR_REGION_PATH_BYTES], tiny[20];
+        struct stat status;
+
+        snprintf(base, sizeof(base), "%s/base", dir);
+        snprintf(first, sizeof(first), "%s/gpureclaim-%lu", base, (unsigned long)geteuid());
+        GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), -ENOENT);
+        GR_CHECK_EQ(mkdir(base, 0700), 0);
+        GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), -ENOENT);
+        GR_CHECK_EQ(gr_region_find_dir(base, true, tiny, sizeof(tiny)), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+        GR_CHECK_STR(found, first);
+        GR_CHECK(stat(found, &status) == 0 && (status.st_mode & 07777) == 0700);
+        GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), 0);
+        GR_CHECK_STR(found, first);
+
+        /* A folder that others can write to, a link, a file, and, where the test may, another user's. */
+        for (int kind = 0; kind < 4; kind++) {
+                GR_CHECK_EQ(rmdir(first), 0);
+                if (kind == 0)
+                        GR_CHECK(mkdir(first, 0700) == 0 && chmod(first, 0770) == 0);
+                else if (kind == 1)
+                        GR_CHECK_EQ(symlink(base, first), 0);
+                else if (kind == 2)
+                        GR_CHECK_EQ(mknod(first, S_IFREG | 0600, 0), 0);
+                else if (geteuid() == 0)
+                        GR_CHECK(mkdir(first, 0700) == 0 && chown(first, 65534, 65534) == 0);
+                else
+                        GR_CHECK_EQ(mkdir(first, 0755), 0);
+                /* None of these is ours either, though its name begins so. */
+                snprintf(taken, sizeof(taken), "%s-0", first);
+                GR_CHECK_EQ(rename(first, taken), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), -ENOENT);
+                GR_CHECK_EQ(rename(taken, first), 0);
+                snprintf(taken, sizeof(taken), "%s1", first); /* another user's name */
+                GR_CHECK_EQ(mkdir(taken, 0700), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), -ENOENT);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+                GR_CHECK(strncmp(found, first, strlen(first)) == 0 && found[strlen(first)] == '-');
+                GR_CHECK(stat(found, &status) == 0 && (status.st_mode & 07777) == 0700);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, again, sizeof(again)), 0);
+                GR_CHECK_STR(again, found);
+                /* Of two the first by name, whichever was made first. */
+                snprintf(again, sizeof(again), "%s-", first);
+                GR_CHECK_EQ(mkdir(again, 0700), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, again, sizeof(again)), 0);
+                GR_CHECK_EQ(strlen(again), strlen(first) + 1);
+                GR_CHECK_EQ(rmdir(again), 0);
+                /* The name is free again: nobody goes there while the others are elsewhere. */
+                GR_CHECK_EQ(remove(first), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, again, sizeof(again)), 0);
+                GR_CHECK_STR(again, found);
+                GR_CHECK_EQ(rmdir(found), 0);
+                GR_CHECK_EQ(rmdir(taken), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+                GR_CHECK_STR(found, first);
+        }
+        GR_CHECK_EQ(rmdir(first), 0);
+        GR_CHECK_EQ(rmdir(base), 0);
+}
+
 #define RACERS 4
 #define ROUNDS 2000
 
@@ -865,6 +928,7 @@ int main(void)
         test_slots();
         test_full();
         test_accounts();
+        test_find_dir();
         test_lost_slot();
         test_race();
         test_ask();
