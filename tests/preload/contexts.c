@@ -171,6 +171,22 @@ static void primary(void)
         OK(cuDevicePrimaryCtxRelease(0));
 }
 
+/* Ordinals of no device: the first ones behind what any table of devices has, and one before. */
+static void no_such_device(void)
+{
+        static const CUdevice ordinals[] = {-1, 64, 65, 128};
+        CUcontext context;
+
+        for (size_t i = 0; i < sizeof(ordinals) / sizeof(ordinals[0]); i++) {
+                CUdevice dev = ordinals[i];
+                size_t bytes;
+
+                printf("device %d: retain %d, release %d, reset %d, its memory %d\n", dev,
+                       (int)cuDevicePrimaryCtxRetain(&context, dev), (int)cuDevicePrimaryCtxRelease(dev),
+                       (int)cuDevicePrimaryCtxReset(dev), (int)cuDeviceTotalMem(&bytes, dev));
+        }
+}
+
 struct visitor {
         pthread_barrier_t step;
         CUcontext context;
@@ -572,6 +588,7 @@ int main(int argc, char **argv)
                 destroyed();
                 many();
                 under_a_thread();
+                no_such_device();
                 primary();
                 primary();
                 abandoned_captures();
