@@ -217,6 +217,8 @@ int command_top(int argc, char **argv)
                 look();
                 draw();
                 key = getch();
+                if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone, and nothing would wait any more */
+                        break;
                 if (key == KEY_UP && view.selected > 0)
                         view.selected--;
                 else if (key == KEY_DOWN)

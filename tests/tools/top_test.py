@@ -131,6 +131,12 @@ class Terminal:
         until(lambda: self.read() or self._process.poll() is not None)
         return self._process.poll()
 
+    def hang_up(self):
+        """As when its window is closed; no signal tells it, as it has no controlling terminal."""
+        os.close(self._master)
+        until(lambda: self._process.poll() is not None)
+        return self._process.poll()
+
     def kill(self):
         self._process.kill()
 
@@ -190,6 +196,10 @@ def watch(scene):
     terminal.type("t")
     terminal.type("q")
     scene.check(terminal.ended() == 0, "q ends it")
+    terminal.kill()
+    terminal = Terminal(scene.environment)
+    check(terminal.shows("No process of yours"), "another one")
+    scene.check(terminal.hang_up() == 0, "it ends with its terminal")
     terminal.kill()
 
 
