@@ -22,6 +22,8 @@ void gr_gate_init(struct gr_gate *gate)
 {
         pthread_rwlock_init(&gate->lock, NULL);
         atomic_init(&gate->captures, 0);
+        atomic_init(&gate->times, 0);
+        atomic_init(&gate->vain, 0);
 }
 
 void gr_gate_destroy(struct gr_gate *gate)
@@ -33,7 +35,8 @@ void gr_gate_begin_enter(struct gr_gate *gate)
 {
         gr_rank_enter(GR_RANK_GATE);
         /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
-        atomic_fetch_add(&gate->captures, 1);
+        if (atomic_fetch_add(&gate->captures, 1) == 0)
+                atomic_fetch_add(&gate->times, 1);
         pthread_rwlock_wrlock(&gate->lock);
 }
 
@@ -48,6 +51,16 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began)
 void gr_gate_end(struct gr_gate *gate)
 {
         atomic_fetch_sub(&gate->captures, 1);
+}
+
+void gr_gate_note_vain(struct gr_gate *gate)
+{
+        atomic_store(&gate->vain, atomic_load(&gate->times));
+}
+
+bool gr_gate_is_vain(struct gr_gate *gate)
+{
+        return atomic_load(&gate->captures) > 0 && atomic_load(&gate->vain) == atomic_load(&gate->times);
 }
 
 /* Holds captures off until gate_leave; false while one is going on. */
@@ -486,21 +499,46 @@ void gr_fence_look_for(struct gr_context *context, uint64_t epoch)
 struct drain {
         struct gr_context *reach[GR_REACH_MAX];
         unsigned reach_count, drained;
+        uint64_t deadline_ns;
         int rc;
 };
 
-static bool drain_one(struct gr_context *context, void *arg)
+static bool is_wanted(const struct drain *drain, const struct gr_context *context)
 {
-        struct drain *drain = arg;
         bool wanted = false;
 
         for (unsigned i = 0; i < drain->reach_count; i++)
                 wanted |= drain->reach[i] == context;
-        if (wanted) {
+        return wanted;
+}
+
+static bool drain_one(struct gr_context *context, void *arg)
+{
+        struct drain *drain = arg;
+
+        if (is_wanted(drain, context)) {
                 drain->rc = context->core->driver->context_drain(context->handle);
                 drain->drained += drain->rc == 0;
         }
         return drain->rc == 0 && drain->drained < drain->reach_count;
+}
+
+static bool wait_one(struct gr_context *context, void *arg)
+{
+        struct drain *drain = arg;
+
+        if (is_wanted(drain, context))
+                do
+                        drain->rc = gr_fence_wait_oldest(context, drain->deadline_ns);
+                while (drain->rc == 0);
+        return drain->rc != -ETIMEDOUT;
+}
+
+/* Lock held. */
+static void copy_reach(struct gr_context *context, struct drain *drain)
+{
+        memcpy(drain->reach, context->fence.reach, sizeof(drain->reach));
+        drain->reach_count = context->fence.reach_count;
 }
 
 /*
@@ -516,8 +554,7 @@ static int drain(struct gr_context *context)
         if (!context->core->driver->context_drain)
                 return -EBUSY;
         gr_lock(&fence->lock);
-        memcpy(drain.reach, fence->reach, sizeof(drain.reach));
-        drain.reach_count = fence->reach_count;
+        copy_reach(context, &drain);
         all.freed_bytes = gr_fence_freed_bytes(fence);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         gr_unlock(&fence->lock);
@@ -552,6 +589,18 @@ int gr_fence_sync(struct gr_context *context)
                 gate_leave(&context->core->gate);
         }
         return rc == -EBUSY ? drain(context) : rc;
+}
+
+int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        struct drain drain = {.deadline_ns = deadline_ns};
+
+        gr_lock(&fence->lock);
+        copy_reach(context, &drain);
+        gr_unlock(&fence->lock);
+        gr_core_each_context(context->core, -1, wait_one, &drain);
+        return drain.rc == -ETIMEDOUT ? drain.rc : gr_fence_sync(context);
 }
 
 int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)

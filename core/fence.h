@@ -32,8 +32,9 @@ struct gr_context;
 
 /* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
 struct gr_gate {
-        pthread_rwlock_t lock; /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
-        _Atomic int captures;  /* going on, or about to begin */
+        pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
+        _Atomic int captures;         /* going on, or about to begin */
+        _Atomic unsigned times, vain; /* how often there came to be some; and which of these was waited for in vain */
 };
 
 struct gr_event {
@@ -87,6 +88,10 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began);
 
 /* A capture is over. */
 void gr_gate_end(struct gr_gate *gate);
+
+/* The captures that go on have been waited for in vain; and whether that is so, of them or those that have joined. */
+void gr_gate_note_vain(struct gr_gate *gate);
+bool gr_gate_is_vain(struct gr_gate *gate);
 
 /* Below, fence is the one inside context; its lock must not be held. */
 
@@ -251,6 +256,12 @@ uint64_t gr_fence_stuck_ns(struct gr_context *context);
  * error. No lock above the ladder's is held.
  */
 int gr_fence_sync(struct gr_context *context);
+
+/*
+ * The same, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
+ * contexts, has not passed by deadline_ns.
+ */
+int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);
 
 /* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
 unsigned gr_fence_reach(struct gr_context *context);

@@ -64,13 +64,13 @@ static bool trim_one(struct gr_context *context, void *arg)
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
-static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim)
+static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        rc = gr_fence_sync(context);
+        rc = gr_fence_sync_by(context, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
@@ -88,32 +88,46 @@ static int wait_let_go(struct gr_context *context, const struct reclaim *reclaim
         return rc;
 }
 
-static bool sync_one(struct gr_context *context, void *arg)
+/* As gr_fence_close. Captures may end soon: they are waited for, but not again where that was in vain. */
+static int close_soon(struct gr_context *context)
 {
-        struct reclaim *reclaim = arg;
+        struct gr_gate *gate = &context->core->gate;
         const struct gr_driver *driver = context->core->driver;
-        uint64_t begin_ns = driver->now_ns();
-        bool patient = gr_fence_reach(context) == 1 && !atomic_load(&context->core->waits_for_others);
-        uint64_t deadline_ns = begin_ns + (patient ? SYNC_NS : SYNC_PEERS_NS);
+        uint64_t deadline_ns = driver->now_ns() + GATE_NS;
         int rc = gr_fence_close(context);
 
-        /*
-         * Without a fence, as while a capture is going on, the host waits as the driver's own free would: without end.
-         * Where work may wait for what the program does later that is left until no fence can be hoped for, and not
-         * done behind work that does not end.
-         */
-        while (rc == -EBUSY && !patient && driver->now_ns() < begin_ns + GATE_NS) {
+        while (rc == -EBUSY && !gr_gate_is_vain(gate)) {
+                if (driver->now_ns() >= deadline_ns) {
+                        gr_gate_note_vain(gate);
+                        break;
+                }
                 driver->sleep_ns(GATE_PAUSE_NS);
                 gr_fence_poll(context);
                 rc = gr_fence_close(context);
         }
-        if (rc && (rc != -EBUSY || patient || gr_fence_stuck_ns(context) < GATE_NS / 2))
-                sync_let_go(context, reclaim);
+        return rc;
+}
+
+/*
+ * Epoch by epoch. For what is in none, as while a capture is going on, the host then waits as the driver's own free
+ * would: without end. Where work may wait for what the program does later that is left until no fence can be hoped for,
+ * and not done behind work that does not end.
+ */
+static bool sync_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+        bool patient = gr_fence_reach(context) == 1 && !atomic_load(&context->core->waits_for_others);
+        uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
+        int closed = 0, rc;
+
+        if (gr_fence_waiting(context))
+                closed = patient ? gr_fence_close(context) : close_soon(context);
         do {
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
                 rc = reclaim->back_bytes < reclaim->want_bytes ? wait_let_go(context, reclaim, deadline_ns) : -ENOENT;
         } while (rc == 0);
-        if (rc != -ENOENT && rc != -ETIMEDOUT && sync_let_go(context, reclaim) == 0)
+        if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT && (closed || rc != -ENOENT) &&
+            sync_let_go(context, reclaim, deadline_ns) == 0)
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -163,7 +177,7 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
                 in_order = atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 ||
                            atomic_load(&device->family_bytes[GR_FAMILY_GRAPH]) > 0;
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
-                    !atomic_load(&core->waits_for_others) && sync_let_go(context, &reclaim) == 0)
+                    !atomic_load(&core->waits_for_others) && sync_let_go(context, &reclaim, begin_ns + SYNC_NS) == 0)
                         reclaim.back_bytes += trim_driver(context);
                 /* Where the device's memory is the host's, what is cached of that is as good as any. */
                 if (device->integrated)

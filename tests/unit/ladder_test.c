@@ -483,27 +483,65 @@ static void test_capture_waits(const struct gr_driver *driver)
         finish();
 }
 
-/* The same where work may wait for what the program does later: not behind a kernel that does not end. */
-static void test_capture_stuck(bool ends)
+/*
+ * The same where work may wait for what the program does later: not behind a kernel that does not end, but behind one
+ * that only takes long. of_other: another context's memory is what could go back.
+ */
+static void test_capture_stuck(uint64_t ms, bool ends, bool of_other)
 {
-        uint64_t blocks[2], ptr = 0;
+        struct gr_context *other, *owner;
+        uint64_t blocks[3], ptr = 0;
 
         start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        owner = of_other ? other : context;
         atomic_store(&core.waits_for_others, true);
-        blocks[0] = alloc(MIB);
-        blocks[1] = alloc(32 * MIB);
-        sg_work(context->handle, 0, 0, (ends ? 2 : 3600000) * SG_MS);
-        free_ok(blocks[0]);
-        gr_fence_close(context);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_alloc(owner, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
+        sg_work(owner->handle, 0, blocks[0], ms * SG_MS);
+        free_ok(blocks[0]); /* which gives nothing back by itself */
+        gr_fence_close(owner);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
-        free_ok(blocks[1]);
+        free_ok(blocks[2]);
         GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), ends ? 0 : -ENOMEM);
-        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), ends);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), ends ? 2 : 0); /* both can reach it */
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 10000 * SG_MS);
         sg_capture(-1);
         gr_gate_end(&core.gate);
+        finish();
+}
+
+/* There a capture that may end soon is waited for; one that was waited for in vain is not, but the next one. */
+static void test_capture_long(void)
+{
+        enum { ROUNDS = 10 };
+        uint64_t waited_ns[2];
+
+        start();
+        atomic_store(&core.waits_for_others, true);
+        for (int i = 0; i < 2; i++) {
+                uint64_t begin_ns = sg_driver.now_ns();
+
+                sg_capture(1);
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+                for (int n = 0; n < ROUNDS; n++) {
+                        uint64_t ptr = alloc((n % 2 ? 40 : 48) * MIB);
+
+                        sg_work(context->handle, 0, ptr, SG_MS);
+                        free_ok(ptr);
+                }
+                waited_ns[i] = sg_driver.now_ns() - begin_ns;
+                sg_capture(-1);
+                gr_gate_end(&core.gate);
+        }
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2 * ROUNDS - 1);
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK(waited_ns[i] > 50 * SG_MS);
+                GR_CHECK(waited_ns[i] < 150 * SG_MS);
+        }
         finish();
 }
 
@@ -793,8 +831,12 @@ int main(void)
         test_capture();
         test_capture_waits(&sg_driver);
         test_capture_waits(&sg_old_driver);
-        test_capture_stuck(true);
-        test_capture_stuck(false);
+        for (int other = 0; other < 2; other++) {
+                test_capture_stuck(2, true, other);
+                test_capture_stuck(200, true, other);
+                test_capture_stuck(3600000, false, other);
+        }
+        test_capture_long();
         test_report();
         test_hard_limit();
         test_what_lacks(true);
