@@ -57,7 +57,7 @@ static bool charge(struct gr_device *device, uint64_t bytes)
                         return false;
         } while (!atomic_compare_exchange_weak(&device->charged_bytes, &charged, charged + bytes));
         if (group && group->reserve(group->arg, bytes) != 0) {
-                atomic_fetch_sub(&device->charged_bytes, bytes);
+                gr_account_add(&device->charged_bytes, -bytes);
                 return false;
         }
         return true;
@@ -73,7 +73,7 @@ static void adjust(struct gr_device *device, int64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
 
-        atomic_fetch_add(&device->charged_bytes, (uint64_t)bytes);
+        gr_account_add(&device->charged_bytes, (uint64_t)bytes);
         if (group && bytes != 0)
                 group->adjust(group->arg, bytes);
 }
@@ -114,7 +114,7 @@ int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t b
 
 void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_t bytes)
 {
-        atomic_fetch_sub(&device->family_bytes[family], bytes);
+        gr_account_add(&device->family_bytes[family], -bytes);
         if (gr_family_charged(family))
                 adjust(device, -(int64_t)bytes);
 }

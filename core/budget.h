@@ -9,6 +9,7 @@
 #ifndef GR_BUDGET_H
 #define GR_BUDGET_H
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -129,6 +130,18 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_
 
 /* As charge, for what the driver has taken already: also beyond the limit. */
 void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes);
+
+/*
+ * Adds bytes, modulo 2^64, to an account that only ever loses what was added to it before: checked builds assert that
+ * it does not pass below zero.
+ */
+static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
+{
+        uint64_t sum = atomic_fetch_add(account, bytes) + bytes;
+
+        assert(sum <= INT64_MAX);
+        (void)sum;
+}
 
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t footprint_bytes)

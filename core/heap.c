@@ -459,7 +459,7 @@ static uint64_t unmap(struct gr_context *context, struct gr_range *range)
                         uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
 
                         if (gr_extent_unmap(context->core, context->handle, heap, extent)) {
-                                atomic_fetch_sub(&context->device->pinned_bytes, pinned);
+                                gr_account_add(&context->device->pinned_bytes, -pinned);
                                 gr_budget_uncache(context->device, cached);
                                 gr_budget_release(context->device, begin, size);
                                 gone += size;
@@ -575,6 +575,17 @@ static bool is_settled(const struct gr_segment *heap, uint64_t ptr)
         return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_GHOST;
 }
 
+/* The driver does not take it back, and none of it is handed out any more: all of it counts as used, and is not cached.
+ * The caller's. */
+static void keep_stuck(struct gr_context *context, struct gr_page *extent)
+{
+        uint64_t pinned = gr_extent_pinned(extent);
+
+        gr_account_add(&context->device->pinned_bytes, -pinned);
+        gr_budget_uncache(context->device, pinned);
+        extent->used_bytes = gr_extent_bytes(extent);
+}
+
 /* The extent at ptr, part of which must not be reused, goes back where nothing of it is used any more. */
 static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
 {
@@ -589,10 +600,25 @@ static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_
         gr_unlock(&split->lock);
         if (!range)
                 return;
-        unmap(context, range);
+        if (unmap(context, range) == 0)
+                keep_stuck(context, gr_extent_at(heap, ptr));
         gr_lock(&split->lock);
         gr_pages_settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);
+}
+
+/*
+ * Waits for the context as the driver would, and gives up the addresses that memory has moved away from: what goes back
+ * would stay on the card with them, and be charged no more. Lock not held.
+ */
+static bool make_quiet(struct gr_context *context)
+{
+        if (gr_fence_sync(context))
+                return false;
+        gr_lock(&context->split.lock);
+        gr_moves_reap(context);
+        gr_unlock(&context->split.lock);
+        return true;
 }
 
 /* Lock not held. */
@@ -600,7 +626,7 @@ void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64
 {
         struct gr_split *split = &context->split;
 
-        if (gr_fence_sync(context) == 0) {
+        if (make_quiet(context)) {
                 unstick(context, heap, ptr);
                 unstick(context, heap, last);
         }
@@ -616,7 +642,7 @@ void gr_heap_discard(struct gr_context *context, struct gr_range *range)
         struct gr_segment *heap = range->segment;
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
-        if (gr_fence_sync(context) == 0)
+        if (make_quiet(context))
                 unmap(context, range);
         gr_lock(&split->lock);
         gr_pages_settle(split, range, GR_RANGE_STUCK);

@@ -26,7 +26,7 @@ GR_OFTEN void gr_pages_use(struct gr_context *context, struct gr_range *range, i
                 pinned += gr_extent_pinned(extent);
                 at = next;
         }
-        atomic_fetch_add(&context->device->pinned_bytes, pinned); /* modulo 2^64 */
+        gr_account_add(&context->device->pinned_bytes, pinned);
         gr_split_spare(&context->split, (int64_t)spare);
 }
 

@@ -48,7 +48,7 @@ GR_OFTEN static void count_used(struct gr_context *context, struct gr_range *ran
         }
         if (spare || segment->used_count == 0)
                 gr_split_spare(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
-        atomic_fetch_add(&context->device->pinned_bytes, pinned_bytes(segment) - before); /* modulo 2^64 */
+        gr_account_add(&context->device->pinned_bytes, pinned_bytes(segment) - before);
 }
 
 /* The same for one that is not cached from now on, or cached. */
@@ -174,7 +174,7 @@ void gr_split_drop(struct gr_context *context)
                 ranges_drop(context, segment);
                 if (segment->pages)
                         continue;
-                atomic_fetch_sub(&device->pinned_bytes, pinned_bytes(segment));
+                gr_account_add(&device->pinned_bytes, -pinned_bytes(segment));
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }

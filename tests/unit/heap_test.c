@@ -826,6 +826,58 @@ static void test_old_addresses(void)
         gpu_end();
 }
 
+/* The program has at all of the memory that moved, which it shared: with it the old addresses go, or it stays on the
+ * card without being charged. */
+static void test_old_addresses_shared(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB);
+        GR_CHECK(context->split.ghosts); /* else this tests nothing */
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, c), 0);
+        gpu_give(c, 120 * MIB);
+        GR_CHECK(!context->split.ghosts);
+        GR_CHECK_EQ(gpu_free_bytes() + gpu_device()->charged_bytes, GPU_PAGES * GR_PAGE_BYTES);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well.
+ */
+static void test_stuck_refused(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(2 * MIB);
+        GR_CHECK_EQ(b, a + 7 * MIB); /* the last MiB of its second page is free */
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        gpu.unmap_refused = true;
+        gpu_give(b, 2 * MIB);
+        gpu.unmap_refused = false;
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0); /* nothing of the page can be handed out */
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
 /* What must not be reused shares its last page with a block: its account goes with the context. */
 static void test_stuck_end(void)
 {
@@ -870,6 +922,8 @@ int main(void)
         test_heap_exported(false);
         test_heap_exported(true);
         test_old_addresses();
+        test_old_addresses_shared();
+        test_stuck_refused();
         test_stuck_end();
         /* Last: what they touch is cleared for every test after them. */
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);

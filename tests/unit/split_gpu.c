@@ -229,6 +229,8 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
+        if (gpu.unmap_refused)
+                return -EIO;
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
                 struct split_gpu_vpage *vpage = vpage_of(at);
                 uint32_t page = atomic_load(&vpage->page);
@@ -425,7 +427,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.slab_next = GPU_BASE;
         gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = false;
+        gpu.no_moves = gpu.unmap_refused = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);
