@@ -20,6 +20,7 @@ import time
 
 KIB, MIB = 1 << 10, 1 << 20
 TIME_LIMIT = 60
+RACE_BYTES = 192 * MIB
 
 SETTINGS = [
     "GPURECLAIM_POOL=bins",
@@ -212,7 +213,7 @@ class Writer:
         self.memory = {}  # slot: (kind, home)
         self.streams, self.events, self.pools, self.graphs, self.execs, self.contexts = {}, set(), set(), set(), set(), {0}
         self.captures = {}  # stream: whether it began the capture
-        self.ordered = False  # memory of pools, a context that ends would leave it
+        self.bytes, self.freed = {}, 0  # of what is live, and of what another thread may still have to free
         self.kinds = self.random.sample(["device"] * 5 + ["managed", "host", "async", "map", "pitch"], 6)
 
     def pick(self, some):
@@ -249,6 +250,8 @@ class Writer:
         if m is None:
             return self.release()
         kind, home, size = self.random.choice(self.kinds), self.stream(), self.size()
+        if self.race and not self.room(m, size):
+            return self.release()
         door = self.random.randrange(5)
         if kind == "async" and self.captures and self.random.random() < .3:
             home = self.pick(self.captures)
@@ -264,11 +267,23 @@ class Writer:
         }[kind], thread)
         self.put("fill m%d %d" % (m, self.random.choice((-1, -1, 0, 0, 0, 300, 2000, 6000))), int(self.lines[-1][0]) if home == 1 else None)
 
+    def room(self, m, size):
+        """Where lines run in any order, which of them fails on a full card is chance: it must not get full."""
+        live = sum(self.bytes.values()) + size
+        if live > RACE_BYTES:
+            return False
+        if live + self.freed > RACE_BYTES:
+            self.put("sync")
+            self.freed = 0
+        self.bytes[m] = size
+        return True
+
     def release(self):
         m = self.pick(self.memory)
         if m is None:
             return self.allocate()
         kind, home = self.memory.pop(m)
+        self.freed += self.bytes.pop(m, 0)
         door = self.random.randrange(5)
         how = self.random.choice((0, 0, 0, 0, 0, 0, 1, 2)) if not self.race else 0
         if kind == "async" and self.random.random() < .8 or kind == "device" and self.random.random() < .1:
@@ -381,7 +396,7 @@ class Writer:
         p, new = self.pick(self.pools), self.free_slot(self.pools, 1, 5)
         if p is None or self.random.random() < .2 and new is not None:
             self.pools.add(new)
-            self.put("pool p%d %d" % (new, self.random.choice((0, 0, 64 * MIB))))
+            self.put("pool p%d %d" % (new, 0 if self.race else self.random.choice((0, 0, 64 * MIB))))
             return
         what = self.random.choice(("trim", "keep", "used", "used", "current", "destroy"))
         self.put({"trim": "pool-trim p%d 0" % p, "keep": "pool-keep p%d %d" % (p, self.random.choice((0, 32 * MIB, 1 << 40))),

@@ -1084,7 +1084,7 @@ static const struct verb verbs[] = {
         {"pool-destroy", "p", run_pool_destroy, true},
         {"pool-trim", "pi", run_pool_trim, false},
         {"pool-keep", "pi", run_pool_keep, false},
-        {"pool-used", "p", run_pool_used, false},
+        {"pool-used", "p", run_pool_used, true}, /* a free counts, and its line does not name the pool */
         {"pool-current", "P", run_pool_current, true},
         {"exit", "", NULL, true},
 };
