@@ -70,7 +70,7 @@ struct gr_device {
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */
         _Atomic uint64_t spilled_bytes; /* that the process has now */
 
-        /* NULL: alone. Constant once set, which happens before the first charge. */
+        /* NULL: no group. Constant once set, which happens before the first charge. */
         const struct gr_group *_Atomic group;
 
         /*

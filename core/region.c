@@ -158,7 +158,7 @@ static int claim(struct gr_region *region)
         return -ENOSPC;
 }
 
-static void fill_slot(struct gr_region *region, const char *name, uint32_t share, uint32_t flags)
+static void fill_slot(struct gr_region *region, const char *name, uint32_t share)
 {
         struct gr_slot *slot = &region->map->slots[region->slot];
         uint64_t words[GR_REGION_NAME_BYTES / 8] = {0};
@@ -174,7 +174,6 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         atomic_store(&slot->start_ticks, region->self.start_ticks);
         atomic_store(&slot->pid_namespace, region->self.pid_namespace);
         atomic_store(&slot->share, share);
-        atomic_store(&slot->flags, flags);
         memcpy(words, name, strnlen(name, sizeof(words) - 1));
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
                 atomic_store(&slot->name[i], words[i]);
@@ -184,7 +183,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         atomic_store(&slot->heartbeat_ns, region->ops->now_ns());
 }
 
-int gr_region_join(struct gr_region *region, const char *name, uint32_t share, uint32_t flags)
+int gr_region_join(struct gr_region *region, const char *name, uint32_t share)
 {
         bool same;
         int fd, slot;
@@ -209,7 +208,7 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share, u
                 slot = claim(region);
         if (slot >= 0) {
                 region->slot = slot;
-                fill_slot(region, name, share, flags);
+                fill_slot(region, name, share);
         }
         gr_region_file_close(fd);
         return slot < 0 ? slot : 0;
@@ -312,7 +311,6 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         ret->same_namespace = own_namespace(region, owner);
         share = atomic_load(&slot->share);
         ret->share = share >= 1 && share <= 1000 ? share : 1;
-        ret->flags = atomic_load(&slot->flags);
         ret->charged_bytes = account_bytes(region, index);
         ret->heartbeat_ns = atomic_load(&slot->heartbeat_ns);
         ret->active_ns = atomic_load(&slot->active_ns);

@@ -53,9 +53,6 @@ enum gr_figure {
                 GR_FIGURE_COUNT
 };
 
-/* In a slot's flags: what the process is. */
-#define GR_SLOT_KEEPS_OUT 1u /* neighbours do not ask it for memory */
-
 /* In a slot's orders: what others want of the process. */
 #define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
 #define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
@@ -77,8 +74,7 @@ struct gr_slot {
         _Atomic uint64_t pid_namespace;
         _Atomic uint32_t pid;
         _Atomic uint32_t share;
-        _Atomic uint32_t flags;
-        _Atomic uint32_t reserved;
+        _Atomic uint64_t reserved;
         _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
         _Atomic uint64_t figures[GR_FIGURE_COUNT];
         uint64_t padding[20 - GR_REGION_NAME_BYTES / 8 - GR_FIGURE_COUNT]; /* to 256 bytes */
@@ -148,7 +144,7 @@ struct gr_member {
         uint64_t owner;
         struct gr_identity identity;
         bool same_namespace; /* pid means something to us */
-        uint32_t share, flags;
+        uint32_t share;
         uint64_t charged_bytes;
         uint64_t heartbeat_ns, active_ns, given_bytes;
         char name[GR_REGION_NAME_BYTES];
@@ -187,7 +183,7 @@ int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, co
 void gr_region_close(struct gr_region *region);
 
 /* Takes a slot. -ENOSPC: all are in use by the living. -ESTALE: the file went; open anew. Name may be any text. */
-int gr_region_join(struct gr_region *region, const char *name, uint32_t share, uint32_t flags);
+int gr_region_join(struct gr_region *region, const char *name, uint32_t share);
 
 /* Gives the slot back, and removes the file where that was the last one. */
 void gr_region_leave(struct gr_region *region);

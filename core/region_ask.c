@@ -165,7 +165,7 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
                 struct gr_member *member = &ret[count].member;
 
                 if ((int)i == region->slot || gr_region_read(region, i, member) != 0 ||
-                    member->flags & GR_SLOT_KEEPS_OUT || (cached_only && member->figures[GR_FIGURE_cached] == 0))
+                    (cached_only && member->figures[GR_FIGURE_cached] == 0))
                         continue;
                 if (atomic_load(&region->silent_owner[i]) == member->owner &&
                     !answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define LOCK_TRIES    20
+#define MAKE_TRIES    400 /* while another one makes the region: alone, each would have the limit for itself */
 #define LOCK_PAUSE_US 500
 
 _Static_assert(sizeof(struct gr_slot) == 256, "wire format");
@@ -338,7 +339,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         rc = read_ticket(fd, &ticket);
         if (rc == 0)
                 rc = attach(region, &ticket);
-        for (int i = 0; create && rc == -ENOENT && i < LOCK_TRIES; i++) {
+        for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
                 /* One makes it, the others find it made; whoever is stopped while at it is not waited for long. */
                 if (gr_region_file_lock(fd, LOCK_EX)) {
                         rc = read_ticket(fd, &ticket);
@@ -348,6 +349,8 @@ int gr_region_file_attach(struct gr_region *region, bool create)
                                 rc = make(region, fd);
                         break;
                 }
+                if (errno != EWOULDBLOCK && errno != EINTR)
+                        break;
                 usleep(LOCK_PAUSE_US);
                 rc = read_ticket(fd, &ticket);
                 if (rc == 0)

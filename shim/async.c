@@ -200,7 +200,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         switch ((int)location->type) {
         case CU_MEM_LOCATION_TYPE_DEVICE:
                 *ret_family = type == CU_MEM_ALLOCATION_TYPE_PINNED ? GR_FAMILY_ASYNC : GR_FAMILY_MANAGED;
-                return gr_device_get(location->id);
+                return gr_device_use(location->id);
         case CU_MEM_LOCATION_TYPE_HOST:
         case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
@@ -214,7 +214,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         /* Managed memory may all be on the device at any time, wherever its pages begin (managed.c). */
         *ret_family = GR_FAMILY_MANAGED;
         context = gr_current_context();
-        return context ? context->device : gr_device_get(0);
+        return context ? context->device : gr_device_use(0);
 }
 
 static bool into_graph(CUstream stream, bool null_is_own)
@@ -292,6 +292,7 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         struct gr_context *context = NULL;
         int saved_errno = errno, rc;
 
+        gr_neighbour_retry();
         rc = attempt(request);
         if ((rc == -ENOMEM || rc == -EDQUOT) && device)
                 context = gr_climber(&gr_core, device, gr_current_context());

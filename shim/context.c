@@ -151,8 +151,7 @@ static struct gr_context *look_up(CUcontext handle)
         gr_capture_restore(mode);
         if (!owner)
                 return NULL;
-        gr_process_in_use();
-        gr_neighbour_join(dev);
+        gr_device_use(dev);
         context = add(owner, dev);
         if (context && gr_own_counted())
                 gr_own_look(context->device, 0);
@@ -245,9 +244,7 @@ static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
         int saved_errno = errno;
 
         gr_thread.sure = 0;
-        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_get(dev)) {
-                gr_process_in_use();
-                gr_neighbour_join(dev);
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
                 add(*context, dev);
                 if (gr_own_counted())
                         gr_own_look(&gr_core.devices[dev], 0);

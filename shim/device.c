@@ -54,8 +54,20 @@ struct gr_device *gr_device_get(CUdevice dev)
                                      gr_real.cuDeviceGetAttribute(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, dev) ==
                                              CUDA_SUCCESS &&
                                      integrated;
+                gr_neighbour_begin(device);
                 configured |= UINT64_C(1) << dev;
         }
         pthread_mutex_unlock(&lock);
+        return device;
+}
+
+struct gr_device *gr_device_use(CUdevice dev)
+{
+        struct gr_device *device = gr_device_get(dev);
+
+        if (device) {
+                gr_process_in_use();
+                gr_neighbour_join(dev);
+        }
         return device;
 }

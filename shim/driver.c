@@ -136,6 +136,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr;
         CUresult result;
 
+        gr_neighbour_retry();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS) {
@@ -294,6 +295,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         CUresult result = CUDA_SUCCESS;
 
         (void)context;
+        gr_neighbour_retry();
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)

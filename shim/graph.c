@@ -274,7 +274,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 goto out;
         look_through(graph, &walk);
         free(walk.live);
-        exec = walk.peak_bytes && gr_device_get(walk.device) ? calloc(1, sizeof(*exec)) : NULL;
+        exec = walk.peak_bytes && gr_device_use(walk.device) ? calloc(1, sizeof(*exec)) : NULL;
         if (!exec)
                 goto out;
         exec->handle = *handle;

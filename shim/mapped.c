@@ -128,7 +128,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
         switch (prop->location.type) {
         case CU_MEM_LOCATION_TYPE_DEVICE:
-                device = gr_device_get(prop->location.id);
+                device = gr_device_use(prop->location.id);
                 break;
         case CU_MEM_LOCATION_TYPE_HOST:
         case CU_MEM_LOCATION_TYPE_HOST_NUMA:

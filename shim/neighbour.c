@@ -21,16 +21,18 @@
 #define QUIET_NS      UINT64_C(400000000) /* and when nothing does */
 #define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request waits for the GPU */
 #define GIVE_PAUSE_NS UINT64_C(500000)
-#define STOP_NS       200000000 /* longest that the end of the process waits */
-#define JOIN_TRIES    4         /* the file may go while we come */
+#define STOP_NS       200000000            /* longest that the end of the process waits */
+#define RETRY_NS      UINT64_C(1000000000) /* after what could not be opened, or no thread be made */
+#define JOIN_TRIES    4                    /* the file may go while we come */
 
 struct member {
-        struct gr_device *device;
+        struct gr_device *device; /* NULL: nothing is charged yet, or nothing counts for a group */
         struct gr_group group;
         uint64_t group_limit;
-        char file[GR_REGION_FILE_BYTES];
+        char file[GR_REGION_FILE_BYTES]; /* empty until the card is known */
         _Atomic bool tried, running, stop;
-        struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges */
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges, and ... */
+        uint64_t alone_bytes;        /* ... what was charged before there was one */
         /* NULL: alone. An old one is never freed, because another thread may still look at it. */
         struct gr_region *_Atomic region;
 };
@@ -44,6 +46,26 @@ static struct {
         pthread_cond_t changed;
         unsigned threads;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static _Atomic uint64_t retry_ns; /* a thread could not be made: when to try again; 0: all could */
+
+/* Account lock held. */
+static void count(struct member *member, uint64_t bytes)
+{
+        struct gr_region *region = atomic_load(&member->region);
+
+        if (region)
+                gr_region_adjust(region, (int64_t)bytes);
+        else
+                member->alone_bytes += bytes;
+}
+
+/* What the members have; alone, this process. */
+static uint64_t group_sum(struct member *member)
+{
+        struct gr_region *region = atomic_load(&member->region);
+
+        return region ? gr_region_sum(region, false) : atomic_load(&member->device->charged_bytes);
+}
 
 static int group_reserve(void *arg, uint64_t bytes)
 {
@@ -53,12 +75,12 @@ static int group_reserve(void *arg, uint64_t bytes)
 
         gr_lock(&member->account_lock);
         region = atomic_load(&member->region);
-        rc = gr_region_reserve(region, bytes, member->group_limit);
-        /* Lost for a moment: then the limit holds for this process alone, which has the bytes charged already. */
+        rc = region ? gr_region_reserve(region, bytes, member->group_limit) : -ENOTCONN;
+        /* No member: then the limit holds for this process alone, which has the bytes charged already. */
         if (rc == -ENOTCONN) {
                 rc = atomic_load(&member->device->charged_bytes) <= member->group_limit ? 0 : -EDQUOT;
                 if (rc == 0)
-                        gr_region_adjust(region, (int64_t)bytes);
+                        count(member, bytes);
         }
         gr_unlock(&member->account_lock);
         return rc;
@@ -69,7 +91,7 @@ static void group_adjust(void *arg, int64_t bytes)
         struct member *member = arg;
 
         gr_lock(&member->account_lock);
-        gr_region_adjust(atomic_load(&member->region), bytes);
+        count(member, (uint64_t)bytes);
         gr_unlock(&member->account_lock);
 }
 
@@ -80,7 +102,7 @@ static uint64_t group_room(void *arg)
 
         if (member->group_limit == GR_UNLIMITED)
                 return GR_UNLIMITED;
-        sum = gr_region_sum(atomic_load(&member->region), false);
+        sum = group_sum(member);
         return member->group_limit > sum ? member->group_limit - sum : 0;
 }
 
@@ -91,7 +113,7 @@ static uint64_t group_excess(void *arg)
 
         if (member->group_limit == GR_UNLIMITED)
                 return 0;
-        sum = gr_region_sum(atomic_load(&member->region), false);
+        sum = group_sum(member);
         return sum > member->group_limit ? sum - member->group_limit : 0;
 }
 
@@ -103,14 +125,28 @@ static int region_dir(bool create, char dir[GR_REGION_PATH_BYTES])
         return 0;
 }
 
+static int name_file(struct member *member)
+{
+        CUuuid uuid;
+
+        if (member->file[0])
+                return 0;
+        if (!gr_device_uuid(member->device->ordinal, &uuid, NULL))
+                return -ENODEV;
+        return gr_region_file_name(gr_options.group.text, (const uint8_t *)uuid.bytes, member->file,
+                                   sizeof(member->file));
+}
+
 /* Opens and joins; NULL with *ret_rc set. */
 static struct gr_region *enter(struct member *member, int *ret_rc)
 {
         char dir[GR_REGION_PATH_BYTES];
         struct gr_identity self;
         struct gr_region *region;
-        int rc = gr_system_identity(&self);
+        int rc = name_file(member);
 
+        if (rc == 0)
+                rc = gr_system_identity(&self);
         if (rc == 0)
                 rc = region_dir(true, dir);
         region = rc ? NULL : calloc(1, sizeof(*region));
@@ -122,8 +158,7 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
                 rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
                 if (rc)
                         break;
-                rc = gr_region_join(region, program_invocation_short_name, (uint32_t)gr_options.share,
-                                    gr_options.neighbour ? 0 : GR_SLOT_KEEPS_OUT);
+                rc = gr_region_join(region, program_invocation_short_name, (uint32_t)gr_options.share);
                 if (rc == 0)
                         return region;
                 gr_region_close(region);
@@ -253,18 +288,23 @@ static void serve_one(struct member *member, struct gr_region *region)
         gr_region_answer(region, &request, given);
 }
 
-/* Somebody removed the file or, after we were stopped for long, took the slot. */
-static struct gr_region *enter_again(struct member *member, struct gr_region *old)
+/*
+ * Where it is not the first time, somebody removed the file or, after we were stopped for long, took the slot, or there
+ * was none. NULL with *ret_rc set.
+ */
+static struct gr_region *join(struct member *member, int *ret_rc)
 {
-        struct gr_region *region;
-        int rc;
+        struct gr_region *region = enter(member, ret_rc), *old;
 
-        region = enter(member, &rc);
         if (!region)
-                return old;
+                return NULL;
         gr_lock(&member->account_lock);
+        old = atomic_load(&member->region);
         /* Not what the device has charged, some of which is on its way to or from the group. */
-        gr_region_carry(region, old);
+        if (old)
+                gr_region_carry(region, old);
+        else
+                gr_region_adjust(region, (int64_t)member->alone_bytes);
         atomic_store(&member->region, region);
         gr_unlock(&member->account_lock);
         return region;
@@ -295,15 +335,57 @@ unsigned gr_neighbour_threads(void)
         return threads;
 }
 
+/* In a thread of ours. */
+static bool left_alone(void)
+{
+        return gr_system_left_alone(gr_process_threads() + gr_neighbour_threads() + gr_apart_threads());
+}
+
+static struct timespec after(uint64_t ns)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        ns += (uint64_t)until.tv_nsec;
+        until.tv_sec += (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        return until;
+}
+
+/* What the region could not be opened for may pass. NULL: this thread is to end. */
+static struct gr_region *join_late(struct member *member)
+{
+        struct gr_region *region = atomic_load(&member->region);
+        struct timespec until;
+        int rc;
+
+        while (!region && !atomic_load(&member->stop) && !left_alone()) {
+                region = join(member, &rc);
+                if (region) {
+                        gr_log(GR_LOG_INFO, "device %d: other processes are seen from now on", member->device->ordinal);
+                        break;
+                }
+                until = after(RETRY_NS);
+                pthread_mutex_lock(&all.lock);
+                if (!atomic_load(&member->stop))
+                        pthread_cond_timedwait(&all.changed, &all.lock, &until);
+                pthread_mutex_unlock(&all.lock);
+        }
+        return region;
+}
+
 static void *serve(void *arg)
 {
         struct member *member = arg;
-        struct gr_region *region = atomic_load(&member->region);
+        struct gr_region *region, *again;
         uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
+        int rc;
 
-        serving = member;
         gr_capture_relax();
-        while (!atomic_load(&member->stop)) {
+        region = join_late(member);
+        if (region)
+                serving = member;
+        while (region && !atomic_load(&member->stop)) {
                 uint32_t seen = gr_region_seen(region);
                 bool changed;
 
@@ -317,11 +399,11 @@ static void *serve(void *arg)
                 pause_ns = changed || gr_region_awaited(region) ? PUBLISH_NS
                            : pause_ns * 2 < QUIET_NS            ? pause_ns * 2
                                                                 : QUIET_NS;
-                if (!changed &&
-                    gr_system_left_alone(gr_process_threads() + gr_neighbour_threads() + gr_apart_threads()))
+                if (!changed && left_alone())
                         break;
                 if (!gr_region_member(region)) {
-                        region = enter_again(member, region);
+                        again = join(member, &rc);
+                        region = again ? again : region;
                         seen = gr_region_seen(region);
                 }
                 if (!atomic_load(&member->stop))
@@ -341,31 +423,41 @@ void gr_neighbour_beat(void)
                 gr_region_publish(atomic_load(&serving->region), NULL, false);
 }
 
-static bool start_thread(struct member *member)
+/* Lock of all held. */
+static void start_thread(struct member *member)
 {
-        bool started;
-
         atomic_store(&member->running, true);
-        started = gr_thread_start(serve, member);
-        if (!started)
+        if (gr_thread_start(serve, member)) {
+                all.threads++;
+        } else {
                 atomic_store(&member->running, false);
-        return started;
+                atomic_store(&retry_ns, gr_driver.now_ns() + RETRY_NS);
+        }
+}
+
+void gr_neighbour_retry(void)
+{
+        uint64_t at_ns = atomic_load_explicit(&retry_ns, memory_order_relaxed);
+
+        if (!at_ns || gr_driver.now_ns() < at_ns || pthread_mutex_trylock(&all.lock) != 0)
+                return;
+        atomic_store(&retry_ns, 0);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (atomic_load(&members[i].tried) && members[i].device && gr_options.neighbour &&
+                    !atomic_load(&members[i].running) && !atomic_load(&members[i].stop))
+                        start_thread(&members[i]);
+        pthread_mutex_unlock(&all.lock);
 }
 
 /* Without the others their limit is still one: nobody may have more than all together. */
-static void stay_alone(struct member *member, const char *why)
+static void say_alone(struct member *member, const char *why)
 {
-        struct gr_device *device = member->device;
-
-        if (member->group_limit == GR_UNLIMITED) {
-                gr_log(GR_LOG_INFO, "device %d: other processes cannot be seen (%s)", device->ordinal, why);
-                return;
-        }
-        if (atomic_load(&device->hard_bytes) > member->group_limit)
-                atomic_store(&device->hard_bytes, member->group_limit);
-        gr_log(GR_LOG_WARN,
-               "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",
-               device->ordinal, why);
+        if (member->group_limit == GR_UNLIMITED)
+                gr_log(GR_LOG_INFO, "device %d: other processes cannot be seen (%s)", member->device->ordinal, why);
+        else
+                gr_log(GR_LOG_WARN,
+                       "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",
+                       member->device->ordinal, why);
 }
 
 static void warn(const char *message, void *arg)
@@ -374,33 +466,39 @@ static void warn(const char *message, void *arg)
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
-static void join_locked(struct member *member, CUdevice dev)
+static void join_locked(struct member *member)
 {
-        struct gr_region *region;
-        CUuuid uuid;
-        int rc;
+        int rc = 0;
 
-        member->device = &gr_core.devices[dev];
-        member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, dev,
-                                                 atomic_load(&member->device->total_bytes), warn, NULL);
-        if (!gr_device_uuid(dev, &uuid, NULL)) {
-                stay_alone(member, "the driver does not tell the card's UUID");
+        if (!member->device)
+                return;
+        if (!gr_options.neighbour) {
+                say_alone(member, "GPURECLAIM_NEIGHBOUR=0");
                 return;
         }
-        gr_region_file_name(gr_options.group.text, (const uint8_t *)uuid.bytes, member->file, sizeof(member->file));
-        region = enter(member, &rc);
-        if (!region) {
-                stay_alone(member, strerror(-rc));
+        if (!join(member, &rc))
+                say_alone(member, rc == -ENODEV ? "the driver does not tell the card's UUID" : strerror(-rc));
+        start_thread(member);
+}
+
+void gr_neighbour_begin(struct gr_device *device)
+{
+        struct member *member = &members[device->ordinal];
+
+        member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, device->ordinal,
+                                                 atomic_load(&device->total_bytes), warn, NULL);
+        if (!gr_options.neighbour && member->group_limit == GR_UNLIMITED)
                 return;
-        }
         gr_lock_init(&member->account_lock, GR_RANK_REGION);
-        atomic_store(&member->region, region);
+        member->device = device;
         member->group =
                 (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, group_excess, member};
-        gr_region_adjust(region, (int64_t)atomic_load(&member->device->charged_bytes));
-        atomic_store(&member->device->group, &member->group);
-        if (start_thread(member))
-                all.threads++;
+        atomic_store(&device->group, &member->group);
+}
+
+bool gr_neighbour_joined(const struct gr_device *device)
+{
+        return atomic_load(&members[device->ordinal].region) != NULL;
 }
 
 /* On the heap: NVML is also asked by threads with little stack. */
@@ -425,7 +523,7 @@ uint64_t gr_neighbour_sum(const char *uuid)
                 uuid += 2;
                 known++;
         }
-        if (!look || known < sizeof(bytes)) {
+        if (!look || known < sizeof(bytes) || !gr_options.neighbour) {
                 free(look);
                 return 0;
         }
@@ -452,7 +550,7 @@ void gr_neighbour_join(CUdevice dev)
         if (!atomic_load(&member->tried)) {
                 uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
 
-                join_locked(member, dev);
+                join_locked(member);
                 atomic_store(&member->tried, true);
                 gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
                        (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
@@ -482,13 +580,9 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 
 void gr_neighbour_leave(void)
 {
-        struct timespec until;
+        struct timespec until = after(STOP_NS);
         unsigned self = serving != NULL;
 
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += STOP_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_region *region = atomic_load(&members[i].region);
 
@@ -497,6 +591,7 @@ void gr_neighbour_leave(void)
                         gr_region_wake_self(region);
         }
         pthread_mutex_lock(&all.lock);
+        pthread_cond_broadcast(&all.changed);
         while (all.threads > self)
                 if (pthread_cond_timedwait(&all.changed, &all.lock, &until) == ETIMEDOUT)
                         break;

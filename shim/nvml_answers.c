@@ -182,7 +182,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
                 device = gr_device_get(ordinal);
         hard = device ? atomic_load(&device->hard_bytes)
                       : gr_size_resolve(&gr_options.hard_limit, ordinal, total, NULL);
-        if (!device || !atomic_load(&device->group))
+        if (!device || !gr_neighbour_joined(device))
                 group = gr_size_resolve(&gr_options.group_limit, ordinal, total, NULL);
         if (hard == GR_SIZE_NONE && group == GR_SIZE_NONE && (!device || !gr_budget_limited(device)))
                 return;

@@ -115,8 +115,17 @@ unsigned gr_process_threads(void);
 
 /* neighbour.c */
 
+/* Before anything is charged to the device, once: from now on charges count for the group. total_bytes is known. */
+void gr_neighbour_begin(struct gr_device *device);
+
 /* The device is about to be used: joins the other processes on it, once. Without them the process works alone. */
 void gr_neighbour_join(CUdevice dev);
+
+/* Whether it has joined them. */
+bool gr_neighbour_joined(const struct gr_device *device);
+
+/* Now and then, where memory is taken from the driver: makes the threads that could not be made before. */
+void gr_neighbour_retry(void);
 
 /* Leaves them; waits briefly for our threads. At the end of the process. */
 void gr_neighbour_leave(void);
@@ -263,6 +272,10 @@ void gr_runtime_watched(const char *by);
 
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
+
+/* The same for whoever is about to have something there that counts: the process is in use and has joined the others.
+ */
+struct gr_device *gr_device_use(CUdevice device);
 
 /* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
 #define GR_UUID_TEXT_BYTES 37

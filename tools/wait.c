@@ -35,8 +35,7 @@ static bool room(const char *device, uint64_t *ret_bytes)
                 if (!known && total)
                         free_bytes = total - cards[i].used_bytes;
                 for (size_t j = 0; j < cards[i].count; j++)
-                        if (!(cards[i].members[j].flags & GR_SLOT_KEEPS_OUT))
-                                cached += cards[i].members[j].figures[GR_FIGURE_cached];
+                        cached += cards[i].members[j].figures[GR_FIGURE_cached];
         }
         cards_close(cards, count);
         *ret_bytes = free_bytes + cached;

@@ -9,12 +9,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,9 +67,27 @@ static void pause_ms(unsigned ms)
         usleep(ms * 1000);
 }
 
-/* In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'x' ends. Without orders, random ones from seed. */
+/*
+ * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'x' ends; further ones with obey. Without orders, random
+ * ones from seed.
+ */
 static CUdeviceptr blocks[BLOCKS_MOST];
 static int block_count;
+static bool no_threads; /* the library can make none, as at the limit of a container */
+
+/* Stands before the C library's for all libraries of the process, of which the simulated device needs its threads. */
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                                                          void *(*run)(void *), void *arg)
+{
+        static __typeof__(pthread_create) *real;
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+        if (no_threads && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgpureclaim"))
+                return EAGAIN;
+        return real(thread, attributes, run, arg);
+}
 
 static void worker_open(void)
 {
@@ -138,17 +159,54 @@ static int worker_fork(void)
         return status;
 }
 
+/* Mapped memory, which needs no context; it is kept. */
+static int worker_create(size_t mib)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+        CUmemGenericAllocationHandle handle;
+        int result = (int)cuInit(0);
+
+        return result ? result : (int)cuMemCreate(&handle, mib * MIB, &prop, 0);
+}
+
+/* Whether any file can be opened from now on; the card's has been. */
+static int worker_files(bool any)
+{
+        struct rlimit limit;
+        int rc = (int)cuInit(0);
+
+        if (rc || getrlimit(RLIMIT_NOFILE, &limit))
+                return -1;
+        limit.rlim_cur = any ? limit.rlim_max : 0;
+        return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static void obey(int in, int out)
 {
         struct reply reply;
         unsigned order[2];
+        bool open = false;
 
-        worker_open();
         while (read(in, order, sizeof(order)) == sizeof(order)) {
                 double begin = now_ms();
                 size_t free_bytes, total_bytes;
 
+                if (!open && !strchr("mnpx", (int)order[0])) {
+                        worker_open();
+                        open = true;
+                }
                 switch (order[0]) {
+                case 'm':
+                        reply.result = worker_create(order[1]);
+                        break;
+                case 'n':
+                        reply.result = worker_files(order[1]);
+                        break;
+                case 'p':
+                        no_threads = !order[1];
+                        reply.result = 0;
+                        break;
                 case 'a':
                         reply.result = worker_alloc(order[1]);
                         break;
@@ -276,22 +334,45 @@ static void end(struct worker *worker, int with)
         close(worker->from);
 }
 
+static const char *region_path(void)
+{
+        static char path[80];
+
+        snprintf(path, sizeof(path), "%s/region", folder);
+        return path;
+}
+
+static bool has_segment(struct worker *worker)
+{
+        char path[32], line[512];
+        bool found = false;
+        FILE *maps;
+
+        snprintf(path, sizeof(path), "/proc/%d/maps", worker->pid);
+        maps = fopen(path, "re");
+        if (!maps)
+                fail("no maps", errno);
+        while (!found && fgets(line, sizeof(line), maps))
+                found = strstr(line, "/SYSV") != NULL;
+        fclose(maps);
+        return found;
+}
+
 /* The region of the one card; false where there is none. */
 static bool open_region(struct gr_region *region)
 {
-        char dir[80], group[GR_GROUP_NAME_BYTES], uuid[37];
+        char group[GR_GROUP_NAME_BYTES], uuid[37];
         struct gr_identity self;
         struct dirent *entry;
         bool found = false;
         DIR *list;
 
-        snprintf(dir, sizeof(dir), "%s/region", folder);
-        list = opendir(dir);
+        list = opendir(region_path());
         if (!list || gr_system_identity(&self))
                 return false;
         while (!found && (entry = readdir(list)))
                 found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
-                        gr_region_open(region, &gr_system_ops, &self, dir, entry->d_name, false) == 0;
+                        gr_region_open(region, &gr_system_ops, &self, region_path(), entry->d_name, false) == 0;
         closedir(list);
         return found;
 }
@@ -350,6 +431,8 @@ static void mode_help(bool given)
                 fail("the second's allocation", reply.result);
         printf("~ 700 MiB while another one has 600 MiB of 1024 cached: %s in %.1f ms\n",
                reply.result == 0 ? "served" : "refused", reply.ms);
+        if (has_segment(&rich) != given || has_segment(&poor) != given)
+                fail("shared memory", given);
         if (given) {
                 /* And the other way: what is live is nobody's to give, what is freed then is. */
                 reply = ask(&rich, 'a', 600);
@@ -363,6 +446,8 @@ static void mode_help(bool given)
         end(&poor, 0);
         if (given && !file_gone())
                 fail("the last one left the file behind", 0);
+        if (!given && access(region_path(), F_OK) == 0)
+                fail("switched off, it has a folder", 0);
 }
 
 /* A framework's idle cache is live memory to the library; its hooks give it to another process. */
@@ -803,6 +888,126 @@ static void mode_orders(void)
         end(&worker, 0);
 }
 
+/* Until so many are in the region, which is left open. */
+static void await_members(struct gr_region *region, unsigned count)
+{
+        double begin = now_ms();
+
+        for (;;) {
+                bool met = open_region(region);
+
+                if (met && members(region, true) == count)
+                        return;
+                if (met)
+                        gr_region_close(region);
+                if (now_ms() - begin > 2 * CALL_MS)
+                        fail("they do not meet", count);
+                pause_ms(10);
+        }
+}
+
+/* One that could not open the region for a moment joins later, with all that it has. */
+static void mode_late_files(void)
+{
+        static struct gr_region region;
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'n', 0).result != 0 || ask(&one, 'a', 200).result != 0 || ask(&one, 'a', 100).result != 0)
+                fail("without files it cannot work", 0);
+        if (ask(&one, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("alone it has more than all may have", 0);
+        if (ask(&one, 'g', 0).result != 512)
+                fail("the card's size as told", ask(&one, 'g', 0).result);
+        if (ask(&two, 'a', 150).result != 0)
+                fail("the second cannot work", 0);
+        await_members(&region, 1);
+        gr_region_close(&region);
+        ask(&one, 'n', 1);
+        await_members(&region, 2);
+        if (gr_region_sum(&region, false) != 450 * MIB)
+                fail("what is charged when it joins, in MiB", (long long)(gr_region_sum(&region, false) / MIB));
+        if (ask(&two, 'a', 100).result != CUDA_ERROR_OUT_OF_MEMORY || ask(&two, 'a', 62).result != 0)
+                fail("the limit of all, once they are", 0);
+        ask(&one, 'f', 0);
+        if (ask(&two, 'a', 250).result != 0)
+                fail("what one has cached is not given after that", 0);
+        if (gr_region_sum(&region, false) > 512 * MIB || card_used_bytes() > 512 * MIB)
+                fail("the limit was passed", 0);
+        ask(&two, 'f', 0);
+        end(&two, 0);
+        end(&one, 0);
+        if (gr_region_sum(&region, false) != 0 || !file_gone())
+                fail("something is left", 0);
+}
+
+/* One that could not make its thread for a moment serves the others later. */
+static void mode_late_thread(void)
+{
+        struct worker one = start(0), two = start(0);
+        struct reply reply;
+        double begin;
+
+        if (ask(&one, 'p', 0).result != 0 || ask(&one, 'a', 600).result != 0 || ask(&one, 'f', 0).result != 0)
+                fail("without threads it cannot work", 0);
+        ask(&two, 'a', 8);
+        ask(&one, 'p', 1);
+        begin = now_ms();
+        do {
+                pause_ms(50);
+                /* What takes memory from the driver, as programs do all the time. */
+                ask(&one, 'a', 1);
+                reply = ask(&two, 'a', 700);
+        } while (reply.result != 0 && now_ms() - begin < 2 * CALL_MS);
+        if (reply.result != 0)
+                fail("one serves nobody", reply.result);
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* What needs no context counts for the group as well, from the first byte. */
+static void mode_created(void)
+{
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'm', 300).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&two, 'm', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        if (ask(&two, 'm', 200).result != 0)
+                fail("what the limit leaves is refused", 0);
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* Another one is about to make the region, and is held up in the middle of it. */
+static void mode_held_up(void)
+{
+        static struct gr_region region;
+        struct worker one = start(0), two = start(0), three = start(0);
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+        int fd;
+
+        ask(&one, 'a', 1);
+        if (!open_region(&region))
+                fail("no region", 0);
+        snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+        gr_region_close(&region);
+        end(&one, 0);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || flock(fd, LOCK_EX))
+                fail("no lock", errno);
+        tell(&three, 'a', 300);
+        pause_ms(50);
+        close(fd);
+        if (hear(&three).result != 0)
+                fail("held up it cannot work", 0);
+        await_members(&region, 1);
+        if (ask(&two, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        end(&two, 0);
+        end(&three, 0);
+}
+
 /* Where no folder is named processes find each other all the same: the limit is one for both. */
 static void mode_default_dir(void)
 {
@@ -892,6 +1097,14 @@ int main(int argc, char **argv)
                 mode_command();
         else if (strcmp(argv[1], "orders") == 0)
                 mode_orders();
+        else if (strcmp(argv[1], "late-files") == 0)
+                mode_late_files();
+        else if (strcmp(argv[1], "late-thread") == 0)
+                mode_late_thread();
+        else if (strcmp(argv[1], "created") == 0)
+                mode_created();
+        else if (strcmp(argv[1], "held-up") == 0)
+                mode_held_up();
         else if (strcmp(argv[1], "default-dir") == 0)
                 mode_default_dir();
         else if (strcmp(argv[1], "alone") == 0)

@@ -100,7 +100,7 @@ def what_is_not_ours(scene):
     code, out, _ = scene.run("status", **nvml)
     scene.check("peak 150.000 MiB; the driver's own 40.000 MiB" in out, f"the driver's own: {out}")
     scene.check("4000001 (not of this group): 77.000 MiB" in out and "4000002 (not of this group): unknown" in out, out)
-    # 624 MiB are free and 100 more to be had; a process that keeps out gives nothing.
+    # 624 MiB are free and 100 more to be had; a process that is switched off is none.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
     scene.check(late[0] == 1 and "the time is up" in late[2], f"wait beyond it: {late}")
@@ -109,7 +109,8 @@ def what_is_not_ours(scene):
     keeper.ask("alloc", 0, 100)
     keeper.ask("free")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
-    scene.check(late[0] == 1, "one that gives nothing is not counted")
+    scene.check(late[0] == 1, "one that is switched off is not counted")
+    scene.check(status(scene) == [], f"one that is switched off is not seen: {status(scene)}")
     keeper.end()
     # One that looks itself says it to those who cannot.
     looker = scene.start(GPURECLAIM_LIMIT_INCLUDES="process", **{**nvml, "LD_LIBRARY_PATH": f"{scene.folder}/lib:{sim}"})

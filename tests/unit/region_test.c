@@ -83,7 +83,7 @@ static struct gr_region *join_as(uint32_t pid, const char *file)
         struct gr_region *region = calloc(1, sizeof(*region));
 
         GR_CHECK_EQ(open_as(region, pid, file), 0);
-        GR_CHECK_EQ(gr_region_join(region, "test", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(region, "test", 1), 0);
         peers[pid] = GR_PEER_ALIVE;
         return region;
 }
@@ -145,7 +145,6 @@ static void test_layout(void)
         AT(gr_slot, pid_namespace, 72);
         AT(gr_slot, pid, 80);
         AT(gr_slot, share, 84);
-        AT(gr_slot, flags, 88);
         AT(gr_slot, name, 96);
         AT(gr_slot, figures, 128);
 #undef AT
@@ -297,9 +296,9 @@ static void test_file_changes(void)
                         gr_region_close(one);
                         gr_region_close(two);
                         GR_CHECK_EQ(open_as(one, 1, "cut"), 0);
-                        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), 0);
+                        GR_CHECK_EQ(gr_region_join(one, "test", 1), 0);
                         GR_CHECK_EQ(open_as(two, 2, "cut"), 0);
-                        GR_CHECK_EQ(gr_region_join(two, "test", 1, 0), 0);
+                        GR_CHECK_EQ(gr_region_join(two, "test", 1), 0);
                         GR_CHECK_EQ(used_slots(one), 2);
                 } else {
                         struct gr_region three;
@@ -398,7 +397,7 @@ static void test_garbage_inside(void)
         GR_CHECK_EQ(used_slots(one), 0);
         GR_CHECK(!gr_region_member(one));
         GR_CHECK_EQ(gr_region_reserve(one, 1, UINT64_MAX), -ENOTCONN);
-        GR_CHECK_EQ(gr_region_join(one, "again", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(one, "again", 1), 0);
         drop(one);
 }
 
@@ -425,14 +424,14 @@ static void test_slots(void)
         two = join_as(2, "slots");
         three = calloc(1, sizeof(*three));
         GR_CHECK_EQ(gr_region_open(three, &ops, &(struct gr_identity){2, 77, 4026531836}, dir, "slots", true), 0);
-        GR_CHECK_EQ(gr_region_join(three, "reused", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(three, "reused", 1), 0);
         GR_CHECK_EQ(gr_region_sweep(one), 1);
         GR_CHECK(gr_region_member(two) && !gr_region_member(three));
         gr_region_close(three);
 
         /* Of another pid namespace: only its heartbeat tells. */
         GR_CHECK_EQ(gr_region_open(three, &ops, &(struct gr_identity){9, 1, 4026531999}, dir, "slots", true), 0);
-        GR_CHECK_EQ(gr_region_join(three, "container", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(three, "container", 1), 0);
         now_ns += UINT64_C(9000000000);
         GR_CHECK_EQ(gr_region_sweep(one), 0);
         gr_region_publish(three, NULL, false);
@@ -456,10 +455,10 @@ static void test_slots(void)
         GR_CHECK_EQ(access(path, F_OK), 0);
         unlink(path);
         GR_CHECK(!gr_region_member(one));
-        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), -ESTALE);
+        GR_CHECK_EQ(gr_region_join(one, "test", 1), -ESTALE);
         gr_region_close(one);
         GR_CHECK_EQ(open_as(one, 1, "slots"), 0);
-        GR_CHECK_EQ(gr_region_join(one, "test", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(one, "test", 1), 0);
         drop(one);
         GR_CHECK(access(path, F_OK) != 0);
 }
@@ -475,9 +474,9 @@ static void test_full(void)
                         one->map->slots[i].heartbeat_ns = now_ns;
                 }
         GR_CHECK_EQ(open_as(two, 2, "full"), 0);
-        GR_CHECK_EQ(gr_region_join(two, "late", 1, 0), -ENOSPC);
+        GR_CHECK_EQ(gr_region_join(two, "late", 1), -ENOSPC);
         now_ns += UINT64_C(11000000000);
-        GR_CHECK_EQ(gr_region_join(two, "late", 1, 0), 0);
+        GR_CHECK_EQ(gr_region_join(two, "late", 1), 0);
         drop(two);
         drop(one);
 }
@@ -767,7 +766,7 @@ static void test_ask(void)
         publish_cached(three, GIB, 0);
         GR_CHECK(gr_region_ask(one, GIB, 100000000, false) > 0);
 
-        /* Stopped ones are not asked; those who keep out neither. */
+        /* Stopped ones are not asked. */
         now_ns++;
         publish_cached(two, 0, 0);
         publish_cached(three, 9 * GIB, 0);
@@ -776,9 +775,6 @@ static void test_ask(void)
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         peers[2] = peers[3] = GR_PEER_ALIVE;
-        three->map->slots[three->slot].flags = two->map->slots[two->slot].flags = GR_SLOT_KEEPS_OUT;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
-        GR_CHECK_EQ(now_ns - begin, 0);
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
 
         /* One that died keeps nobody. */
