@@ -30,7 +30,9 @@ must "the table's order" [ "$(sed -n 's/ *|.*//p' "$folder/table" | sed -n '2p;$
 must "rows and verdicts agree" [ "$(grep -c '| pass$' "$folder/table")" = "$(sed -n 's/ passed, 0 failed, 0 skipped$//p' "$folder/table")" ]
 run --only devices
 must "both devices where both are needed" grep -q '^safety, two devices .*| pass$' "$folder/table"
-run --only "no such group"
+run --only "devices,no such group"
 must "a group that is not there" [ $? -eq 2 ]
+run --only devices,facts
+must "two groups" [ "$(sed -n 's/^== \([a-z]*\):.*/\1/p' "$folder/progress" | sort | paste -sd ' ')" = "devices facts" ]
 [ $failed -eq 0 ] || cat "$folder/table" "$folder/progress"
 exit $failed
