@@ -106,6 +106,24 @@ static void test_count(void)
         OK(alloc_in_thread());
         EXPECT(before + 2, grSimCallCount("cuMemAlloc_v2"));
 }
+static CUresult begin_local(void)
+{
+        return cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+}
+/* A thread may get the pthread_t of one that ended, and no more than that. */
+static void test_owner_ended(void)
+{
+        CUresult rc;
+        CUgraph g;
+        pthread_t thread;
+
+        thread_act = begin_local;
+        pthread_create(&thread, NULL, in_thread, &rc);
+        pthread_join(thread, NULL);
+        OK(rc);
+        OK(alloc_in_thread());
+        EXPECT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, cuStreamEndCapture(s, &g));
+}
 static CUresult record_in_thread(void)
 {
         CUresult rc;
@@ -235,6 +253,7 @@ int main(void)
         OK(cuEventCreate(&f, CU_EVENT_DISABLE_TIMING));
         test_count();
         test_forbidden();
+        test_owner_ended();
         test_graph();
         test_errors();
         EXPECT(0, misuses());

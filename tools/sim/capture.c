@@ -8,7 +8,7 @@ struct sim_capture {
         unsigned long long id;
         CUcontext ctx;
         CUstreamCaptureMode mode;
-        pthread_t owner;
+        unsigned long owner; /* from this_thread() */
         CUstream origin;
         CUgraph graph;
         bool given_graph; /* cuStreamBeginCaptureToGraph: the graph is the program's */
@@ -21,6 +21,17 @@ static struct sim_capture *captures;
 static unsigned long long next_capture_id = 1;
 
 static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+/* A new thread may get the pthread_t of one that has ended; this number no other has, nor had. The lock is held. */
+static unsigned long this_thread(void)
+{
+        static unsigned long threads;
+        static _Thread_local unsigned long number;
+
+        if (number == 0)
+                number = ++threads;
+        return number;
+}
 
 void sim_frontier_clear(struct sim_frontier *frontier)
 {
@@ -87,7 +98,7 @@ CUresult sim_capture_unsafe(void)
         CUresult rc = CUDA_SUCCESS;
 
         for (struct sim_capture *c = captures; c; c = c->next) {
-                bool own = pthread_equal(c->owner, pthread_self()) && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+                bool own = c->owner == this_thread() && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
                 bool global = c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
 
                 if ((own && thread_mode != CU_STREAM_CAPTURE_MODE_RELAXED) ||
@@ -293,7 +304,7 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, CUgraph graph, 
                         *c = (struct sim_capture){.id = next_capture_id++,
                                                   .ctx = s->ctx,
                                                   .mode = mode,
-                                                  .owner = pthread_self(),
+                                                  .owner = this_thread(),
                                                   .origin = s,
                                                   .graph = graph ? graph : sim_graph_new(),
                                                   .given_graph = graph != NULL,
@@ -374,7 +385,7 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                 goto out;
         }
         /* It ends all the same (measured, driver 580). */
-        if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(c->owner, pthread_self()))
+        if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->owner != this_thread())
                 rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         else if (c->invalid)
                 rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
