@@ -56,6 +56,8 @@ def near(native, shim, settings):
     a, b = numbers(native), numbers(shim)
     if len(a) != 7 or len(b) != 7 or a[0] != b[0] or a[2:6] != b[2:6]:
         return False
+    if a[0] != 0:
+        return a[1] == b[1]  # only what pools keep differs
     _, free, total, live, small, asked, _pools = a
     less = 4 * 2048 + live + small // 4 + b[6]
     if "POOL=split" in settings or "POOL=auto" in settings:

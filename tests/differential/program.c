@@ -1168,6 +1168,7 @@ static struct worker {
 } workers[THREADS];
 
 static _Atomic int n_threads;
+static pthread_barrier_t begun; /* or a context may have ended before a thread has made it current */
 
 static void *work(void *argument)
 {
@@ -1182,6 +1183,8 @@ static void *work(void *argument)
                 w->succeeds = false;
                 say(&ops[w->next], "done");
                 finish(&ops[w->next++]);
+        } else {
+                pthread_barrier_wait(&begun);
         }
         for (; w->next < n_ops; w->next++) {
                 struct op *op = &ops[w->next];
@@ -1348,6 +1351,7 @@ int main(int argc, char **argv)
         open_doors();
         read_program(path);
         new_context(0, gt.ctx, 0);
+        pthread_barrier_init(&begun, NULL, THREADS);
         for (int t = 0; t < THREADS; t++) {
                 workers[t].number = t;
                 pthread_mutex_lock(&lock);
