@@ -91,6 +91,9 @@ struct gr_driver {
         /* Trims the driver's own caches of the device: memory pools and graph memory. */
         int (*trim_pools)(void *context, int device);
 
+        /* The same for pools of host memory. NULL: there are none. */
+        void (*trim_host_pools)(void);
+
         /* Host memory that the device reaches at *ret_ptr; context is current. NULL: not to be had. */
         int (*host_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
         int (*host_free)(void *context, uint64_t ptr); /* of host memory allocated in context; may wait for the GPU */

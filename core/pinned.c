@@ -435,7 +435,11 @@ static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg)
 
 int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, int rc)
 {
-        if (atomic_load(&core->host.threshold_bytes) == 0)
+        if (core->driver->trim_host_pools) {
+                core->driver->trim_host_pools();
+                rc = attempt(arg);
+        }
+        if (!out_of_memory(rc) || atomic_load(&core->host.threshold_bytes) == 0)
                 return rc;
         rc = retry(core, bytes, attempt, arg, false);
         /* Where no fence can be had, as during a capture, the host waits all the same. */

@@ -16,6 +16,7 @@ struct pool {
         struct gr_device *device;
         enum gr_family family;
         uint64_t charged_bytes, idle_bytes;
+        uint64_t lost_bytes; /* freed, and used to the driver for ever */
 };
 
 /* What destroyed pools left behind: memory that the program still has. */
@@ -39,6 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools;
 static struct orphans orphans[GR_DEVICES_MAX];
 static uint64_t graph_charged_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
+static bool frees_lost; /* this driver counts what cuMemFree took from a pool as used for ever */
 
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
 static _Atomic unsigned orphan_devices; /* that have any */
@@ -76,6 +78,16 @@ static bool settle_charge(struct gr_device *device, enum gr_family family, uint6
         return within;
 }
 
+/* What the driver says that the program has of the pool; otherwise where it does not tell. */
+static uint64_t used(const struct pool *pool, uint64_t otherwise)
+{
+        cuuint64_t bytes;
+
+        return gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS
+                       ? bytes
+                       : otherwise;
+}
+
 /* Lock held. As settle_charge for one pool, and what of it nobody uses. */
 static bool settle(struct pool *pool, uint64_t reserved_bytes)
 {
@@ -85,13 +97,11 @@ static bool settle(struct pool *pool, uint64_t reserved_bytes)
         if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now_bytes) !=
             CUDA_SUCCESS)
                 now_bytes = pool->charged_bytes + reserved_bytes;
-        if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used_bytes) !=
-                    CUDA_SUCCESS ||
-            used_bytes > now_bytes)
-                used_bytes = now_bytes;
+        used_bytes = used(pool, now_bytes);
+        pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
+        used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
         within = settle_charge(pool->device, pool->family, &pool->charged_bytes, reserved_bytes, now_bytes);
-        if (pool->family != GR_FAMILY_HOST)
-                set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
+        set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
         return within;
 }
 
@@ -286,20 +296,23 @@ static int attempt(void *arg)
         return rc;
 }
 
-/* Bytes and the place for the answer have been looked at. device: whose ladder; NULL: none. */
+/* Bytes and the place for the answer have been looked at. device: whose ladder, or the host; NULL: none. */
 static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
+        bool host = device == &gr_core.host;
         struct gr_context *context = NULL;
         int saved_errno = errno, rc;
 
         gr_neighbour_retry();
         rc = attempt(request);
-        if ((rc == -ENOMEM || rc == -EDQUOT) && device)
+        if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
                 context = gr_climber(&gr_core, device, gr_current_context());
+        if (rc == -EDQUOT && !context)
+                gr_count(&gr_core, GR_STAT_limit_hits, 1);
         if (context)
                 rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
-        else if (rc == -EDQUOT)
-                gr_count(&gr_core, GR_STAT_limit_hits, 1);
+        else if ((rc == -ENOMEM || rc == -EDQUOT) && host)
+                rc = gr_pinned_retry(&gr_core, request->bytes, attempt, request, rc);
         if (rc == 0)
                 *dptr = request->ptr;
         errno = saved_errno;
@@ -361,7 +374,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         pthread_mutex_lock(&lock);
         found = known(pool);
         request.limited = found && gr_budget_limited(found->device);
-        device = found && found->family != GR_FAMILY_HOST ? found->device : NULL;
+        device = found ? found->device : NULL;
         managed = found && found->family == GR_FAMILY_MANAGED;
         pthread_mutex_unlock(&lock);
         if (managed)
@@ -464,7 +477,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                 settle(pool, 0);
         result = GR_REAL(cuMemPoolDestroy, handle);
         if (pool && result == CUDA_SUCCESS) {
-                uint64_t used = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used);
+                uint64_t used_bytes = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used_bytes);
 
                 if (pool->family == GR_FAMILY_HOST)
                         left = 0;
@@ -482,7 +495,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                         if (orphan->used_bytes == 0)
                                 atomic_fetch_add(&orphan_devices, 1);
                         orphan->charged_bytes += left;
-                        orphan->used_bytes += used;
+                        orphan->used_bytes += used_bytes;
                 }
                 HASH_DEL(pools, pool);
                 free(pool);
@@ -491,16 +504,29 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         return result;
 }
 
-uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device)
+/* What the driver says of memory of a pool, where that is there or has been destroyed; false: it is none. */
+static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
 {
         CUmemoryPool handle = NULL;
         size_t bytes = 0;
 
-        if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
-            gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
+        if (gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
             !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
             gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
             *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
+                return false;
+        *ret_pool = handle;
+        *ret_bytes = bytes;
+        return true;
+}
+
+uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device)
+{
+        CUmemoryPool handle;
+        uint64_t bytes;
+
+        if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
+            !is_pooled(ptr, &handle, ret_device, &bytes))
                 return 0;
         pthread_mutex_lock(&lock);
         if (known(handle))
@@ -529,6 +555,36 @@ void gr_async_orphan_freed(int device, uint64_t bytes)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
         pthread_mutex_unlock(&lock);
+}
+
+CUresult gr_async_free(CUdeviceptr ptr)
+{
+        uint64_t bytes = 0, before = 0;
+        CUmemoryPool handle = NULL;
+        struct pool *pool;
+        CUresult result;
+        int device = 0;
+
+        if (!atomic_load_explicit(&pools_seen, memory_order_relaxed) || !is_pooled(ptr, &handle, &device, &bytes))
+                return GR_REAL(cuMemFree_v2, ptr);
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        if (pool)
+                before = used(pool, 0);
+        pthread_mutex_unlock(&lock);
+        result = GR_REAL(cuMemFree_v2, ptr);
+        if (result != CUDA_SUCCESS)
+                return result;
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        /* Where another thread frees meanwhile it is not to be seen, so once is enough. */
+        frees_lost |= pool && before >= bytes && used(pool, 0) == before;
+        if (pool && frees_lost)
+                pool->lost_bytes += bytes;
+        pthread_mutex_unlock(&lock);
+        if (!pool)
+                gr_async_orphan_freed(device, bytes);
+        return result;
 }
 
 /* So that ours is in place before the program's, which stays. */
@@ -604,11 +660,9 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes)
         pthread_mutex_unlock(&lock);
 }
 
-static void refresh(struct gr_device *device, bool trim)
+/* Lock held. */
+static void settle_pools(struct gr_device *device, bool trim)
 {
-        CUstreamCaptureMode mode = gr_capture_relax();
-
-        pthread_mutex_lock(&lock);
         for (struct pool *pool = pools; pool; pool = pool->hh.next) {
                 if (pool->device != device)
                         continue;
@@ -616,6 +670,14 @@ static void refresh(struct gr_device *device, bool trim)
                         gr_real.cuMemPoolTrimTo(pool->handle, 0);
                 settle(pool, 0);
         }
+}
+
+static void refresh(struct gr_device *device, bool trim)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+
+        pthread_mutex_lock(&lock);
+        settle_pools(device, trim);
         if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
                 gr_graph_trimmed();
         settle_graphs(device, 0);
@@ -633,4 +695,17 @@ void gr_async_trim(struct gr_device *device)
 {
         remember_default(device);
         refresh(device, true);
+}
+
+void gr_async_trim_host(void)
+{
+        CUstreamCaptureMode mode;
+
+        if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
+                return;
+        mode = gr_capture_relax();
+        pthread_mutex_lock(&lock);
+        settle_pools(&gr_core.host, true);
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
 }

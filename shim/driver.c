@@ -535,6 +535,7 @@ void gr_driver_init(void)
                                 : NULL,
                 .refresh_pools = driver_refresh_pools,
                 .trim_pools = driver_trim_pools,
+                .trim_host_pools = gr_async_trim_host,
                 .host_alloc = driver_host_alloc,
                 .host_free = driver_host_free,
                 .host_trim = driver_host_trim,

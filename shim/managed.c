@@ -54,16 +54,13 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
 CUresult gr_free_foreign(CUdeviceptr ptr)
 {
         struct gr_foreign *entry = gr_foreign_take(&gr_core, GR_FAMILY_MANAGED, ptr);
-        int device = 0;
-        uint64_t orphan_bytes;
         CUresult result;
 
         if (!entry)
                 entry = gr_foreign_take(&gr_core, GR_FAMILY_IMPORTED, ptr);
-        orphan_bytes = entry ? 0 : gr_async_orphan(ptr, &device);
+        if (!entry)
+                return gr_async_free(ptr);
         result = GR_REAL(cuMemFree_v2, ptr);
         gr_foreign_settle(&gr_core, entry, result == CUDA_SUCCESS);
-        if (result == CUDA_SUCCESS)
-                gr_async_orphan_freed(device, orphan_bytes);
         return result;
 }

@@ -289,6 +289,15 @@ void gr_async_refresh(struct gr_device *device);
 /* The same after trimming them all: the default one and those that the program made. A context of device is current. */
 void gr_async_trim(struct gr_device *device);
 
+/* The same for pools of host memory. */
+void gr_async_trim_host(void);
+
+/*
+ * cuMemFree of what is neither the pool's nor managed memory. Where it is a stream-ordered pool's, the driver goes on
+ * counting it as used for ever (H200, driver 580): it is idle to us from then on.
+ */
+CUresult gr_async_free(CUdeviceptr ptr);
+
 /* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. Then: it was freed. */
 uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
 void gr_async_orphan_freed(int device, uint64_t bytes);

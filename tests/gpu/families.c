@@ -260,6 +260,7 @@ static const struct family families[] = {
         {"cuMemAllocAsync, freed in order", get_async, put_async, false, false},
         {"cuMemAllocAsync, freed by cuMemFree", get_async, put_device, false, false},
         {"cuMemAllocFromPoolAsync", get_from_pool, put_async, false, false},
+        {"cuMemAllocFromPoolAsync, freed by cuMemFree", get_from_pool, put_device, false, false},
         {"cuMemCreate", get_created, put_created, false, false},
         {"cuMemCreate, mapped and released", get_mapped, put_mapped, false, false},
         {"cuMemAllocManaged", get_managed, put_device, true, false},
@@ -710,6 +711,35 @@ static void crowd(void)
                  gt_mib(available()), gt_mib(before));
 }
 
+/* What a pool of host memory keeps makes room for larger pieces, and for all else that is page-locked; and the other
+ * way round. */
+static void kept_by_host_pool(void)
+{
+        size_t bytes = host_limit / 8 / GT_PAGE * GT_PAGE;
+        cuuint64_t keep_all = UINT64_MAX;
+        uint64_t p;
+
+        /* Where the driver refuses, the pool keeps nothing, and the rest holds all the more. */
+        cuMemPoolSetAttribute(newer_pools[2], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
+        for (int i = 0; i < 6; i++)
+                GT_MUST(get_host_pool(bytes, &held[i]));
+        for (int i = 0; i < 6; i++)
+                GT_MUST(put_async(bytes, held[i]));
+        GT_MUST(cuCtxSynchronize());
+        for (int i = 0; i < 2; i++) {
+                bool got = get_host_pool(6 * bytes, &p) == CUDA_SUCCESS;
+
+                gt_check(got, "host memory of a pool, after others", "%.1f MiB", gt_mib(6 * bytes));
+                if (got)
+                        GT_MUST(put_async(bytes, p));
+                GT_MUST(cuCtxSynchronize());
+                got = get_host(6 * bytes, &p) == CUDA_SUCCESS;
+                gt_check(got, "cuMemAllocHost, after a pool", "%.1f MiB", gt_mib(6 * bytes));
+                if (got)
+                        GT_MUST(put_host(bytes, p));
+        }
+}
+
 static bool find_newer_pools(void)
 {
         static const CUmemAllocationType managed = (CUmemAllocationType)2; /* of CUDA 13 */
@@ -758,6 +788,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < family_count; i++)
                 if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
+        if (host_limit && family_count == FAMILIES)
+                kept_by_host_pool();
         gt_sleep_us(BYPASS_US);
         for (int i = 0; i < family_count; i++)
                 for (int k = 0; k < family_count; k++)
