@@ -19,6 +19,7 @@
 #define HOLES_LOOKED      128                   /* for a request, a microsecond or two; addresses are no loss */
 #define TRIM_BATCH_BYTES  (UINT64_C(256) << 20)
 #define TRIM_BATCH        64
+#define REFUSED_NS        UINT64_C(100000000) /* for so long what was refused is not asked for again without more room */
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
@@ -372,6 +373,100 @@ bool gr_heap_may_grow(struct gr_context *context, size_t bytes)
         return context->split.heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
 }
 
+/* Returns the extents inside a busy range, which alone knows them now; fresh: only those that nothing has used since
+ * they were mapped. Returns their bytes. Lock not held. */
+static uint64_t unmap(struct gr_context *context, struct gr_range *range, bool fresh)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
+        unsigned count = 0;
+
+        while (at < end) {
+                struct gr_page *extent = gr_extent_at(heap, at);
+                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_max(gr_extent_bytes(extent), GR_PAGE_BYTES);
+
+                if (gr_page_is_mapped(extent) && begin >= at && begin + size <= end && /* else others use it, too */
+                    !(fresh && extent->freed_epoch)) {
+                        uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
+
+                        if (gr_extent_unmap(context->core, context->handle, heap, extent)) {
+                                gr_account_add(&context->device->pinned_bytes, -pinned);
+                                gr_budget_uncache(context->device, cached);
+                                gr_budget_release(context->device, begin, size);
+                                gone += size;
+                                count++;
+                        }
+                }
+                at = begin + size;
+        }
+        gr_count(context->core, GR_STAT_released_blocks, count);
+        gr_count(context->core, GR_STAT_released_bytes, gone);
+        return gone;
+}
+
+/* Whether the driver had too little for this a moment ago, by its own figure as well, and has not got more since. Lock
+ * not held. */
+static bool was_refused(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = driver->now_ns(), had_bytes, free_bytes, total;
+        bool refused;
+
+        gr_lock(&split->lock);
+        refused = split->refused_bytes > 0 && bytes >= split->refused_bytes && now_ns < split->refused_ns + REFUSED_NS;
+        had_bytes = split->refused_free_bytes;
+        gr_unlock(&split->lock);
+        return refused && driver->mem_info(context->handle, &free_bytes, &total) == 0 && free_bytes < bytes &&
+               free_bytes <= had_bytes;
+}
+
+/* Lock not held. */
+static void note_refused(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
+        bool known = driver->mem_info(context->handle, &free_bytes, &total) == 0;
+
+        gr_lock(&split->lock);
+        split->refused_bytes = known ? bytes : 0;
+        split->refused_free_bytes = free_bytes;
+        split->refused_ns = now_ns;
+        gr_unlock(&split->lock);
+}
+
+/*
+ * As back, for the holes of a busy range, lack_bytes in all. What came in vain goes back at once: were it cached the
+ * ladder would take it for memory that can be had, at each of its rungs. *ret_bytes, always written: how much more is
+ * mapped now, modulo 2^64. Lock not held.
+ */
+static int back_all(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t gone = 0;
+        int rc;
+
+        *ret_bytes = 0;
+        if (gr_budget_room(context->device) < lack_bytes)
+                return -EDQUOT;
+        if (was_refused(context, lack_bytes))
+                return -ENOMEM;
+        gr_returns_begin(context->device); /* or others would miss what is not to stay */
+        rc = back(context, range, GR_PAGE_BYTES, ret_bytes);
+        if (rc) {
+                gr_lock(&split->lock);
+                gr_moves_reap(context); /* what moved here goes only with its old addresses */
+                gr_unlock(&split->lock);
+                gone = unmap(context, range, true);
+                *ret_bytes -= gone;
+        }
+        gr_returns_end(context->device, gone);
+        if (rc == -ENOMEM)
+                note_refused(context, lack_bytes);
+        return rc;
+}
+
 /* As gr_heap_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
 static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_block **ret_block)
 {
@@ -380,7 +475,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         bool small = gr_is_small(bytes);
         struct place place;
         size_t place_bytes;
-        uint64_t come;
+        uint64_t lack_bytes, come;
         int rc = 0;
 
         gr_lock(&split->lock);
@@ -408,15 +503,17 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         gr_unlock(&split->lock);
 
         /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
-        if (!gr_bound_has_room(context, bytes, place.hole_bytes)) {
+        lack_bytes = place.hole_bytes;
+        if (!gr_bound_has_room(context, bytes, lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
-                uint64_t left_bytes = gr_moves_make(context, range, place.hole_bytes);
 
+                lack_bytes = gr_moves_make(context, range, lack_bytes);
                 gr_bound_spend(context, context->core->driver->now_ns() - begin_ns);
-                if (left_bytes > 0)
-                        gr_bound_make_room(context, bytes, left_bytes);
+                if (lack_bytes > 0)
+                        gr_bound_make_room(context, bytes, lack_bytes);
         }
-        rc = back(context, range, ahead ? AHEAD_BYTES : GR_PAGE_BYTES, &come);
+        /* What came ahead is part of what the request gets without. */
+        rc = ahead ? back(context, range, AHEAD_BYTES, &come) : back_all(context, range, lack_bytes, &come);
 
         gr_lock(&split->lock);
         split->busy--;
@@ -444,35 +541,6 @@ int gr_heap_grow(struct gr_context *context, size_t bytes, struct gr_block **ret
         return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
 }
 
-/* Returns the extents inside a busy range, which alone knows them now. Returns their bytes. Lock not held. */
-static uint64_t unmap(struct gr_context *context, struct gr_range *range)
-{
-        struct gr_segment *heap = range->segment;
-        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
-        unsigned count = 0;
-
-        while (at < end) {
-                struct gr_page *extent = gr_extent_at(heap, at);
-                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
-
-                if (begin >= at && begin + size <= end) { /* else others use it, too */
-                        uint64_t cached = size - extent->used_bytes, pinned = gr_extent_pinned(extent);
-
-                        if (gr_extent_unmap(context->core, context->handle, heap, extent)) {
-                                gr_account_add(&context->device->pinned_bytes, -pinned);
-                                gr_budget_uncache(context->device, cached);
-                                gr_budget_release(context->device, begin, size);
-                                gone += size;
-                                count++;
-                        }
-                }
-                at = begin + size;
-        }
-        gr_count(context->core, GR_STAT_released_blocks, count);
-        gr_count(context->core, GR_STAT_released_bytes, gone);
-        return gone;
-}
-
 /* Lock not held. */
 uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes)
 {
@@ -490,7 +558,7 @@ uint64_t gr_heap_trim(struct gr_context *context, uint64_t want_bytes, uint64_t 
                         break;
                 split->busy++;
                 gr_unlock(&split->lock);
-                last = unmap(context, range);
+                last = unmap(context, range, false);
                 gone += last;
                 gr_lock(&split->lock);
                 split->busy--;
@@ -600,7 +668,7 @@ static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_
         gr_unlock(&split->lock);
         if (!range)
                 return;
-        if (unmap(context, range) == 0)
+        if (unmap(context, range, false) == 0)
                 keep_stuck(context, gr_extent_at(heap, ptr));
         gr_lock(&split->lock);
         gr_pages_settle(split, range, GR_RANGE_STUCK);
@@ -643,7 +711,7 @@ void gr_heap_discard(struct gr_context *context, struct gr_range *range)
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
         if (make_quiet(context))
-                unmap(context, range);
+                unmap(context, range, false);
         gr_lock(&split->lock);
         gr_pages_settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);

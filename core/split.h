@@ -95,6 +95,8 @@ struct gr_split {
         uint64_t credit_at_ns;       /* when it was last added to; 0: never */
         uint64_t waited_ns;          /* for work that was about to end */
         uint64_t told_bytes;         /* the footprint that was last logged */
+        /* Of the heaps: how much the driver last had too little memory for, 0 for none; what it had; and when. */
+        uint64_t refused_bytes, refused_free_bytes, refused_ns;
 };
 
 /* What gr_split_find says of an address. */

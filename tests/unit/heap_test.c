@@ -176,6 +176,44 @@ static void test_heap_fails(void)
         }
 }
 
+/*
+ * A large request while what is cached waits for a capture: what the driver has for a part of it is mapped in vain
+ * once, not again at each rung, and is not given back as if it were cached. Nothing is where a limit says so before.
+ */
+static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
+{
+        enum { BLOCKS = 4 };
+        uint64_t block_bytes = (limited ? 256 : 512) * MIB, ours = BLOCKS * (block_bytes + 4 * MIB);
+        uint64_t all = limited ? 3200 * MIB : GPU_PAGES * GR_PAGE_BYTES, large_bytes = all - 1000 * MIB;
+        uint64_t blocks[BLOCKS], beside[BLOCKS], before, large, missing, in_vain;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        if (limited)
+                atomic_store(&gpu_device()->hard_bytes, all);
+        for (int i = 0; i < BLOCKS; i++) {
+                blocks[i] = gpu_take(block_bytes);
+                beside[i] = gpu_take(4 * MIB);
+        }
+        gpu_capture(true);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(blocks[i], block_bytes);
+        before = core.stats.counters[GR_STAT_released_bytes];
+        missing = large_bytes - (all - ours);
+        in_vain = limited ? 0 : all - ours;
+        large = gpu_take(large_bytes);
+        GR_CHECK(large != 0);
+        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before >= missing);
+        /* And what the bound asks back that growth keeps to. */
+        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before <= missing + in_vain + 600 * MIB);
+        gpu_capture(false);
+        gpu_give(large, large_bytes);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(beside[i], 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* What lives while auto may map memory ahead, at the front of the heap. */
 static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
 {
@@ -904,6 +942,12 @@ int main(void)
                 return 1;
         test_heap();
         test_heap_fails();
+        for (int auto_too = 0; auto_too < 2; auto_too++) {
+                enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
+
+                test_mapped_in_vain(pool, false);
+                test_mapped_in_vain(pool, true);
+        }
         test_fit();
         test_best();
         for (int pool = GR_POOL_SPLIT; pool <= GR_POOL_AUTO; pool++) {
