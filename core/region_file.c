@@ -265,7 +265,8 @@ static int attach(struct gr_region *region, const struct gr_region_ticket *ticke
                 return -EXDEV;
         /* Before it is attached: a number that came back may be anybody's. */
         if (shmctl((int)ticket->segment, IPC_STAT, &status) != 0 || status.shm_segsz != sizeof(*map) ||
-            status.shm_perm.uid != geteuid() || (status.shm_perm.mode & 0777) != 0600)
+            status.shm_perm.uid != geteuid() || status.shm_perm.cuid != geteuid() ||
+            (status.shm_perm.mode & 0777) != 0600)
                 return -ENOENT;
         map = shmat((int)ticket->segment, NULL, 0);
         if (map == (void *)-1)

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -335,13 +337,42 @@ static void test_file_limit(void)
 }
 
 /* Tickets that are none of ours, with a right check. */
+/* Another user's segment that says it is ours, like the region but for the cookie; -1 where the test may not. */
+static int foreign_segment(const struct gr_region_map *like, uint64_t cookie)
+{
+        int *id = mmap(NULL, sizeof(*id), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), found;
+        struct gr_region_map *map;
+        struct shmid_ds status;
+        pid_t child;
+
+        if (geteuid() != 0 || id == MAP_FAILED)
+                return -1;
+        *id = -1;
+        child = fork();
+        if (child == 0) {
+                if (setuid(65534) != 0)
+                        _exit(0);
+                *id = shmget(IPC_PRIVATE, sizeof(*map), IPC_CREAT | 0600);
+                map = shmat(*id, NULL, 0);
+                memcpy(map, like, offsetof(struct gr_region_map, owners));
+                map->cookie = cookie;
+                shmctl(*id, IPC_STAT, &status);
+                status.shm_perm.uid = 0;
+                _exit(shmctl(*id, IPC_SET, &status) != 0);
+        }
+        GR_CHECK(waitpid(child, &found, 0) == child && found == 0);
+        found = *id;
+        munmap(id, sizeof(*id));
+        return found;
+}
+
 static void test_hostile_tickets(void)
 {
         struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION, .cookie = 7};
         struct gr_region *one = join_as(1, "ticket");
         struct gr_region region;
         struct stat status;
-        int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small;
+        int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small, foreign;
 
         small = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
         GR_CHECK(id >= 0 && small >= 0 && stat("/proc/self/ns/ipc", &status) == 0);
@@ -364,6 +395,16 @@ static void test_hostile_tickets(void)
         GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
         GR_CHECK(region.segment != one->segment);
         gr_region_close(&region);
+        /* The right cookie, but made by somebody else, who may look into it. */
+        foreign = foreign_segment(one->map, ticket.cookie);
+        if (foreign >= 0) {
+                ticket.segment = (uint32_t)foreign;
+                write_ticket("anew", ticket);
+                GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
+                GR_CHECK(region.segment != foreign);
+                gr_region_close(&region);
+                shmctl(foreign, IPC_RMID, NULL);
+        }
         ticket.version = GR_REGION_VERSION + 1;
         write_ticket("anew", ticket);
         GR_CHECK_EQ(open_as(&region, 1, "anew"), -EPROTO);
