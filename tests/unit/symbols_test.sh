@@ -1,11 +1,13 @@
 #!/bin/sh
 # Holds the symbols that the library exports against the list of hooks, and its needs against "libc only"; and what each
 # call reads against a cache line.
-# Usage: symbols_test.sh LIBRARY HOOKS_DEF
+# Usage: symbols_test.sh LIBRARY HOOKS_DEF [CHECK...]    CHECK: what it calls where an array is overrun
 set -eu
 export LC_ALL=C
 library=$1
 hooks=$2
+shift 2
+checks=$*
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 failed=0
@@ -52,6 +54,11 @@ if grep -Ev '^(libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux.*)$' "$dir/ne
         echo "needed, but not of the C library (above)"
         failed=1
 fi
+# What overruns an array ends the program. Optional: some builds cannot have it.
+for check in $checks; do
+        nm -D --undefined-only "$library" | grep -q " $check\(@.*\)\?\$" || { echo "not built with what calls $check"; failed=1; }
+done
+
 # What each call reads is one cache line (GR_HOT): its size in hexadecimal, with two digits, and its alignment.
 hot=$(readelf -SW "$library" | sed -n 's/.* gr_hot  *[A-Z]*  *[0-9a-f]* [0-9a-f]* \([0-9a-f]*\) .* \([0-9]*\)$/\1 \2/p')
 case $hot in
