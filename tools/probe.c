@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -10,6 +11,9 @@
 
 /* Room for the names of all hooked symbols in one line. */
 #define NAMES_BYTES 8000
+
+#define NAME_BYTES     64
+#define VERSIONS_AHEAD 5 /* that a driver may be, of any function */
 
 /* What the probes call; looked up by name, so that this program itself needs no driver. */
 struct driver {
@@ -154,10 +158,59 @@ static bool lies_in(void *address, const void *base)
         return dladdr(address, &where) && where.dli_fbase == base;
 }
 
+/* A symbol's name: base, "_vN" but for the first version, and the form for a thread's own streams. */
+struct versioned {
+        char base[NAME_BYTES];
+        long version;
+        const char *form;
+};
+
+static struct versioned split_name(const char *symbol)
+{
+        struct versioned name = {.version = 1};
+        const char *end = symbol + strlen(symbol), *v = end;
+
+        name.form = end;
+        if (end - symbol > 5 && (strcmp(end - 5, "_ptsz") == 0 || strcmp(end - 5, "_ptds") == 0))
+                name.form = end = v = end - 5;
+        while (v > symbol && isdigit((unsigned char)v[-1]))
+                v--;
+        if (v < end && v - symbol > 2 && v[-1] == 'v' && v[-2] == '_') {
+                name.version = strtol(v, NULL, 10);
+                end = v - 2;
+        }
+        snprintf(name.base, sizeof(name.base), "%.*s", (int)(end - symbol), symbol);
+        return name;
+}
+
+static bool is_listed(const char *const *symbols, const char *name)
+{
+        for (; *symbols; symbols++)
+                if (strcmp(*symbols, name) == 0)
+                        return true;
+        return false;
+}
+
+/* What the driver has of the versions after the symbol's that the library does not know. */
+static void find_newer(void *handle, const char *const *symbols, const char *symbol, struct names *newer)
+{
+        const struct versioned name = split_name(symbol);
+        char later[2 * NAME_BYTES];
+
+        for (long version = name.version + 1; version <= name.version + VERSIONS_AHEAD; version++) {
+                snprintf(later, sizeof(later), "%s_v%ld%s", name.base, version, name.form);
+                if (is_listed(symbols, later))
+                        return; /* whose turn is to come */
+                if (dlsym(handle, later))
+                        names_add(newer, later);
+        }
+}
+
 /* Asks for each hooked symbol as a program does, and looks whose it gets. */
 static int say_hooks(const char *const *symbols, const void *library_base, bool name_symbols)
 {
-        static struct names taken, missed, absent;
+        static struct names taken, missed, absent, newer;
+        const char *const *all = symbols;
         void *handle = dlopen(DRIVER, RTLD_NOW | RTLD_LOCAL);
         void *found;
 
@@ -173,7 +226,11 @@ static int say_hooks(const char *const *symbols, const void *library_base, bool 
                         names_add(&taken, *symbols);
                 else
                         names_add(&missed, *symbols);
+                find_newer(handle, all, *symbols, &newer);
         }
+        if (newer.count > 0)
+                doctor_say("hooks", "note", "%zu newer than this library, neither served nor counted:%s", newer.count,
+                           newer.text);
         if (absent.count > 0)
                 doctor_say("hooks", "note", "%zu not in this driver:%s", absent.count, absent.text);
         if (missed.count > 0) {

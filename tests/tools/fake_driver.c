@@ -10,6 +10,12 @@ int cuDeviceGet(int *ret, int ordinal);
 int cuDeviceGetName(char *ret, int length, int device);
 int cuDeviceTotalMem_v2(size_t *ret, int device);
 
+/* Of versions newer and older than those that the library knows. */
+int cuInit_v3(void);
+int cuOld_ptsz(void);
+int cuOld_v4(void);
+int cuOld_v5_ptsz(void);
+
 static int behaves(const char *how)
 {
         const char *wanted = getenv("FAKE_DRIVER");
@@ -23,6 +29,26 @@ int cuInit(unsigned flags)
         if (behaves("crash"))
                 abort();
         return behaves("no-device") ? 100 : 0;
+}
+
+int cuInit_v3(void)
+{
+        return 0;
+}
+
+int cuOld_ptsz(void)
+{
+        return 0;
+}
+
+int cuOld_v4(void)
+{
+        return 0;
+}
+
+int cuOld_v5_ptsz(void)
+{
+        return 0;
 }
 
 int cuDriverGetVersion(int *ret)

@@ -12,7 +12,7 @@ const char *gpureclaim_version(void)
 
 const char *const *gpureclaim_hooked_symbols(void)
 {
-        static const char *const symbols[] = {"cuInit", "cuNotInThisDriver", NULL};
+        static const char *const symbols[] = {"cuInit", "cuNotInThisDriver", "cuOld_v2_ptsz", "cuOld_v3_ptsz", NULL};
 
         return symbols;
 }

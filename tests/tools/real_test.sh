@@ -14,6 +14,7 @@ out=$("$1" doctor --sim 2>&1) || fail "doctor --sim found that the shim would no
 for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" "hooks     ok" "The shim would work here."; do
         [[ $out == *"$line"* ]] || fail "doctor --sim: no \"$line\""
 done
+[[ $out != *newer* ]] || fail "doctor --sim: the simulated device has what the library does not know"
 printf '%s\n' "$out"
 out=$("$1" doctor --sim --symbols)
 [[ $out == *" cuMemAlloc_v2"* ]] || fail "doctor --symbols does not name cuMemAlloc_v2"
