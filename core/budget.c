@@ -65,7 +65,21 @@ static bool charge(struct gr_device *device, uint64_t bytes)
 
 static void note_charged(struct gr_device *device)
 {
-        raise_to(&device->peak_charged_bytes, atomic_load(&device->charged_bytes));
+        uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->charged_bytes);
+
+        asked = gr_max(asked, atomic_load(&device->asked_bytes)); /* both of those that end and that begin meanwhile */
+        raise_to(&device->peak_charged_bytes, charged > asked ? charged - asked : 0);
+}
+
+void gr_budget_ask(struct gr_device *device, uint64_t bytes)
+{
+        gr_account_add(&device->asked_bytes, bytes);
+}
+
+void gr_budget_answered(struct gr_device *device, uint64_t bytes)
+{
+        gr_account_add(&device->asked_bytes, -bytes);
+        note_charged(device);
 }
 
 /* Changes the charge without asking whether there is room. */
@@ -83,10 +97,12 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
         uint64_t bytes = gr_is_small(capacity_bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(capacity_bytes);
         bool room;
 
+        gr_budget_ask(device, bytes); /* first, so that nobody takes it for given meanwhile */
         if (charge(device, bytes)) {
                 *ret_reserved_bytes = bytes;
                 return 0;
         }
+        gr_budget_answered(device, bytes);
         if (!gr_is_small(capacity_bytes))
                 return -EDQUOT;
         gr_lock(&device->slabs_lock);
@@ -101,6 +117,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
 void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
 {
         adjust(device, -(int64_t)reserved_bytes);
+        gr_budget_answered(device, reserved_bytes);
 }
 
 int gr_budget_charge(struct gr_device *device, enum gr_family family, uint64_t bytes)
@@ -136,7 +153,8 @@ static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
         return slab;
 }
 
-int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+/* The charge is made what the block takes. */
+static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
 {
         struct gr_slab *slab;
         int rc = 0;
@@ -145,22 +163,21 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                 uint64_t bytes = gr_footprint_bytes(capacity_bytes);
 
                 if (bytes > reserved_bytes && !charge(device, bytes - reserved_bytes)) {
-                        gr_budget_cancel(device, reserved_bytes);
+                        adjust(device, -(int64_t)reserved_bytes);
                         return -EDQUOT;
                 }
                 if (bytes < reserved_bytes)
-                        gr_budget_cancel(device, reserved_bytes - bytes);
-                note_charged(device);
+                        adjust(device, -(int64_t)(reserved_bytes - bytes));
                 return 0;
         }
         if (reserved_bytes > GR_PAGE_BYTES) {
-                gr_budget_cancel(device, reserved_bytes - GR_PAGE_BYTES);
+                adjust(device, -(int64_t)(reserved_bytes - GR_PAGE_BYTES));
                 reserved_bytes = GR_PAGE_BYTES;
         }
         gr_lock(&device->slabs_lock);
         slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
         if (slab) {
-                gr_budget_cancel(device, reserved_bytes);
+                adjust(device, -(int64_t)reserved_bytes);
         } else if (!reserved_bytes) {
                 rc = -EDQUOT;
         } else {
@@ -177,7 +194,7 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                         device->slab_count++;
                         atomic_fetch_add(&device->slab_rest_bytes, GR_PAGE_BYTES);
                 } else {
-                        gr_budget_cancel(device, reserved_bytes);
+                        adjust(device, -(int64_t)reserved_bytes);
                         rc = -ENOMEM;
                 }
         }
@@ -186,7 +203,14 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
                 atomic_fetch_sub(&device->slab_rest_bytes, capacity_bytes);
         }
         gr_unlock(&device->slabs_lock);
-        note_charged(device);
+        return rc;
+}
+
+int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+{
+        int rc = commit(device, ptr, capacity_bytes, reserved_bytes);
+
+        gr_budget_answered(device, reserved_bytes);
         return rc;
 }
 

@@ -51,6 +51,7 @@ struct gr_device {
         _Atomic uint64_t threshold_bytes; /* cached memory above it goes back */
 
         _Atomic uint64_t charged_bytes; /* taken from the driver: live, cached, and slabs' unused rest */
+        _Atomic uint64_t asked_bytes;   /* of it, or soon: the driver has yet to say whether it gives them */
 
         struct gr_counter cached_bytes;                 /* footprint of the cached blocks; <= charged_bytes with ... */
         struct gr_cached *_Atomic cached_apart;         /* ... these, which only become more */
@@ -87,6 +88,18 @@ struct gr_device {
         _Atomic uint64_t slab_rest_bytes; /* of slabs, in no block; also read without the lock */
 };
 
+/*
+ * Adds bytes, modulo 2^64, to an account that only ever loses what was added to it before: checked builds assert that
+ * it does not pass below zero.
+ */
+static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
+{
+        uint64_t sum = atomic_fetch_add(account, bytes) + bytes;
+
+        assert(sum <= INT64_MAX);
+        (void)sum;
+}
+
 void gr_budget_init(struct gr_device *device, int ordinal);
 void gr_budget_destroy(struct gr_device *device);
 
@@ -121,6 +134,11 @@ static inline bool gr_returns_going_on(struct gr_device *device)
         return atomic_load(&device->returns_begun) != ended;
 }
 
+/* Around a charge and the driver's call that it is for: until it is answered no peak counts so much, as the driver may
+ * refuse it. Reserve begins with the first and commit and cancel end with the second. */
+void gr_budget_ask(struct gr_device *device, uint64_t bytes);
+void gr_budget_answered(struct gr_device *device, uint64_t bytes);
+
 /* The block is no longer the process's. Returns the bytes that the device got back. */
 uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes);
 
@@ -130,18 +148,6 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_family family, uint64_
 
 /* As charge, for what the driver has taken already: also beyond the limit. */
 void gr_budget_force(struct gr_device *device, enum gr_family family, uint64_t bytes);
-
-/*
- * Adds bytes, modulo 2^64, to an account that only ever loses what was added to it before: checked builds assert that
- * it does not pass below zero.
- */
-static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
-{
-        uint64_t sum = atomic_fetch_add(account, bytes) + bytes;
-
-        assert(sum <= INT64_MAX);
-        (void)sum;
-}
 
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t footprint_bytes)

@@ -35,13 +35,16 @@ void gr_foreign_destroy(struct gr_foreign_ledger *ledger)
 static int attempt(void *arg)
 {
         struct request *request = arg;
-        int rc = gr_budget_charge(request->device, request->family, request->bytes);
+        int rc;
 
-        if (rc)
-                return rc;
-        rc = request->allocate(request->arg);
-        if (rc)
-                gr_budget_uncharge(request->device, request->family, request->bytes);
+        gr_budget_ask(request->device, request->bytes);
+        rc = gr_budget_charge(request->device, request->family, request->bytes);
+        if (!rc) {
+                rc = request->allocate(request->arg);
+                if (rc)
+                        gr_budget_uncharge(request->device, request->family, request->bytes);
+        }
+        gr_budget_answered(request->device, request->bytes);
         return rc;
 }
 

@@ -255,7 +255,7 @@ static bool reserve(struct pool *pool, uint64_t bytes)
 }
 
 /* Lock held. */
-static int attempt_limited(struct request *request, struct pool *pool)
+static int call_limited(struct request *request, struct pool *pool)
 {
         uint64_t reserved = whole_pages(request->bytes);
         CUresult result;
@@ -279,6 +279,18 @@ static int attempt_limited(struct request *request, struct pool *pool)
         request->give_back(request->ptr, request->stream);
         settle(pool, 0);
         return -EDQUOT;
+}
+
+/* Lock held. */
+static int attempt_limited(struct request *request, struct pool *pool)
+{
+        uint64_t bytes = whole_pages(request->bytes);
+        int rc;
+
+        gr_budget_ask(pool->device, bytes);
+        rc = call_limited(request, pool);
+        gr_budget_answered(pool->device, bytes);
+        return rc;
 }
 
 static int attempt(void *arg)
@@ -646,9 +658,12 @@ int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool m
         settle_graphs(device, 0);
         idle = may_have_it ? graph_charged_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
+        gr_budget_ask(device, need_bytes);
         rc = gr_budget_charge(device, GR_FAMILY_GRAPH, need_bytes);
         pthread_mutex_unlock(&lock);
-        if (!rc)
+        if (rc)
+                gr_budget_answered(device, need_bytes);
+        else
                 *ret_reserved_bytes = need_bytes;
         return rc;
 }
@@ -658,6 +673,7 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes)
         pthread_mutex_lock(&lock);
         settle_graphs(device, reserved_bytes);
         pthread_mutex_unlock(&lock);
+        gr_budget_answered(device, reserved_bytes);
 }
 
 /* Lock held. */

@@ -344,6 +344,42 @@ static void test_group(void)
         gr_budget_destroy(&device);
 }
 
+/* A peak is what was held, and not what another thread asks the driver for meanwhile, who may refuse it. */
+static void test_peak(void)
+{
+        uint64_t refused, had;
+
+        gr_budget_init(&device, 0);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 30 * PAGE, &refused), 0);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &had), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, 64 * PAGE, 2 * PAGE, had), 0);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 2 * PAGE);
+        gr_budget_cancel(&device, refused);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 512, &refused), 0);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 512, &had), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, 32 * PAGE, 512, had), 0);
+        gr_budget_cancel(&device, refused);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 3 * PAGE);
+
+        gr_budget_ask(&device, 30 * PAGE);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MAPPED, 30 * PAGE), 0);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MANAGED, 4 * PAGE), 0);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 7 * PAGE);
+        gr_budget_uncharge(&device, GR_FAMILY_MAPPED, 30 * PAGE);
+        gr_budget_answered(&device, 30 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 7 * PAGE);
+        gr_budget_ask(&device, PAGE);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MAPPED, PAGE), 0);
+        gr_budget_answered(&device, PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 8 * PAGE);
+        gr_budget_uncharge(&device, GR_FAMILY_MAPPED, PAGE);
+        gr_budget_uncharge(&device, GR_FAMILY_MANAGED, 4 * PAGE);
+        gr_budget_release(&device, 32 * PAGE, 512);
+        gr_budget_release(&device, 64 * PAGE, 2 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.charged_bytes), 0);
+        gr_budget_destroy(&device);
+}
+
 int main(void)
 {
         test_group();
@@ -353,5 +389,6 @@ int main(void)
         test_slab_model();
         test_threads();
         test_share_and_excess();
+        test_peak();
         return GR_CHECK_RESULT();
 }

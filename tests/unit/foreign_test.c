@@ -124,6 +124,10 @@ static void test_ladder(void)
         elsewhere.calls = 0;
         GR_CHECK_EQ(charge(2 * MIB), -ENOMEM);
         GR_CHECK(elsewhere.calls > 3); /* again after each rung */
+        GR_CHECK_EQ(atomic_load(&device->peak_charged_bytes), 30 * MIB);
+        elsewhere.rc = gr_driver_error(1);
+        GR_CHECK_EQ(charge(31 * MIB), gr_driver_error(1));
+        GR_CHECK_EQ(atomic_load(&device->peak_charged_bytes), 30 * MIB); /* what the driver refused was never held */
         elsewhere.rc = gr_driver_error(1);
         elsewhere.calls = 0;
         GR_CHECK_EQ(charge(2 * MIB), gr_driver_error(1));
