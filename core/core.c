@@ -248,8 +248,10 @@ void gr_context_stays(struct gr_context *context)
 void gr_context_ending(struct gr_context *context)
 {
         see_off(context);
-        if (!is_alone(context)) /* its work may use their blocks, and nothing will fence that any more */
-                context->core->driver->context_sync(context->handle);
+        /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
+         */
+        if (!is_alone(context))
+                gr_fence_wait_work(context);
         forget_everywhere(context);
         gr_pinned_ending(context);
 }

@@ -591,6 +591,21 @@ int gr_fence_sync(struct gr_context *context)
         return rc == -EBUSY ? drain(context) : rc;
 }
 
+int gr_fence_wait_work(struct gr_context *context)
+{
+        const struct gr_driver *driver = context->core->driver;
+        int rc = -EBUSY;
+
+        if (gate_enter(&context->core->gate)) {
+                rc = driver->context_sync(context->handle);
+                gate_leave(&context->core->gate);
+        }
+        if (rc && driver->context_drain)
+                rc = driver->context_drain(context->handle);
+        /* A capture that breaks is a lesser evil than work that nobody waits for. */
+        return rc ? driver->context_sync(context->handle) : 0;
+}
+
 int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
 {
         struct gr_fence *fence = &context->fence;

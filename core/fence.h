@@ -257,8 +257,11 @@ uint64_t gr_fence_stuck_ns(struct gr_context *context);
  */
 int gr_fence_sync(struct gr_context *context);
 
+/* Waits for all work of the context itself, likewise. 0, or the driver's error. */
+int gr_fence_wait_work(struct gr_context *context);
+
 /*
- * The same, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
+ * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
  * contexts, has not passed by deadline_ns.
  */
 int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);

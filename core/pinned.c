@@ -511,9 +511,6 @@ void gr_pinned_ending(struct gr_context *context)
         struct gr_core *core = context->core;
 
         gr_lock(&core->pinned.unpin_lock);
-        /* Its work may use what other contexts allocated, also what they free before it is destroyed. */
-        if (atomic_load(&core->host.charged_bytes) > 0 && gr_fence_reach(&core->everyone) > 1)
-                core->driver->context_sync(context->handle);
         if (gr_budget_cached(&core->host) > 0)
                 unpin(core, context, UINT64_MAX, UINT64_MAX, true);
         gr_fence_forget(&core->everyone, context);

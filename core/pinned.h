@@ -83,7 +83,7 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns);
 /* The context can reach pinned memory from now on. */
 void gr_pinned_join(struct gr_context *context);
 
-/* The context is about to be destroyed: waits for its work, and gives back what is cached of its memory. */
+/* The context is about to be destroyed, and its work has been waited for: gives back what is cached of its memory. */
 void gr_pinned_ending(struct gr_context *context);
 
 /* It has been, and its memory with it: forgets both. */

@@ -281,23 +281,33 @@ static void old_context(void)
         free_lost(live, cached);
 }
 
-/* One that was attached to outlives its first detach, with its blocks, live and cached; and ends with the second. */
+/*
+ * One that was attached to outlives its first detach, with its blocks, live and cached, and a capture that is going on;
+ * and ends with the second.
+ */
 static void attached(void)
 {
         CUresult (*attach)(CUcontext *, unsigned int), (*detach)(CUcontext);
         CUdeviceptr live, cached, other;
-        CUcontext context, again;
+        CUcontext beside, context, again;
         size_t before, after;
+        CUstream stream;
+        CUgraph graph;
 
         if (!old_symbol("cuCtxAttach", &attach) || !old_symbol("cuCtxDetach", &detach)) {
                 printf("no cuCtxAttach\n");
                 return;
         }
+        beside = create();
         context = create();
         leave_two(&live, &cached);
         printf("attach: %d, the same: %d\n", (int)attach(&again, 0), again == context);
         before = used();
+        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         printf("detach: %d\n", (int)detach(context));
+        printf("end of the capture: %d\n", (int)cuStreamEndCapture(stream, &graph));
+        OK(cuGraphDestroy(graph));
         OK(cuMemAlloc(&other, BLOCK));
         OK(cuMemsetD32(live, 7, BLOCK / 4));
         OK(cuMemFree(other));
@@ -308,6 +318,7 @@ static void attached(void)
         leave_two(&live, &cached);
         printf("detach once more: %d\n", (int)detach(context));
         free_lost(live, cached);
+        OK(cuCtxDestroy(beside));
 }
 
 /* OpenGL's way to make a context; what is allocated in it is its own. */

@@ -349,6 +349,36 @@ static void test_two_end(void)
         finish();
 }
 
+/* Its work may use what others free and have handed out again: it is waited for, once, in a way that captures bear. */
+static void test_end_waits(bool capturing)
+{
+        struct gr_context *goes, *stays;
+
+        start();
+        goes = gr_context_add(&core, sg_context_new(0), 0);
+        stays = gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_FAMILY_HOST, MIB), 0);
+        sg_work(goes->handle, 0, 0, 5 * SG_MS);
+        sg_work(stays->handle, 0, 0, 50 * SG_MS);
+        if (capturing) {
+                sg_capture(1);
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+        }
+        gr_context_ending(goes);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), !capturing);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), capturing);
+        if (capturing) {
+                gr_gate_end(&core.gate);
+                sg_capture(-1);
+        }
+        sg_context_destroy(goes->handle);
+        gr_context_drop(goes);
+        gr_budget_uncharge(&core.host, GR_FAMILY_HOST, MIB);
+        finish();
+}
+
 static void *new_handle;
 
 static void *add_new(void *arg)
@@ -438,6 +468,8 @@ int main(void)
         test_end_beside_release();
         test_trim_ending();
         test_two_end();
+        test_end_waits(false);
+        test_end_waits(true);
         test_add_at_once();
         test_will_wait();
         test_add_and_find();
