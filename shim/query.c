@@ -8,6 +8,9 @@
 #include "log.h"
 #include "shim.h"
 
+#define INFO_TRIES    500 /* then a figure that may be too good, rather than to wait on */
+#define INFO_PAUSE_NS UINT64_C(50000)
+
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         CUdeviceptr base = ptr;
@@ -62,27 +65,44 @@ static bool settle(struct gr_context *context, void *arg)
         return true;
 }
 
-GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+/* The driver's figures become the program's share. */
+static void share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
 {
-        CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
-        struct gr_context *context;
         uint64_t share_free, share_total;
 
-        if (result != CUDA_SUCCESS || !gr_shim_ready() || !free_bytes || !total_bytes)
+        gr_async_refresh(context->device);
+        if (gr_own_counted())
+                gr_own_look(context->device, GR_OWN_AGE_NS);
+        if (atomic_load(&context->device->pinned_bytes) > 0)
+                gr_core_each_context(&gr_core, context->device->ordinal, settle, NULL);
+        gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
+                        &share_free, &share_total);
+        *free_bytes = share_free;
+        *total_bytes = share_total;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+        struct gr_context *context = NULL;
+        int saved_errno = errno;
+
+        if (gr_shim_ready() && free_bytes && total_bytes)
+                context = gr_current_context();
+        /* What is just going back counts as cached until it has gone, and would be told twice. */
+        for (unsigned tries = 0;; tries++) {
+                uint64_t ended = context ? gr_returns_ended(context->device) : 0;
+                CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
+
+                if (result != CUDA_SUCCESS || !context)
+                        return result;
+                share(context, free_bytes, total_bytes);
+                if (gr_returns_begun(context->device) != ended && tries < INFO_TRIES) {
+                        gr_driver.sleep_ns(INFO_PAUSE_NS);
+                        continue;
+                }
+                errno = saved_errno;
                 return result;
-        context = gr_current_context();
-        if (context) {
-                gr_async_refresh(context->device);
-                if (gr_own_counted())
-                        gr_own_look(context->device, GR_OWN_AGE_NS);
-                if (atomic_load(&context->device->pinned_bytes) > 0)
-                        gr_core_each_context(&gr_core, context->device->ordinal, settle, NULL);
-                gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes,
-                                *total_bytes, &share_free, &share_total);
-                *free_bytes = share_free;
-                *total_bytes = share_total;
         }
-        return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
