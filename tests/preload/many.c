@@ -979,6 +979,29 @@ static void mode_created(void)
         end(&two, 0);
 }
 
+/* Processes that begin at once, where there is no region yet or the last one's members were killed. */
+static void mode_at_once(unsigned limit_mib)
+{
+        struct worker workers[4];
+        unsigned served = 0;
+
+        for (int round = 0; round < 100; round++) {
+                for (int i = 0; i < 4; i++)
+                        workers[i] = start(0);
+                for (int i = 0; i < 4; i++)
+                        tell(&workers[i], round % 4 < 2 ? 'a' : 'm', limit_mib / 2 + 20);
+                for (int i = 0; i < 4; i++)
+                        served += hear(&workers[i]).result == 0;
+                if (card_used_bytes() > limit_mib * MIB)
+                        fail("the limit was passed", (long long)(card_used_bytes() / MIB));
+                for (int i = 0; i < 4; i++)
+                        end(&workers[i], round % 2 ? SIGKILL : 0);
+        }
+        printf("~ of 100 times that 4 processes began at once, %u served\n", served);
+        if (served > 100 || served < 50)
+                fail("too few or too many were served", served);
+}
+
 /* Another one is about to make the region, and is held up in the middle of it. */
 static void mode_held_up(void)
 {
@@ -1103,6 +1126,8 @@ int main(int argc, char **argv)
                 mode_late_thread();
         else if (strcmp(argv[1], "created") == 0)
                 mode_created();
+        else if (strcmp(argv[1], "at-once") == 0)
+                mode_at_once(512);
         else if (strcmp(argv[1], "held-up") == 0)
                 mode_held_up();
         else if (strcmp(argv[1], "default-dir") == 0)
