@@ -214,7 +214,8 @@ static void check_as_cuda(const char *when, bool shared)
 }
 
 /* Another process of the group, which has no CUDA: how much of the share bytes of ours leave. */
-static void check_beside(size_t bytes)
+/* It sees what this one has taken, unless it shares no memory with others. */
+static void check_beside(size_t bytes, const char *neighbour)
 {
         char limit_text[64], taken_text[64];
         int status = -1;
@@ -225,12 +226,13 @@ static void check_beside(size_t bytes)
         fflush(stdout);
         pid = fork();
         if (pid == 0) {
+                setenv("GPURECLAIM_NEIGHBOUR", neighbour, 1);
                 execl(beside, beside, "share", limit_text, taken_text, "--no-cuda", (char *)NULL);
                 _exit(127);
         }
         if (pid > 0)
                 waitpid(pid, &status, 0);
-        gt_check(status == 0, "a process beside", "status %d", status);
+        gt_check(status == 0, "a process beside", "neighbours %s: status %d", neighbour, status);
 }
 
 static void with_cuda(bool shared)
@@ -247,8 +249,10 @@ static void with_cuda(bool shared)
         GT_MUST(cuMemAlloc(&p, limit / 4));
         check_as_cuda("a quarter taken", shared);
         check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * GT_MIB);
-        if (beside)
-                check_beside(limit / 4);
+        if (beside) {
+                check_beside(limit / 4, "1");
+                check_beside(0, "0");
+        }
         GT_MUST(cuMemFree(p));
         check_as_cuda("freed", shared);
         GT_MUST(cuMemAllocAsync(&p, limit / 2, NULL));
