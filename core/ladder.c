@@ -506,7 +506,9 @@ static void report(struct climb *climb)
         static struct gr_ratelimit limit = GR_RATELIMIT_INIT(3, UINT64_C(10000000000));
         struct gr_core *core = climb->context->core;
         struct gr_device *device = climb->context->device;
+        const struct gr_group *group = atomic_load(&device->group);
         bool limited = climb->error == -EDQUOT;
+        bool of_group = limited && group && !gr_budget_own_limit(device, need_bytes(climb));
         /* A full card is the program's own affair; a limit is ours to explain. */
         enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
         char text[7][GR_SIZE_TEXT_BYTES];
@@ -519,8 +521,11 @@ static void report(struct climb *climb)
         gr_log(level,
                "device %d: no room for %s: %s %s, live %s, cached %s (waiting for a fence %s); card: %s free of %s",
                device->ordinal, gr_size_format(climb->bytes, text[0], sizeof(text[0])),
-               limited ? "hard limit" : "no limit reached, limit",
-               gr_size_format(atomic_load(&device->hard_bytes), text[1], sizeof(text[1])),
+               of_group  ? "group limit"
+               : limited ? "hard limit"
+                         : "no limit reached, limit",
+               gr_size_format(of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), text[1],
+                              sizeof(text[1])),
                gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
                gr_size_format(gr_budget_cached(device), text[3], sizeof(text[3])),
                gr_size_format(gr_fence_quarantine_bytes(&climb->context->fence), text[4], sizeof(text[4])),
