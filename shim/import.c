@@ -94,7 +94,7 @@ static void opened_ipc(CUdeviceptr ptr)
         size_t bytes = 0;
         int ordinal = 0;
 
-        if (!context || !gr_real.cuMemGetAddressRange_v2 || !gr_real.cuPointerGetAttribute ||
+        if (!context || !gr_real.cuMemGetAddressRange_v2 ||
             gr_real.cuMemGetAddressRange_v2(NULL, &bytes, ptr) != CUDA_SUCCESS)
                 return;
         /* A peer's memory counts where it lies. */
@@ -137,8 +137,7 @@ static unsigned long long buffer_at(CUdeviceptr ptr)
 {
         unsigned long long id = 0;
 
-        if (!gr_real.cuPointerGetAttribute ||
-            gr_real.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr) != CUDA_SUCCESS)
+        if (gr_real.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr) != CUDA_SUCCESS)
                 return 0;
         return id;
 }

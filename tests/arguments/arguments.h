@@ -7,6 +7,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef GR_LINKED
+#define GR_LINKED 0 /* 1: in a program made with the library's own objects */
+#endif
+
+#if GR_LINKED
+#include "shim.h"
+#define LINKED(function)        (void *)function, (void **)&gr_real.function
+#define LINKED_NEEDED(function) (void *)function, NULL
+#else
+#define LINKED(function)        NULL, NULL
+#define LINKED_NEEDED(function) NULL, NULL
+#endif
+
 enum { PARAMETERS_MAX = 8 };
 
 /* Kinds of parameters; each has its own values to be tried with. */
@@ -36,6 +49,8 @@ union value {
 struct function {
         const char *name;
         CUresult (*call)(void *function, const union value *values);
+        /* With the library's own objects: its hook, and where it has the driver's, if it can do without. */
+        void *hook, **real;
         unsigned parameters;
         enum kind kinds[PARAMETERS_MAX];
 };

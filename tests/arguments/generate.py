@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-hooks = re.findall(r"^GR_HOOK(?:_NEEDED)?\((\w+)\)$", open(sys.argv[1]).read(), re.M)
+hooks = {name: needed for needed, name in re.findall(r"^GR_HOOK(_NEEDED)?\((\w+)\)$", open(sys.argv[1]).read(), re.M)}
 header = subprocess.run(sys.argv[2:] + ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-include", "cuda.h", "-xc", "/dev/null"],
                         check=True, capture_output=True, text=True).stdout
 prototypes = dict(re.findall(r"CUresult\s+(cu\w+)\s*\(([^()]*)\)\s*;", header))
@@ -55,7 +55,7 @@ for name in hooks:
     if not kinds:
         print("        (void)v;")
     print(f"        return ((__typeof__(&{name}))function)({arguments});\n}}\n")
-    rows.append(f'        {{"{name}", call_{name}, {len(kinds)}, {{{", ".join("KIND_" + k for k in kinds) or "0"}}}}},')
+    rows.append(f'        {{"{name}", call_{name}, LINKED{hooks[name]}({name}), {len(kinds)}, {{{", ".join("KIND_" + k for k in kinds) or "0"}}}}},')
 print("const struct function functions[] = {")
 print("\n".join(rows))
 print("};\n\nconst unsigned function_count = sizeof functions / sizeof functions[0];")
