@@ -178,6 +178,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
         CUresult result;
+        int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
@@ -190,12 +191,14 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         result = GR_REAL(cuMemRelease, handle);
         if (!memory)
                 return result;
+        saved_errno = errno;
         pthread_mutex_lock(&lock);
         if (result == CUDA_SUCCESS)
                 drop_if_unused(memory);
         else if (++memory->refs == 1)
                 enter_table(memory);
         pthread_mutex_unlock(&lock);
+        errno = saved_errno;
         return result;
 }
 
@@ -205,11 +208,13 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         struct mapping *mapping, *stale;
         struct memory *memory;
         CUresult result;
+        int saved_errno;
 
         gr_shim_ready();
         result = gr_given(GR_REAL(cuMemMap, base, bytes, offset, handle, flags), &base);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        saved_errno = errno;
         pthread_mutex_lock(&lock);
         memory = find(handle);
         mapping = memory ? calloc(1, sizeof(*mapping)) : NULL;
@@ -231,6 +236,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         if (memory)
                 import_mapped(memory, bytes);
         pthread_mutex_unlock(&lock);
+        errno = saved_errno;
         return result;
 }
 
@@ -267,6 +273,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         struct mapping *taken, *next;
         CUresult result;
+        int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
@@ -274,6 +281,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
         taken = take_mappings(base, bytes);
         pthread_mutex_unlock(&lock);
         result = GR_REAL(cuMemUnmap, base, bytes);
+        saved_errno = errno;
         pthread_mutex_lock(&lock);
         for (; taken; taken = next) {
                 next = taken->hh.next;
@@ -286,6 +294,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
                 }
         }
         pthread_mutex_unlock(&lock);
+        errno = saved_errno;
         return result;
 }
 
@@ -294,6 +303,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
         struct memory *memory;
         CUresult result;
+        int saved_errno;
 
         /* Memory from cuMemAlloc has no handle, and ours is to look the same. */
         if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
@@ -301,6 +311,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         result = GR_REAL(cuMemRetainAllocationHandle, handle, address);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        saved_errno = errno;
         pthread_mutex_lock(&lock);
         memory = find(*handle);
         if (memory) {
@@ -317,6 +328,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
                 }
         }
         pthread_mutex_unlock(&lock);
+        errno = saved_errno;
         return result;
 }
 

@@ -1,6 +1,6 @@
 /*
  * Functions of the C library as the library sees them: a program's own come before all others. They count the calls
- * whose code is the library's, and let the one that is planned fail.
+ * whose code is the library's, leave an errno, and let the one that is planned fail.
  */
 #include "sweep.h"
 
@@ -66,6 +66,7 @@ static int due(enum sweep_function function, const void *caller)
 
         if (at < library_begin || at >= library_end || !sweep_report)
                 return 0;
+        errno = SWEEP_ERRNO;
         nth = atomic_fetch_add(&sweep_report->calls[function], 1) + 1;
         if (sweep_plan.nth != nth || sweep_plan.function != function)
                 return 0;

@@ -6,6 +6,7 @@
 #define GR_TEST_SWEEP_H
 
 #include <cuda.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,6 +59,7 @@ enum sweep_function {
                 SWEEP_CALLS
 };
 
+#define SWEEP_ERRNO  999  /* what functions of the C library leave when the library called them, faults or not */
 #define SWEEP_SHORT  1000 /* instead of an errno: half of it is read or written */
 #define SWEEP_ERRORS 8
 #define SWEEP_TEXT   160
@@ -100,11 +102,15 @@ bool sweep_has_library(void);
 #define SWEEP_STRING(...)  SWEEP_STRING_(__VA_ARGS__)
 #define SWEEP_STRING_(...) #__VA_ARGS__
 
-/* A call that has to succeed. One that fails is told, and tried again: a fault comes only once. */
+/* A call that has to succeed, and to keep errno. One that fails is told, and tried again: a fault comes only once. */
 #define TRY(call)                                                                                                      \
         do {                                                                                                           \
-                CUresult try_result = (call);                                                                          \
+                CUresult try_result;                                                                                   \
                                                                                                                        \
+                errno = 0;                                                                                             \
+                try_result = (call);                                                                                   \
+                if (errno == SWEEP_ERRNO)                                                                              \
+                        sweep_wrong("%s changed errno", SWEEP_STRING(call));                                           \
                 if (try_result != CUDA_SUCCESS) {                                                                      \
                         sweep_error(SWEEP_STRING(call), try_result, false);                                            \
                         try_result = (call);                                                                           \
