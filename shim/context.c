@@ -7,7 +7,8 @@
 
 #include "shim.h"
 
-#define ALIASES_MAX 256 /* contexts that share another's memory: green contexts that nobody was seen making */
+#define ENDED_LOOK_NS 10000
+#define ALIASES_MAX   256 /* contexts that share another's memory: green contexts that nobody was seen making */
 
 struct alias {
         CUcontext handle, owner;
@@ -235,22 +236,67 @@ GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
         return GR_REAL(cuCtxPopCurrent_v2, context);
 }
 
+/* The driver has destroyed a context, and with it all its memory, streams and events. */
+static void ended(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        atomic_fetch_add(&gr_context_generation, 1);
+        gr_captures_end(handle);
+        gr_driver_forget(handle);
+        gr_foreign_drop_owner(&gr_core, handle);
+        pthread_mutex_lock(&lock);
+        for (unsigned i = 0; i < alias_count;)
+                if (aliases[i].handle == handle || aliases[i].owner == handle)
+                        aliases[i] = aliases[--alias_count];
+                else
+                        i++;
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (primaries[i] == handle)
+                        primaries[i] = NULL;
+        pthread_mutex_unlock(&lock);
+        if (context)
+                gr_context_drop(context);
+}
+
 /*
- * A context that the program made. It is known from now on, allocations or not: copies of one context may touch the
+ * A new context under this handle: the one that had it before is no more. The thread that ended it is about to tell,
+ * and until then its blocks lie in the cache; where nobody does, it ended behind our back.
+ */
+static void is_new(CUcontext handle)
+{
+        struct gr_context *context;
+
+        while ((context = gr_context_find(&gr_core, handle)))
+                if (atomic_load(&context->ending))
+                        gr_driver.sleep_ns(ENDED_LOOK_NS);
+                else
+                        ended(handle);
+}
+
+/*
+ * A context that the program has. It is known from now on, allocations or not: copies of one context may touch the
  * memory of another on the same device, so the fences of each must cover all.
  */
-static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
+static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
 {
         int saved_errno = errno;
 
         gr_thread.sure = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
+                if (made)
+                        is_new(*context);
                 add(*context, dev);
                 if (gr_own_counted())
                         gr_own_look(&gr_core.devices[dev], 0);
                 errno = saved_errno;
         }
         return result;
+}
+
+static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
+{
+        return has(result, context, dev, true);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
@@ -301,7 +347,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 {
         CUresult result;
 
-        result = made(GR_REAL(cuDevicePrimaryCtxRetain, context, dev), context, dev);
+        result = has(GR_REAL(cuDevicePrimaryCtxRetain, context, dev), context, dev, false);
         if (result == CUDA_SUCCESS && dev >= 0 && dev < GR_DEVICES_MAX) {
                 pthread_mutex_lock(&lock);
                 primaries[dev] = *context;
@@ -309,29 +355,6 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
                 pthread_mutex_unlock(&lock);
         }
         return result;
-}
-
-/* The driver has destroyed a context, and with it all its memory, streams and events. */
-static void ended(CUcontext handle)
-{
-        struct gr_context *context = gr_context_find(&gr_core, handle);
-
-        atomic_fetch_add(&gr_context_generation, 1);
-        gr_captures_end(handle);
-        gr_driver_forget(handle);
-        gr_foreign_drop_owner(&gr_core, handle);
-        pthread_mutex_lock(&lock);
-        for (unsigned i = 0; i < alias_count;)
-                if (aliases[i].handle == handle || aliases[i].owner == handle)
-                        aliases[i] = aliases[--alias_count];
-                else
-                        i++;
-        for (int i = 0; i < GR_DEVICES_MAX; i++)
-                if (primaries[i] == handle)
-                        primaries[i] = NULL;
-        pthread_mutex_unlock(&lock);
-        if (context)
-                gr_context_drop(context);
 }
 
 /*
@@ -522,7 +545,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
                 primaries[dev] = primary;
         pthread_mutex_unlock(&lock);
         if (primary)
-                made(result, &primary, dev);
+                has(result, &primary, dev, false);
         errno = saved_errno;
         return result;
 }

@@ -11,6 +11,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@
 #define MOST_RETAINED 4
 #define ROUNDS        40
 #define MANY_CAPTURES 300
+#define COMINGS       100
 #define OK(call)                                                                                                       \
         do {                                                                                                           \
                 CUresult ok_result = (call);                                                                           \
@@ -227,6 +229,39 @@ static void under_a_thread(void)
         OK(cuCtxDestroy(visitor.context));
         pthread_barrier_wait(&visitor.step);
         pthread_join(thread, NULL);
+}
+
+/* Contexts that end while others begin, which may get their handles: none may see the other one's blocks. */
+static void *come_and_go(void *failed)
+{
+        for (int i = 0; i < COMINGS; i++) {
+                CUcontext context = create();
+                CUdeviceptr ptr[2];
+
+                for (int j = 0; j < 4; j++) {
+                        for (int k = 0; k < 2; k++)
+                                if (cuMemAlloc(&ptr[k], MIB) != CUDA_SUCCESS ||
+                                    cuMemsetD8(ptr[k], (unsigned char)j, 4) != CUDA_SUCCESS)
+                                        atomic_fetch_add((atomic_int *)failed, 1);
+                        for (int k = 0; k < 2; k++)
+                                if (cuMemFree(ptr[k]) != CUDA_SUCCESS)
+                                        atomic_fetch_add((atomic_int *)failed, 1);
+                }
+                OK(cuCtxDestroy(context));
+        }
+        return NULL;
+}
+
+static void all_at_once(void)
+{
+        pthread_t threads[4];
+        atomic_int failed = 0;
+
+        for (int i = 0; i < 4; i++)
+                OK(pthread_create(&threads[i], NULL, come_and_go, &failed));
+        for (int i = 0; i < 4; i++)
+                OK(pthread_join(threads[i], NULL));
+        printf("contexts of four threads: %d calls failed\n", atomic_load(&failed));
 }
 
 /* The function of this exported name, as a program built years ago has it; false where the driver has none. */
@@ -600,6 +635,7 @@ int main(int argc, char **argv)
                 many();
                 under_a_thread();
                 no_such_device();
+                all_at_once();
                 primary();
                 primary();
                 abandoned_captures();

@@ -419,7 +419,7 @@ static void mapped(void)
 
 static void pinned(void)
 {
-        static char own[64 << 10] __attribute__((aligned(4096)));
+        static _Thread_local char own[64 << 10] __attribute__((aligned(4096)));
         const size_t sizes[] = {SMALL, LARGE, 600 << 10};
         CUdeviceptr p, seen;
         void *blocks[3], *plain_block;
@@ -434,7 +434,7 @@ static void pinned(void)
                 TRY(cuMemAllocHost(&plain_block, LARGE));
                 memset(plain_block, 9 + round, LARGE);
                 TRY(cuMemcpyHtoDAsync(p, plain_block, LARGE, 0));
-                TRY(cuCtxSynchronize());
+                TRY(cuStreamSynchronize(0));
                 check(p, LARGE, 0x01010101u * (9u + (unsigned)round));
                 TRY(cuMemHostGetDevicePointer(&seen, blocks[0], 0));
                 TRY(cuMemHostRegister(own, sizeof(own), 0));

@@ -1,0 +1,152 @@
+/*
+ * Scenes of the sweep without a fault, many of them at once, each in a thread of its own, on a library made for
+ * ThreadSanitizer: whatever a hook forgets to guard it reports. The scenes and the driver are not looked at.
+ *
+ *   together [SECONDS]
+ */
+#include "sweep.h"
+
+#include "gpureclaim.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { THREADS = 6 };
+
+static struct sweep_report report;
+struct sweep_report *sweep_report = &report;
+struct sweep_plan sweep_plan;
+
+/* Those that leave the card and the primary context to others, and never wait for all streams: some capture. */
+static const char *const fit[] = {"plain",  "streams", "capture", "pools", "mapped",
+                                  "pinned", "managed", "graphs",  "hosts", "green"};
+enum { FIT = sizeof(fit) / sizeof(fit[0]) };
+
+static atomic_uint runs[FIT], failed;
+static double seconds = 8;
+static struct timespec begin;
+
+void sweep_error(const char *call, CUresult result, bool twice)
+{
+        printf("%s returned %d%s\n", call, (int)result, twice ? " once more" : "");
+        atomic_fetch_add(&failed, 1);
+}
+
+void sweep_wrong(const char *format, ...)
+{
+        va_list args;
+
+        va_start(args, format);
+        vprintf(format, args);
+        va_end(args);
+        putchar('\n');
+        atomic_fetch_add(&failed, 1);
+}
+
+static const struct sweep_scene *scene(const char *name)
+{
+        for (size_t i = 0; i < sweep_scene_count; i++)
+                if (strcmp(sweep_scenes[i].name, name) == 0)
+                        return &sweep_scenes[i];
+        abort();
+}
+
+static int nothing_idle(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        return 0;
+}
+
+/* What several threads may do at a time. */
+static void besides(void)
+{
+        struct gpureclaim_reclaimable hooks = {.struct_bytes = sizeof(hooks), .purge = nothing_idle};
+        struct gpureclaim_status status = {.struct_bytes = sizeof(status)};
+        size_t bytes, pitch, total;
+        CUcontext context, left;
+        CUgraph graph;
+        CUstream stream;
+        CUdeviceptr ptr;
+        uint64_t id;
+
+        if (gpureclaim_register(&hooks, &id) == 0)
+                gpureclaim_unregister(id);
+        gpureclaim_status(0, &status);
+        TRY(cuMemGetInfo(&bytes, &total));
+        TRY(cuCtxCreate(&context, NULL, 0, 0));
+        for (int i = 0; i < 8; i++) {
+                TRY(cuMemAllocPitch(&ptr, &pitch, (size_t)rand() % 3000 + 1, 4, 4)); /* each width is asked for once */
+                TRY(cuMemFree(ptr));
+        }
+        TRY(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        TRY(cuStreamEndCapture(stream, &graph));
+        TRY(cuGraphDestroy(graph));
+        TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        TRY(cuCtxPopCurrent(&left));
+        TRY(cuCtxDestroy(context)); /* with the stream and its capture */
+        TRY(cuDevicePrimaryCtxRetain(&context, 0));
+        TRY(cuDevicePrimaryCtxRelease(0));
+        gpureclaim_reclaim(0, "purge", 1);
+}
+
+static double elapsed(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)(now.tv_sec - begin.tv_sec) + (double)(now.tv_nsec - begin.tv_nsec) * 1e-9;
+}
+
+/* Most threads run the same scene at a time, as they meet there; the first one goes its own way. */
+static void *run(void *arg)
+{
+        unsigned number = *(unsigned *)arg, own = 0;
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* not refused what others capture */
+        CUcontext primary;
+
+        TRY(cuThreadExchangeStreamCaptureMode(&mode));
+        TRY(cuDevicePrimaryCtxRetain(&primary, 0)); /* no scene ends it for the others */
+        TRY(cuCtxSetCurrent(primary));
+        for (double now; (now = elapsed()) < seconds && atomic_load(&failed) == 0;) {
+                unsigned at = (number ? (unsigned)(now / seconds * FIT) : own++) % FIT;
+
+                scene(fit[at])->run();
+                atomic_fetch_add(&runs[at], 1);
+                TRY(cuCtxSetCurrent(primary));
+                besides();
+                TRY(cuCtxSetCurrent(primary));
+        }
+        TRY(cuDevicePrimaryCtxRelease(0));
+        return NULL;
+}
+
+int main(int argc, char **argv)
+{
+        pthread_t threads[THREADS];
+        unsigned numbers[THREADS];
+        CUcontext primary;
+
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        if (argc > 1)
+                seconds = strtod(argv[1], NULL);
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        TRY(cuInit(0));
+        TRY(cuDevicePrimaryCtxRetain(&primary, 0));
+        for (unsigned i = 0; i < THREADS; i++) {
+                numbers[i] = i;
+                if (pthread_create(&threads[i], NULL, run, &numbers[i]))
+                        abort();
+        }
+        for (unsigned i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        for (unsigned i = 0; i < FIT; i++)
+                printf("%s: %u times\n", fit[i], atomic_load(&runs[i]));
+        return atomic_load(&failed) > 0;
+}
