@@ -211,6 +211,8 @@ static bool maintain_one(struct gr_context *context, void *arg)
         *waiting |= gr_spill_collect(context);
         if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence.broken))
                 return true;
+        /* What is freed in a capture waits for its end. gr_fence_sync could wait beside it, but then no thread
+         * launches, also not what the GPU waits for: only for who needs the memory. */
         if (gr_fence_close(context) == -ENOTSUP)
                 gr_fence_sync(context); /* an older driver: this thread waits, no one else */
         gr_fence_poll(context);

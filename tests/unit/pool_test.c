@@ -252,6 +252,41 @@ static void test_capture(void)
         }
 }
 
+/* Above the threshold what was freed before a capture goes back beside it; what is freed in it, after it. */
+static void test_capture_threshold(void)
+{
+        uint64_t blocks[2], other;
+
+        start(GR_REUSE_AUTO);
+        atomic_store(&device->threshold_bytes, 0);
+        for (int i = 0; i < 2; i++) {
+                blocks[i] = alloc((uint64_t)(4 + i) * MIB);
+                sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
+        }
+        free_ok(blocks[0]);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        free_ok(blocks[1]);
+        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK_EQ(cached(), 10 * MIB);
+        sg_advance(20 * SG_MS);
+        for (int i = 0; i < 100; i++)
+                GR_CHECK(gr_core_maintain(&core)); /* who asks is to ask again */
+        GR_CHECK_EQ(sg_used_bytes(0), 6 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC) + sg_calls(SG_CONTEXT_DRAIN), 0); /* nobody waits for it */
+        other = alloc(1022 * MIB);
+        GR_CHECK(other != 0); /* but who needs it */
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 1);
+        free_ok(other);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        finish();
+}
+
 static void test_straight_to_driver(void)
 {
         uint64_t a, b;
@@ -791,6 +826,7 @@ int main(void)
         test_best_fit();
         test_modes();
         test_capture();
+        test_capture_threshold();
         test_straight_to_driver();
         test_threshold();
         test_threshold_unasked(GR_POOL_BINS);
