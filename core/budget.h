@@ -138,6 +138,7 @@ static inline bool gr_returns_going_on(struct gr_device *device)
  * refuse it. Reserve begins with the first and commit and cancel end with the second. */
 void gr_budget_ask(struct gr_device *device, uint64_t bytes);
 void gr_budget_answered(struct gr_device *device, uint64_t bytes);
+
 /*
  * For who puts figures of the driver and of the caches together: both hold of the same moment where all that had begun
  * at the end had ended before the begin.

@@ -59,9 +59,7 @@ def near(native, shim, settings):
     if a[0] != 0:
         return a[1] == b[1]  # only what pools keep differs
     _, free, total, live, small, asked, _pools = a
-    less = 4 * 2048 + live + small // 4 + b[6]
-    if "POOL=split" in settings or "POOL=auto" in settings:
-        less += 32 * 1024
+    less = 4 * 2048 + (32 * 1024 + live if "POOL=auto" in settings else live // 8) + small + b[6]
     return free - less <= b[1] <= total - asked
 
 
@@ -89,8 +87,9 @@ def more_room(native, shim, _settings):
 # (verbs, what is allowed, what follows, why)
 RULES = [
     (("event-query", "stream-query"), either_ready, ALLOWED, "whether work has ended yet is a matter of time"),
-    (("info",), near, ALLOWED, "small blocks share pages in another way and a block may be larger than was asked for; what is freed in stream "
-     "order, and what pools keep, is free at once; but they keep it until the program waits, which a free is not; of a mapping that is partly live the rest is nobody's to have whole"),
+    (("info",), near, ALLOWED, "small blocks share pages in another way, and may be twice as large as was asked for, others an eighth larger; what is freed in "
+     "stream order, and what pools keep, is free at once; but they keep it until the program waits, which a free is not; auto maps "
+     "memory ahead of requests, and of a mapping that is partly live the rest is nobody's to have whole"),
     (("left",), near_left, ALLOWED, "as info, with nothing live"),
     (("share",), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
     (("free", "free-async"), refused_beside, END, "beside a capture a free that the library does not take is the driver's, and refused as without it"),
@@ -140,6 +139,8 @@ class Runner:
             env["GPURECLAIM_REGION_DIR"] = os.path.join(self.folder.name, "region")
         elif "POOL=none" not in how:
             arguments.append("--own-frees")
+        if "POOL=auto" in how:
+            arguments.append("--wide")
         self.runs += 1
         try:
             done = subprocess.run(arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
