@@ -471,8 +471,18 @@ static void drop(struct gr_arena *arena)
 
 void gr_arenas_drop(struct gr_context *context)
 {
+        struct gr_block *block;
+
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         drop(gr_arena_at(context, i));
+        gr_arena_lock(&context->first_arena);
+        while ((block = context->leaving)) {
+                DL_DELETE(context->leaving, block);
+                gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_block_free(block);
+        }
+        gr_arena_unlock(&context->first_arena);
         gr_spare_returned(context, UINT64_MAX);
 }

@@ -53,7 +53,8 @@ struct gr_context {
         struct gr_split split;
         _Atomic unsigned arena_count; /* that there are */
         struct gr_arena first_arena;
-        struct gr_quick quick; /* guarded by the first arena's lock */
+        struct gr_quick quick;    /* guarded by the first arena's lock, as is ... */
+        struct gr_block *leaving; /* ... what the driver has once a stream gets there: charged until then, as cached */
         struct gr_spilled spilled;
         struct gr_decay decay;
         _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */

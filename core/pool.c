@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
 
 void gr_block_uncharge(struct gr_block *block)
@@ -329,8 +331,56 @@ static bool bypassed(struct gr_core *core)
         return false;
 }
 
-/* As the driver would have done it, waiting included. Where that fails the program still has the block. */
-static int free_by_driver(struct gr_core *core, struct gr_block *block)
+/* How a block goes to the driver that is not to be cached. */
+struct order {
+        gr_pool_give_back *give_back; /* NULL: as cuMemFree would have it, waiting included */
+        void *arg;
+};
+
+uint64_t gr_pool_left(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        struct gr_block *block, *left = NULL;
+        uint64_t bytes = 0;
+
+        gr_arena_lock(&context->first_arena);
+        while ((block = context->leaving) &&
+               (gr_fence_idle(fence, block->freed_epoch) || atomic_load(&fence->broken))) {
+                DL_DELETE(context->leaving, block);
+                DL_APPEND(left, block);
+        }
+        gr_arena_unlock(&context->first_arena);
+        while ((block = left)) {
+                DL_DELETE(left, block);
+                gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+                bytes += gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_block_free(block);
+        }
+        return bytes;
+}
+
+/* The driver will have it. Without a limit nobody needs to know when. */
+static void leave(struct gr_block *block)
+{
+        struct gr_context *context = block->context;
+
+        if (!gr_budget_limited(context->device)) {
+                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_block_free(block);
+                return;
+        }
+        gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
+        gr_arena_lock(&context->first_arena);
+        block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
+        DL_APPEND(context->leaving, block);
+        gr_arena_unlock(&context->first_arena);
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_pool_left(context);
+}
+
+/* Where it fails the program still has the block. */
+static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct order *order)
 {
         struct gr_block *stale;
         bool there;
@@ -338,7 +388,9 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
         there = gr_ledger_remove(&core->ledger, block);
-        rc = there ? core->driver->mem_free(block->ptr) : 0;
+        rc = !there             ? 0
+             : order->give_back ? order->give_back(order->arg, block->ptr)
+                                : core->driver->mem_free(block->ptr);
         if (rc) {
                 atomic_store(&block->state, GR_BLOCK_LIVE);
                 if (gr_ledger_add(&core->ledger, block, &stale))
@@ -348,8 +400,10 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         }
         if (there)
                 gr_count(core, GR_STAT_driver_frees, 1);
-        gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
-        gr_block_free(block);
+        if (there && order->give_back)
+                leave(block);
+        else
+                gr_block_drop(block);
         return 0;
 }
 
@@ -427,7 +481,7 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
-GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+GR_OFTEN static int free_slow(struct gr_core *core, uint64_t ptr, const struct order *order)
 {
         struct gr_context *context;
         struct gr_fence *fence;
@@ -448,12 +502,28 @@ GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
                 return free_split(core, block);
         if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) || bypassed(core))
-                return free_by_driver(core, block);
+                return free_by_driver(core, block, order);
 
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
         if (rc && rc != -EBUSY)
-                return free_by_driver(core, block);
+                return free_by_driver(core, block, order);
         gr_arena_put(context, block, rc == 0, &much);
+        gr_pool_freed(context, much);
+        return 0;
+}
+
+GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+{
+        return free_slow(core, ptr, &(struct order){0});
+}
+
+int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)
+{
+        bool much = false;
+        struct gr_context *context = gr_arena_free(core, ptr, &much);
+
+        if (!context)
+                return free_slow(core, ptr, &(struct order){give_back, arg});
         gr_pool_freed(context, much);
         return 0;
 }

@@ -40,6 +40,13 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr);
 /* As gr_pool_free goes on where gr_arena_free has no such block. */
 int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
 
+/*
+ * As gr_pool_free, in the order of a stream: what goes to the driver goes there by give_back, which does not wait, and
+ * whose error is returned where it is not 0.
+ */
+typedef int gr_pool_give_back(void *arg, uint64_t ptr);
+int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg);
+
 /* Where it had one: what is left to do after much was freed (of gr_arena_free), or where gr_pool_wants_wake. */
 void gr_pool_freed(struct gr_context *context, bool much);
 
@@ -73,6 +80,9 @@ void gr_block_uncharge(struct gr_block *block);
 
 /* That, and the structure is freed. */
 void gr_block_drop(struct gr_block *block);
+
+/* What streams have got to leaves the accounts. Returns the bytes that the device got back. Waits for nothing. */
+uint64_t gr_pool_left(struct gr_context *context);
 
 /* For the ladder. */
 

@@ -6,6 +6,7 @@
 #include <utlist.h>
 
 #include "core.h"
+#include "pool.h"
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
@@ -112,18 +113,19 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
 static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned least, bool split_too)
 {
         struct gr_block *blocks[GR_TRIM_BATCH];
-        uint64_t back = 0;
+        uint64_t back;
 
         if (want_bytes == 0)
                 return 0;
         gr_returns_begin(context->device);
-        if (want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
+        back = gr_pool_left(context);
+        if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
                 unsigned last = gr_class_of(2 * want_bytes);
 
                 for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
                         if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
-                                back = release(context, blocks, 1);
+                                back += release(context, blocks, 1);
                                 break;
                         }
         }

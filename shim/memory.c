@@ -176,12 +176,25 @@ GR_OFTEN GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
         return __builtin_expect(rc == -ENOENT, 0) ? gr_free_foreign(dptr) : gr_result(rc);
 }
 
+struct free_request {
+        CUstream stream;
+        __typeof__(cuMemFreeAsync) *real;
+};
+
+static int give_back(void *arg, uint64_t ptr)
+{
+        const struct free_request *request = arg;
+
+        return gr_errno(request->real(ptr, request->stream));
+}
+
 /*
  * A pooled block freed in stream order: everything submitted before this call is covered by its epoch, so by more than
  * the stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
  */
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {
+        struct free_request request = {stream, real};
         uint64_t orphan_bytes;
         int saved_errno = errno, rc, device = 0;
         CUresult result;
@@ -192,7 +205,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
                 return real(dptr, stream);
         if (gr_tracing())
                 gr_trace_free(dptr);
-        rc = gr_pool_free(&gr_core, dptr);
+        rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
         errno = saved_errno;
         if (rc != -ENOENT)
                 return gr_result(rc);

@@ -356,6 +356,64 @@ static void test_straight_to_driver(void)
         finish();
 }
 
+/* The driver takes the block, and has it once a stream has got there. */
+static int take_in_order(void *arg, uint64_t ptr)
+{
+        *(uint64_t *)arg = ptr;
+        return 0;
+}
+
+static int refuse(void *arg, uint64_t ptr)
+{
+        (void)arg, (void)ptr;
+        return gr_driver_error(1);
+}
+
+/* What is not cached goes to the driver in the order of its stream, waits for nothing, and counts until it is there. */
+static void test_free_in_order(void)
+{
+        uint64_t a, b, gone = 0, other = 0;
+
+        start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
+        atomic_store(&device->hard_bytes, 32 * MIB);
+        a = alloc(20 * MIB);
+        sg_work(context->handle, 0, a, 10 * SG_MS);
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, a, refuse, NULL), gr_driver_error(1));
+        GR_CHECK_EQ(gr_budget_live(device), 20 * MIB); /* still the program's */
+        GR_CHECK(sg_disown(a));
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &gone), 0);
+        GR_CHECK_EQ(gone, a);
+        GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &other), -ENOENT);
+        GR_CHECK_EQ(other, 0);
+        GR_CHECK_EQ(gr_budget_live(device), 0);
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0);
+        sg_advance(20 * SG_MS);
+        GR_CHECK_EQ(sg_driver.mem_free(a), 0); /* the stream has got there */
+        b = alloc(20 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        GR_CHECK_EQ(cached(), 0);
+
+        /* One that is on its way when its context ends goes with it. */
+        GR_CHECK(sg_disown(b));
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, b, take_in_order, &gone), 0);
+        GR_CHECK_EQ(sg_driver.mem_free(b), 0);
+        gr_context_ending(context);
+        sg_context_destroy(context->handle);
+        gr_context_drop(context);
+        GR_CHECK_EQ(cached(), 0);
+
+        /* Without a limit nobody asks when it is there. */
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        atomic_store(&device->hard_bytes, GR_UNLIMITED);
+        a = alloc(20 * MIB);
+        GR_CHECK(sg_disown(a));
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &gone), 0);
+        GR_CHECK_EQ(sg_driver.mem_free(a), 0);
+        finish();
+}
+
 static unsigned wakes;
 
 static void wake(struct gr_core *woken)
@@ -828,6 +886,7 @@ int main(void)
         test_capture();
         test_capture_threshold();
         test_straight_to_driver();
+        test_free_in_order();
         test_threshold();
         test_threshold_unasked(GR_POOL_BINS);
         test_threshold_unasked(GR_POOL_AUTO);
