@@ -149,11 +149,9 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
-        if (result != CUDA_SUCCESS && (info.spilled || info.split)) {
-                if (base)
-                        *base = block;
+        /* The driver knows no allocation there. Any other refusal, as without a context, stands. */
+        if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && (info.spilled || info.split))
                 result = CUDA_SUCCESS;
-        }
         if (result == CUDA_SUCCESS && size)
                 *size = info.requested_bytes;
         if (result == CUDA_SUCCESS && base)

@@ -82,14 +82,29 @@ static unsigned long misuses(void)
         return count ? count() : 0;
 }
 
+/* In a thread without a context. */
+static void *ask_without(void *block)
+{
+        CUdeviceptr base = 0;
+        size_t size = 0;
+
+        printf("its range with none current: %d",
+               (int)cuMemGetAddressRange(&base, &size, *(CUdeviceptr *)block + BLOCK / 2));
+        printf(", told %d\n", base != 0 || size != 0);
+        return NULL;
+}
+
 static void freed_elsewhere(void)
 {
         CUcontext a = create(), b = create(), popped;
         CUdeviceptr ptr, again;
+        pthread_t thread;
         size_t size;
 
         OK(cuCtxSetCurrent(a));
         OK(cuMemAlloc(&ptr, BLOCK));
+        OK(pthread_create(&thread, NULL, ask_without, &ptr));
+        OK(pthread_join(thread, NULL));
         OK(cuCtxSetCurrent(b));
         printf("free in another context: %d", (int)cuMemFree(ptr));
         printf(", again %d", (int)cuMemFree(ptr));
