@@ -4,7 +4,7 @@
  *
  *   contexts             the lines
  *   contexts old         with the functions as they were before CUDA 4 and 11
- *   contexts ends        two contexts end beside a third
+ *   contexts ends        some end beside another one; under the library alone
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../unit/check.h"
 
@@ -35,6 +36,8 @@
                         exit(EXIT_FAILURE);                                                                            \
                 }                                                                                                      \
         } while (0)
+
+static char trace_path[] = "/tmp/gr-contexts-XXXXXX";
 
 static CUcontext create(void)
 {
@@ -536,19 +539,51 @@ static void *leave_capture(void *context)
         return NULL;
 }
 
-/* Two contexts end beside a third. Under the library each is waited for before, as its work may use any memory. */
+/* In the driver's trace of its calls: each end of a context, with a + where one was waited for since the one before. */
+static void waited(char *ret, size_t bytes)
+{
+        FILE *trace = fopen(trace_path, "r");
+        char line[128];
+        const char *sign = "";
+
+        GR_CHECK(trace != NULL);
+        ret[0] = '\0';
+        while (trace && fgets(line, sizeof(line), trace)) {
+                line[strcspn(line, "\n")] = '\0';
+                if (strcmp(line, "cuCtxSynchronize") == 0)
+                        sign = "+";
+                if (strcmp(line, "cuCtxDestroy_v2") != 0 && strcmp(line, "cuDevicePrimaryCtxRelease_v2") != 0)
+                        continue;
+                snprintf(ret + strlen(ret), bytes - strlen(ret), "%s%s ", sign, line);
+                sign = "";
+        }
+        if (trace)
+                fclose(trace);
+        unlink(trace_path);
+}
+
+/*
+ * Contexts end beside another one. A driver crashes where its contexts are asked for beside their end, and their work
+ * may use any memory: under the library each is waited for and left alone before, but not where it goes on.
+ */
 static void ends(void)
 {
+        char order[256];
+
         CUcontext kept = create(), primary;
         CUdeviceptr ptr;
 
         OK(cuMemAlloc(&ptr, BLOCK));
         OK(cuCtxDestroy(create()));
         OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuDevicePrimaryCtxRelease(0)); /* the other one holds it: nothing to wait for */
         OK(cuDevicePrimaryCtxRelease(0));
         OK(cuMemFree(ptr));
         OK(cuCtxDestroy(kept));
-        printf("ended\n");
+        waited(order, sizeof(order));
+        GR_CHECK_STR(order, "+cuCtxDestroy_v2 cuDevicePrimaryCtxRelease_v2 +cuDevicePrimaryCtxRelease_v2 "
+                            "cuCtxDestroy_v2 ");
 }
 
 /* Captures that nobody ends: they go with their stream, their thread, or their context. */
@@ -623,6 +658,10 @@ int main(int argc, char **argv)
         int count = 0;
 
         setvbuf(stdout, NULL, _IOLBF, 0);
+        if (argc > 1 && strcmp(argv[1], "ends") == 0) {
+                OK(mkstemp(trace_path) < 0);
+                setenv("GRSIM_TRACE", trace_path, 1); /* read at the first call */
+        }
         OK(cuInit(0));
         if (argc > 1 && strcmp(argv[1], "limits") == 0) {
                 OK(cuDeviceGetCount(&count));
