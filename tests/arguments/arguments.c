@@ -8,6 +8,12 @@
  *
  *   arguments-linked alone    without a driver
  *   arguments-linked hidden   with one that lacks just the function that is called
+ *
+ * where it is the process's first call, which must find the function; and those that the driver lacks with a stand-in
+ * behind them, whose answer must arrive:
+ *
+ *   arguments-linked first
+ *   arguments-linked stand-in
  */
 #include "arguments.h"
 
@@ -155,6 +161,49 @@ static void must_be_not_found(CUresult code)
                 print(code);
 }
 
+static void must_be_found(CUresult code)
+{
+        wrong += code == CUDA_ERROR_NOT_FOUND;
+}
+
+static void try_first(const struct function *function)
+{
+        library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (!library)
+                _exit(SKIPPED);
+        combine(function, function->hook, must_be_found);
+        if (gr_shim_ready() && function->real && !*function->real)
+                wrong = 0; /* the driver has none */
+        printf("%s:%s\n", function->name, wrong ? " not found" : "");
+        fflush(stdout);
+        _exit(wrong > 0);
+}
+
+#define NO_CODE ((CUresult)12345)
+
+static CUresult stand_in(void)
+{
+        return NO_CODE;
+}
+
+static void must_arrive(CUresult code)
+{
+        wrong += code != NO_CODE;
+}
+
+static void try_stand_in(const struct function *function)
+{
+        if (!open_device())
+                _exit(SKIPPED);
+        if (!function->real || *function->real)
+                _exit(0);
+        *function->real = (void *)stand_in;
+        combine(function, function->hook, must_arrive);
+        printf("%s:%s\n", function->name, wrong ? " lost" : "");
+        fflush(stdout);
+        _exit(wrong > 0);
+}
+
 /* With nothing behind the hook. */
 static void try_hollow(const struct function *function, bool hidden)
 {
@@ -194,7 +243,12 @@ static void try_one(const struct function *function)
 static void begin(const struct function *function, const char *mode)
 {
 #if GR_LINKED
-        try_hollow(function, strcmp(mode, "hidden") == 0);
+        if (strcmp(mode, "first") == 0)
+                try_first(function);
+        else if (strcmp(mode, "stand-in") == 0)
+                try_stand_in(function);
+        else
+                try_hollow(function, strcmp(mode, "hidden") == 0);
 #else
         (void)mode;
         try_one(function);

@@ -80,7 +80,7 @@ static void besides(void)
         gpureclaim_status(0, &status);
         TRY(cuMemGetInfo(&bytes, &total));
         TRY(cuCtxCreate(&context, NULL, 0, 0));
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 50; i++) {
                 TRY(cuMemAllocPitch(&ptr, &pitch, (size_t)rand() % 3000 + 1, 4, 4)); /* each width is asked for once */
                 TRY(cuMemFree(ptr));
         }
