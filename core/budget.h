@@ -70,6 +70,7 @@ struct gr_device {
         bool integrated;                /* host memory and the device's are one; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory handed out for want of the device's */
         _Atomic uint64_t spilled_bytes; /* that the process has now */
+        _Atomic uint64_t spill_begun, spill_ended; /* blocks of it that began to go back, and that have */
 
         /* NULL: no group. Constant once set, which happens before the first charge. */
         const struct gr_group *_Atomic group;

@@ -7,6 +7,9 @@
 
 #include "pool.h"
 
+#define WAIT_NS UINT64_C(1000000000) /* longest wait for what is about to go back */
+#define LOOK_NS UINT64_C(50000)
+
 static int reserve(struct gr_device *device, uint64_t bytes)
 {
         uint64_t most = atomic_load(&device->spill_bytes), now = atomic_load(&device->spilled_bytes);
@@ -18,6 +21,34 @@ static int reserve(struct gr_device *device, uint64_t bytes)
         return 0;
 }
 
+static bool collect_one(struct gr_context *context, void *arg)
+{
+        bool *waiting = arg;
+
+        *waiting |= gr_spill_collect(context);
+        return true;
+}
+
+/* What has been freed is waited for where it is in the way: for its fence, and while another thread gives it back. */
+static int reserve_patiently(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_device *device = context->device;
+        uint64_t deadline_ns = driver->now_ns() + WAIT_NS;
+
+        for (;;) {
+                uint64_t ended = atomic_load(&device->spill_ended);
+                bool waiting = false;
+                int rc;
+
+                gr_core_each_context(context->core, device->ordinal, collect_one, &waiting);
+                rc = reserve(device, bytes);
+                if (!rc || (!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
+                        return rc;
+                driver->sleep_ns(LOOK_NS);
+        }
+}
+
 int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         struct gr_core *core = context->core;
@@ -27,8 +58,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
 
         if (!core->driver->host_alloc)
                 return -ENOTSUP;
-        gr_spill_collect(context);
-        rc = reserve(context->device, bytes);
+        rc = reserve_patiently(context, bytes);
         if (rc)
                 return rc;
         block = gr_block_new();
@@ -96,6 +126,7 @@ bool gr_spill_collect(struct gr_context *context)
                         block = NULL; /* those behind it were freed later */
                 if (block) {
                         DL_DELETE(spilled->blocks, block);
+                        atomic_fetch_add(&context->device->spill_begun, 1);
                 }
                 gr_unlock(&spilled->lock);
                 if (!block)
@@ -104,6 +135,7 @@ bool gr_spill_collect(struct gr_context *context)
                 core->driver->host_free(context->handle, block->ptr);
                 gr_block_uncharge(block);
                 gr_block_free(block);
+                atomic_fetch_add(&context->device->spill_ended, 1);
         }
 }
 

@@ -1,5 +1,7 @@
 /* The rungs WAIT and SPILL, the report's holders, and early reclaim, against a scripted GPU. */
 #include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 
 #include "check.h"
@@ -253,6 +255,84 @@ static void test_spill(void)
         finish();
 }
 
+/* The driver's free of host memory takes until somebody sleeps, and another thread is in it. */
+static struct {
+        pthread_t thread;
+        sem_t inside, go_on;
+} slow;
+
+static int slow_host_free(void *handle, uint64_t ptr)
+{
+        sem_post(&slow.inside);
+        sem_wait(&slow.go_on);
+        return host_free(handle, ptr);
+}
+
+static void *maintain(void *arg)
+{
+        gr_core_maintain(&core);
+        return arg;
+}
+
+static void let_go(void)
+{
+        sem_post(&slow.go_on);
+        pthread_join(slow.thread, NULL);
+}
+
+/* Host memory that another thread is giving back, or whose fence has yet to pass, is no reason to refuse any. */
+static void test_spill_returns(void)
+{
+        uint64_t ptr;
+
+        for (int ends = 0; ends < 2; ends++) {
+                start((struct gr_config){0});
+                context->device->spill_bytes = 32 * SG_MIB;
+                sg_hold(0, ROOM_BYTES, 0);
+                GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+                GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                sem_init(&slow.inside, 0, 0);
+                sem_init(&slow.go_on, 0, 0);
+                driver.host_free = slow_host_free;
+                pthread_create(&slow.thread, NULL, maintain, NULL);
+                sem_wait(&slow.inside);
+                event.when_ns = 0;
+                event.what = ends ? let_go : NULL;
+                GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), ends ? 0 : -ENOMEM);
+                GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 2000 * SG_MS);
+                if (!ends)
+                        let_go();
+                driver.host_free = host_free;
+                if (ends)
+                        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK(!gr_core_maintain(&core));
+                finish();
+        }
+
+        for (int other = 0; other < 2; other++) {
+                struct gr_context *owner;
+                struct gr_block *spilled;
+
+                start((struct gr_config){0});
+                context->device->spill_bytes = 32 * SG_MIB;
+                sg_hold(0, ROOM_BYTES, 0);
+                owner = other ? gr_context_add(&core, sg_context_new(0), 0) : context;
+                GR_CHECK_EQ(gr_pool_alloc(owner, 20 * SG_MIB, &ptr), 0);
+                sg_work(owner->handle, 0, 0, 10 * SG_MS);
+                GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+                GR_CHECK_EQ(gr_spill_alloc(context, 20 * SG_MIB, &spilled), 0);
+                GR_CHECK_EQ(sg_driver.now_ns() >= SG_FIRST_NS + 10 * SG_MS, 1);
+                GR_CHECK_EQ(host_blocks, 1);
+                GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * SG_MIB), 1);
+                GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK(!gr_core_maintain(&core));
+                finish();
+        }
+}
+
 static void test_report(void)
 {
         uint64_t ptr;
@@ -424,6 +504,7 @@ int main(void)
         gr_log_set_level(GR_LOG_SILENT);
         test_wait();
         test_spill();
+        test_spill_returns();
         test_report();
         test_early();
         test_early_in_group();
