@@ -545,6 +545,41 @@ static void test_capture_long(void)
         finish();
 }
 
+static struct gr_context *polled; /* by another thread, while memory of it goes back */
+
+static int polled_release(void *handle, const uint64_t *ptrs, size_t count, size_t *ret_done)
+{
+        if (polled) {
+                sg_advance(10 * SG_MS);
+                GR_CHECK_EQ(gr_fence_poll(polled), 0);
+                polled = NULL;
+        }
+        return sg_driver.mem_release(handle, ptrs, count, ret_done);
+}
+
+/* What another thread has seen to have passed goes back as well, where nothing is left to wait for. */
+static void test_sync_polled(void)
+{
+        struct gr_driver driver = sg_driver;
+        struct gr_context *other;
+        uint64_t blocks[3], ptr = 0;
+
+        driver.mem_release = polled_release;
+        start_with(&driver, GR_REUSE_AUTO);
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_alloc(other, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
+        for (int i = 1; i < 3; i++) {
+                sg_work(other->handle, 0, blocks[i], 2 * SG_MS);
+                free_ok(blocks[i]); /* the first gives nothing back by itself */
+                gr_fence_close(other);
+        }
+        polled = other;
+        GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), 0);
+        GR_CHECK(!polled);
+        finish();
+}
+
 static unsigned reports;
 static char all_lines[16384];
 
@@ -824,6 +859,7 @@ int main(void)
         test_trim();
         test_driver();
         test_sync();
+        test_sync_polled();
         test_order();
         test_registry();
         test_failing_hooks();
