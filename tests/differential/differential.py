@@ -10,6 +10,7 @@ with --keep stored. The seed is printed first; the same seed gives the same prog
 """
 
 import argparse
+import collections
 import os
 import random
 import re
@@ -36,7 +37,7 @@ SETTINGS = [
     "GPURECLAIM_POOL=split GPURECLAIM_REUSE=poll",
     "GPURECLAIM_POOL=split GPURECLAIM_REUSE=sync",
 ]
-CARDS = ["GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=512MiB"]
+CARDS = ["GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=512MiB", "GRSIM_MEMORY=512MiB GRSIM_DEVICES=2"]
 
 
 # ---- what may differ ----
@@ -46,6 +47,11 @@ SAME, ALLOWED, END = "same", "allowed", "end"
 
 def numbers(text):
     return [int(n) for n in re.findall(r"-?\d+", text)]
+
+
+def wide(settings):
+    """Whether memory is taken in larger pieces than are asked for: auto maps it so, split allocates so where it does not map."""
+    return "POOL=auto" in settings or "POOL=split" in settings and "DEVICES=2" in settings
 
 
 def either_ready(native, shim, _settings):
@@ -59,7 +65,7 @@ def near(native, shim, settings):
     if a[0] != 0:
         return a[1] == b[1]  # only what pools keep differs
     _, free, total, live, small, asked, _pools = a
-    less = 4 * 2048 + (32 * 1024 + live if "POOL=auto" in settings else live // 8) + small + b[6]
+    less = 4 * 2048 + (32 * 1024 + live if wide(settings) else live // 8) + small + b[6]
     return free - less <= b[1] <= total - asked
 
 
@@ -88,8 +94,8 @@ def more_room(native, shim, _settings):
 RULES = [
     (("event-query", "stream-query"), either_ready, ALLOWED, "whether work has ended yet is a matter of time"),
     (("info",), near, ALLOWED, "small blocks share pages in another way, and may be twice as large as was asked for, others an eighth larger; what is freed in "
-     "stream order, and what pools keep, is free at once; but they keep it until the program waits, which a free is not; auto maps "
-     "memory ahead of requests, and of a mapping that is partly live the rest is nobody's to have whole"),
+     "stream order, and what pools keep, is free at once; but they keep it until the program waits, which a free is not; of a "
+     "larger piece that is partly live the rest is nobody's to have whole"),
     (("left",), near_left, ALLOWED, "as info, with nothing live"),
     (("share",), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
     (("free", "free-async"), refused_beside, END, "beside a capture a free that the library does not take is the driver's, and refused as without it"),
@@ -124,6 +130,7 @@ class Runner:
         self.shim = os.path.join(build, "shim", "libgpureclaim.so")
         self.folder = tempfile.TemporaryDirectory(prefix="differential-")
         self.runs = 0
+        self.counts = collections.defaultdict(lambda: [0, 0, 0])  # natively, of each verb: lines, skipped, refused
 
     def run(self, path, how, preloaded):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("GPURECLAIM_", "GRSIM_")) and k != "LD_PRELOAD"}
@@ -139,7 +146,7 @@ class Runner:
             env["GPURECLAIM_REGION_DIR"] = os.path.join(self.folder.name, "region")
         elif "POOL=none" not in how:
             arguments.append("--own-frees")
-        if "POOL=auto" in how:
+        if wide(how):
             arguments.append("--wide")
         self.runs += 1
         try:
@@ -160,6 +167,11 @@ class Runner:
         status, native, err = self.run(path, how, False)
         if status != 0 or "sim: misuse" in err or any("WRONG" in line for line in native):
             return "native: the program itself is wrong (%s)\n%s" % (status, err[-600:] + "\n".join(l for l in native[-5:] if l))
+        for verb, text in [re.match(r"\d+ ([\w-]+): (.*)", line).groups() for line in native]:
+            count = self.counts[verb]
+            count[0] += 1
+            count[1] += text == "skip"
+            count[2] += bool(re.match(r"[1-9]", text)) and verb not in ("left", "event-query", "stream-query")
         status, shim, err = self.run(path, how, True)
         for a, b in zip(native, shim):
             found = verdict(a, b, how)
@@ -209,9 +221,10 @@ def shrink(runner, lines, how, difference, seconds=120):
 class Writer:
     """Knows what is probably there, so that most lines find their objects."""
 
-    def __init__(self, seed, race):
+    def __init__(self, seed, race, devices):
         self.random = random.Random(seed)
         self.race = race
+        self.devices = devices
         self.lines = []
         self.memory = {}  # slot: (kind, home)
         self.streams, self.events, self.pools, self.graphs, self.execs, self.contexts = {}, set(), set(), set(), set(), {0}
@@ -410,16 +423,20 @@ class Writer:
 
     def context(self):
         r = self.random
-        what = r.choice(("new", "new", "use", "use", "use", "destroy", "reset", "retain", "release", "exit"))
+        what = r.choice(("new", "new", "use", "use", "use", "use", "destroy", "attach", "detach", "reset", "retain", "release", "exit"))
         c, new = self.pick(self.contexts), self.free_slot(self.contexts, 1, 5)
+        if what in ("destroy", "attach", "detach") and r.random() < .9:
+            c = self.pick(self.contexts - {0})
         if what == "new" and new is not None and len(self.contexts) < 4:
             self.contexts.add(new)
-            self.put("context c%d 0" % new)
+            self.put("context c%d %d" % (new, r.randrange(self.devices)))
         elif what == "use" and c is not None:
             self.put("use c%d" % c)
         elif what == "destroy" and c:
             self.contexts.discard(c)
             self.put("destroy c%d %d" % (c, r.randrange(2)))
+        elif what in ("attach", "detach") and c is not None:
+            self.put("%s c%d" % (what, c))
         elif what == "reset" and r.random() < .4:
             self.put("reset")
             self.forget()
@@ -442,7 +459,8 @@ class Writer:
         r = self.random
         weights = {
             self.allocate: 30, self.release: 24, self.use: 14, self.streams_and_events: 14,
-            self.capture: r.choice((0, 4, 12)), self.graph: 2, self.pool: r.choice((0, 0, 3)), self.context: r.choice((0, 0, 2, 6)),
+            self.capture: r.choice((0, 4, 12)), self.graph: 2, self.pool: r.choice((0, 0, 3)),
+            self.context: r.choice((0, 0, 2, 6)) if self.devices == 1 else 6,
         }
         if self.race:
             weights[self.capture] = weights[self.context] = 0
@@ -484,9 +502,9 @@ def search(runner, seed, seconds, keep, only=None):
     until, programs, lines_run, failed = time.monotonic() + seconds, only or 0, 0, 0
     while time.monotonic() < until and (only is None or programs == only):
         race = programs % 4 == 3
-        lines = Writer("%d %d" % (seed, programs), race).program()
         choose = random.Random("%d %d settings" % (seed, programs))
         how = "%s %s%s" % (choose.choice(SETTINGS), choose.choice(CARDS), " --race" if race else "")
+        lines = Writer("%d %d" % (seed, programs), race, 2 if "DEVICES=2" in how else 1).program()
         programs += 1
         lines_run += len(lines)
         found = runner.difference(lines, how)
@@ -511,13 +529,18 @@ def main():
     parser.add_argument("--only", type=int, help="one program of the seed, by its number")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("GR_TEST_SEED", 0)) or random.randrange(1, 1 << 30))
     parser.add_argument("--keep")
+    parser.add_argument("--verbose", action="store_true", help="at the end, how many lines of each kind were run")
     parser.add_argument("--replay", nargs="+")
     arguments = parser.parse_args()
     runner = Runner(os.path.abspath(arguments.build))
     if arguments.replay:
         sys.exit(1 if replay(runner, arguments.replay) else 0)
     print("GR_TEST_SEED=%d" % arguments.seed, flush=True)
-    sys.exit(1 if search(runner, arguments.seed, arguments.seconds, arguments.keep, arguments.only) else 0)
+    failed = search(runner, arguments.seed, arguments.seconds, arguments.keep, arguments.only)
+    if arguments.verbose:
+        for verb, (count, skipped, refused) in sorted(runner.counts.items()):
+            print("%-16s %7d, %6d of them without their objects, %6d refused" % (verb, count, skipped, refused))
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

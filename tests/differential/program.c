@@ -47,7 +47,8 @@ struct memory {
 struct context {
         CUcontext handle;
         CUdeviceptr different; /* counts words that were not what they should be */
-        int device, retained;  /* a reset keeps how often */
+        int device, attached;
+        int retained; /* the primary one; a reset keeps how often */
         bool live;
 };
 struct stream {
@@ -108,7 +109,7 @@ struct op {
 
 static struct gt gt;
 static struct op *ops;
-static int n_ops, last_alone = -1;
+static int n_ops, last_alone = -1, devices;
 static bool race, own_frees, wide;
 static int n_captures = 1, open_captures, strict_captures; /* changed by lines that are alone */
 static _Atomic unsigned n_made;
@@ -143,11 +144,17 @@ static struct {
 #undef X
 } doors[DOORS];
 
+static CUresult(CUDAAPI *ctx_attach)(CUcontext *, unsigned), (CUDAAPI * ctx_detach)(CUcontext);
+
 static void open_doors(void)
 {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW), *found;
         char name[64];
 
+        found = dlsym(RTLD_DEFAULT, "cuCtxAttach"); /* the header calls these deprecated */
+        memcpy(&ctx_attach, &found, sizeof found);
+        found = dlsym(RTLD_DEFAULT, "cuCtxDetach");
+        memcpy(&ctx_detach, &found, sizeof found);
 #define X(symbol)                                                                                                      \
         doors[0].symbol = (symbol);                                                                                    \
         found = dlsym(RTLD_DEFAULT, #symbol);                                                                          \
@@ -192,6 +199,11 @@ static int current(void)
                         if (contexts[c].live && contexts[c].handle == handle)
                                 return c;
         return -1;
+}
+
+static int device_of(int context)
+{
+        return context >= 0 ? contexts[context].device : 0;
 }
 
 static bool enter(int context)
@@ -374,6 +386,32 @@ static void run_destroy(struct op *op)
         say(op, "%d, %u different", (int)result, different);
 }
 
+static void run_attach(struct op *op)
+{
+        struct context *c = &contexts[op->arg[0]];
+        CUcontext handle = NULL;
+        CUresult result;
+
+        if (!enter((int)op->arg[0])) {
+                say(op, "skip");
+                return;
+        }
+        result = ctx_attach(&handle, 0);
+        leave();
+        c->attached += result == CUDA_SUCCESS;
+        say(op, "%d, that one %d", (int)result, handle == c->handle);
+}
+
+static void run_detach(struct op *op)
+{
+        struct context *c = &contexts[op->arg[0]];
+        CUresult result = ctx_detach(c->handle);
+
+        if (result == CUDA_SUCCESS && c->attached-- == 0)
+                lose_context((int)op->arg[0]);
+        say_code(op, result);
+}
+
 static void run_retain(struct op *op)
 {
         CUcontext handle;
@@ -463,7 +501,7 @@ static void run_async(struct op *op)
         m->capture = capture_of(s);
         if (m->capture)
                 m->kind = OF_GRAPH;
-        if (p)
+        if (p && device_of(m->context) == 0)
                 result = pools[p].live ? cuMemAllocFromPoolAsync(&m->at, m->bytes, pools[p].handle, handle_of(s))
                                        : CUDA_ERROR_UNKNOWN;
         else
@@ -479,7 +517,7 @@ static void run_map(struct op *op)
         CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUresult created, mapped = CUDA_SUCCESS, set = CUDA_SUCCESS;
 
-        prop.location.id = m->context >= 0 ? contexts[m->context].device : 0;
+        prop.location.id = device_of(m->context);
         access.location = prop.location;
         created = cuMemCreate(&m->handle, m->bytes, &prop, 0);
         if (created == CUDA_SUCCESS) {
@@ -711,15 +749,16 @@ static void run_share(struct op *op)
         say_code(op, result);
 }
 
-/* In pages, small ones apart; *ret_asked in bytes. */
-static size_t live_bytes(size_t *ret_small, size_t *ret_asked)
+/* Of the device, in pages, small ones apart; *ret_asked in bytes. */
+static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
 {
         size_t live = 0, small = 0, asked = 0;
 
         for (int i = 0; i < SLOTS; i++) {
                 struct memory *m = &memories[i];
 
-                if (!m->live || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH)
+                if (!m->live || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH ||
+                    device_of(m->context) != device)
                         continue;
                 if (m->bytes > GT_MIB)
                         live += (m->bytes + GT_PAGE - 1) / GT_PAGE * GT_PAGE;
@@ -732,15 +771,15 @@ static size_t live_bytes(size_t *ret_small, size_t *ret_asked)
         return live;
 }
 
-/* What all pools hold. */
-static size_t reserved_bytes(void)
+/* What all pools of the device hold; others than the default ones are the first device's. */
+static size_t reserved_bytes(int device)
 {
         CUstreamCaptureMode mode = relax(true);
         cuuint64_t bytes = 0, sum = 0;
         CUmemoryPool pool;
 
-        GT_MUST(cuDeviceGetDefaultMemPool(&pool, 0));
-        for (int i = 0; i < SLOTS; i++) {
+        GT_MUST(cuDeviceGetDefaultMemPool(&pool, device));
+        for (int i = 0; i < (device ? 1 : SLOTS); i++) {
                 if (i > 0 && !pools[i].live)
                         continue;
                 GT_MUST(cuMemPoolGetAttribute(i ? pools[i].handle : pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
@@ -753,22 +792,24 @@ static size_t reserved_bytes(void)
 
 static void run_info(struct op *op)
 {
-        size_t available = 0, total = 0, small, asked, live = live_bytes(&small, &asked);
+        int device = device_of(current());
+        size_t available = 0, total = 0, small, asked, live = live_bytes(device, &small, &asked);
         CUresult result = cuMemGetInfo(&available, &total);
 
         say(op, "%d free %zu of %zu, live %zu small %zu asked %zu, pools %zu", (int)result, available >> 10,
-            total >> 10, live >> 10, small >> 10, asked >> 10, reserved_bytes() >> 10);
+            total >> 10, live >> 10, small >> 10, asked >> 10, reserved_bytes(device) >> 10);
 }
 
 /* One block of so many hundredths of what must be there besides what is live. */
 static void run_most(struct op *op)
 {
-        size_t small, asked, live = live_bytes(&small, &asked), others = 16 * GT_MIB, want;
+        int device = device_of(current());
+        size_t small, asked, live = live_bytes(device, &small, &asked), others = 16 * GT_MIB, want;
         CUdeviceptr p;
         CUresult result, freed = CUDA_SUCCESS;
 
         for (int c = 0; c < SLOTS; c++)
-                others += contexts[c].live ? context_bytes + GT_PAGE : 0;
+                others += contexts[c].live && contexts[c].device == device ? context_bytes + GT_PAGE : 0;
         /* A block may be an eighth larger than was asked for, a small one twice as large; with --wide it may lie in a
          * mapping for more. */
         live += (wide ? live : live / 8) + 2 * small;
@@ -1050,6 +1091,8 @@ static const struct verb verbs[] = {
         {"context", "Ci", run_context, true},
         {"use", "C", run_use, false},
         {"destroy", "ci", run_destroy, true},
+        {"attach", "c", run_attach, true},
+        {"detach", "c", run_detach, true},
         {"retain", "", run_retain, true},
         {"release", "", run_release, true},
         {"reset", "", run_reset, true},
@@ -1330,10 +1373,15 @@ static void close_program(void)
         for (int i = 0; i < SLOTS; i++)
                 if (pools[i].live)
                         GT_MUST(cuMemPoolDestroy(pools[i].handle));
-        GT_MUST(cuMemGetInfo(&available, &total));
-        say(&op, "free %zu of %zu", available >> 10, total >> 10);
-        op.arg[0] = 98;
-        run_most(&op);
+        for (int device = 0; device < devices; device++) {
+                GT_MUST(cuDevicePrimaryCtxRetain(&contexts[0].handle, device));
+                GT_MUST(cuCtxSetCurrent(contexts[0].handle));
+                contexts[0].device = device;
+                GT_MUST(cuMemGetInfo(&available, &total));
+                say(&op, "free %zu of %zu", available >> 10, total >> 10);
+                op.arg[0] = 98;
+                run_most(&op);
+        }
 }
 
 int main(int argc, char **argv)
@@ -1359,6 +1407,7 @@ int main(int argc, char **argv)
         gt_open(&gt);
         GT_MUST(cuMemGetInfo(&available, &(size_t){0}));
         context_bytes = total_bytes - available;
+        GT_MUST(cuDeviceGetCount(&devices));
         open_doors();
         read_program(path);
         contexts[0].retained = 1;
