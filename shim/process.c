@@ -18,6 +18,7 @@
 
 #define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define HELPER_LOOK_NS   UINT64_C(400000000) /* longest sleep: one that is left alone keeps the process from its end */
 #define HELPER_RETRY_NS  UINT64_C(100000000) /* after a thread could not be made */
 #define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
 
@@ -90,6 +91,8 @@ static void *helper_main(void *arg)
 
                 if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
                         sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
+                if (sleep_ns > HELPER_LOOK_NS)
+                        sleep_ns = HELPER_LOOK_NS;
                 if (!wanted && sleep_ns) {
                         until = after(sleep_ns);
                         pthread_cond_timedwait(&helper.changed, &helper.lock, &until);
@@ -148,16 +151,6 @@ static void wake(struct gr_core *core)
         atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
         pthread_cond_signal(&helper.changed);
         pthread_mutex_unlock(&helper.lock);
-}
-
-unsigned gr_process_threads(void)
-{
-        unsigned running;
-
-        pthread_mutex_lock(&helper.lock);
-        running = helper.running;
-        pthread_mutex_unlock(&helper.lock);
-        return running;
 }
 
 static void helper_stop(void)

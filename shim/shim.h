@@ -110,9 +110,6 @@ int gr_report_open(const char *option, const char *path);
 /* public.c: the core is there, and what was registered before joins it. */
 void gr_public_init(void);
 
-/* How many threads of ours process.c has running. */
-unsigned gr_process_threads(void);
-
 /* neighbour.c */
 
 /* Before anything is charged to the device, once: from now on charges count for the group. total_bytes is known. */

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -102,6 +103,22 @@ static int fork_with_cuda(void)
         wait_for(child);
         work();
         printf("then in the parent: %d\n", (int)cuMemFree(kept));
+        return 0;
+}
+
+/* A child that no handler of fork has seen, and that ends as its parent would. */
+static int fork_raw(void)
+{
+        pid_t child;
+
+        open_device();
+        work();
+        child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        if (child == 0)
+                exit(3);
+        wait_for(child);
+        work();
+        printf("then worked\n");
         return 0;
 }
 
@@ -703,6 +720,7 @@ int main(int argc, char **argv)
         } modes[] = {
                 {"plain", plain},
                 {"fork", fork_with_cuda},
+                {"fork-raw", fork_raw},
                 {"fork-busy", fork_busy},
                 {"only-child", only_child},
                 {"looked-up", looked_up},
