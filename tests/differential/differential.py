@@ -58,6 +58,16 @@ def either_ready(native, shim, _settings):
     return native in ("0", "600") and shim in ("0", "600")
 
 
+def code(text):
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else None
+
+
+def larger(live, small, settings):
+    """What live blocks may hold beside what was asked for, in KiB."""
+    return 4 * 2048 + (32 * 1024 + live if wide(settings) else live // 8) + small
+
+
 def near(native, shim, settings):
     a, b = numbers(native), numbers(shim)
     if len(a) != 7 or len(b) != 7 or a[0] != b[0] or a[2:6] != b[2:6]:
@@ -65,8 +75,7 @@ def near(native, shim, settings):
     if a[0] != 0:
         return a[1] == b[1]  # only what pools keep differs
     _, free, total, live, small, asked, _pools = a
-    less = 4 * 2048 + (32 * 1024 + live if wide(settings) else live // 8) + small + b[6]
-    return free - less <= b[1] <= total - asked
+    return free - larger(live, small, settings) - b[6] <= b[1] <= total - asked
 
 
 def near_left(native, shim, settings):
@@ -79,15 +88,23 @@ def refused_share(native, shim, settings):
 
 
 def refused_beside(native, shim, _settings):
-    return native.split()[0] == "0" and shim.split()[0] == "900"
+    return code(native) == 0 and code(shim) == 900
 
 
 def freed_beside_dead(native, shim, _settings):
-    return native.split()[0] == "709" and shim.split()[0] == "0"
+    return code(native) == 709 and code(shim) == 0
 
 
 def more_room(native, shim, _settings):
-    return native.split()[0] == "2" and shim.split()[0] == "0"
+    return code(native) == 2 and code(shim) == 0
+
+
+def less_room(native, shim, settings):
+    found = re.search(r", asked (\d+) live (\d+) small (\d+) others (\d+) of (\d+)", native)
+    if not found or code(native) != 0 or code(shim) != 2:
+        return False
+    asked, live, small, others, total = map(int, found.groups())
+    return asked + live + others + small + larger(live, small, settings) > total
 
 
 # (verbs, what is allowed, what follows, why)
@@ -102,6 +119,8 @@ RULES = [
     (("free",), freed_beside_dead, END, "a block's context says where it goes, whatever ended context is current"),
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
      "the library may find room where the driver finds none; what follows is another program"),
+    (("alloc", "pitch", "async", "map"), less_room, END,
+     "with what blocks may hold beside what was asked for (as info) the card is full"),
 ]
 
 

@@ -348,10 +348,51 @@ static struct memory *new_memory(struct op *op, enum kind kind, size_t bytes, in
         return m;
 }
 
+/* Of the device, in pages, small ones apart; *ret_asked in bytes. */
+static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
+{
+        size_t live = 0, small = 0, asked = 0;
+
+        for (int i = 0; i < SLOTS; i++) {
+                struct memory *m = &memories[i];
+
+                if (!m->live || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH ||
+                    device_of(m->context) != device)
+                        continue;
+                if (m->bytes > GT_MIB)
+                        live += (m->bytes + GT_PAGE - 1) / GT_PAGE * GT_PAGE;
+                else
+                        small += m->bytes;
+                asked += m->bytes;
+        }
+        *ret_small = small;
+        *ret_asked = asked;
+        return live;
+}
+
+/* Where the device is nearly full somebody may be refused: how full it is, as the program knows it. */
+static const char *room(const struct memory *m)
+{
+        static _Thread_local char text[160];
+        size_t small, asked, live, contexts_bytes = 0;
+        int device = device_of(m->context);
+
+        if (race || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH)
+                return "";
+        live = live_bytes(device, &small, &asked);
+        for (int c = 0; c < SLOTS; c++)
+                contexts_bytes += contexts[c].live && contexts[c].device == device ? context_bytes : 0;
+        snprintf(text, sizeof text, ", asked %zu live %zu small %zu others %zu of %zu", m->bytes >> 10, live >> 10,
+                 small >> 10, contexts_bytes >> 10, total_bytes >> 10);
+        return text;
+}
+
 static void made(struct op *op, struct memory *m, CUresult result)
 {
+        const char *full = room(m);
+
         m->live = result == CUDA_SUCCESS;
-        say(op, "%d%s", (int)result, m->live && m->at % 512 ? ", not on 512 bytes" : "");
+        say(op, "%d%s%s", (int)result, m->live && m->at % 512 ? ", not on 512 bytes" : "", full);
 }
 
 /* ---- verbs: contexts ---- */
@@ -529,7 +570,7 @@ static void run_map(struct op *op)
                         m->handle = 0;
                 }
         }
-        say(op, "%d %d %d", (int)created, (int)mapped, (int)set);
+        say(op, "%d %d %d%s", (int)created, (int)mapped, (int)set, room(m));
         m->live = created == CUDA_SUCCESS && mapped == CUDA_SUCCESS && set == CUDA_SUCCESS;
 }
 
@@ -747,28 +788,6 @@ static void run_share(struct op *op)
 
         m->shared = true;
         say_code(op, result);
-}
-
-/* Of the device, in pages, small ones apart; *ret_asked in bytes. */
-static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
-{
-        size_t live = 0, small = 0, asked = 0;
-
-        for (int i = 0; i < SLOTS; i++) {
-                struct memory *m = &memories[i];
-
-                if (!m->live || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH ||
-                    device_of(m->context) != device)
-                        continue;
-                if (m->bytes > GT_MIB)
-                        live += (m->bytes + GT_PAGE - 1) / GT_PAGE * GT_PAGE;
-                else
-                        small += m->bytes;
-                asked += m->bytes;
-        }
-        *ret_small = small;
-        *ret_asked = asked;
-        return live;
 }
 
 /* What all pools of the device hold; others than the default ones are the first device's. */
