@@ -718,11 +718,11 @@ void gr_fence_add_reach(struct gr_context *context, struct gr_context *other)
                 ;
 }
 
-void gr_fence_forget(struct gr_context *context, struct gr_context *other)
+/* Lock held. */
+static void forget(struct gr_context *context, struct gr_context *other)
 {
         struct gr_fence *fence = &context->fence;
 
-        gr_lock(&fence->lock);
         for (unsigned i = 0; i < fence->reach_count; i++)
                 if (fence->reach[i] == other && other != context) {
                         fence->reach[i] = fence->reach[--fence->reach_count];
@@ -735,6 +735,14 @@ void gr_fence_forget(struct gr_context *context, struct gr_context *other)
                         if (epoch->events[j].context == other)
                                 epoch->events[j].context = NULL;
         }
+}
+
+void gr_fence_forget(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+
+        gr_lock(&fence->lock);
+        forget(context, other);
         gr_unlock(&fence->lock);
 }
 
@@ -742,8 +750,8 @@ void gr_fence_reset(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
 
-        gr_fence_forget(context, context);
         gr_lock(&fence->lock);
+        forget(context, context);
         fence->reach_count = 1;
         atomic_store(&fence->reach_overflow, false);
         atomic_store(&fence->broken, 0);

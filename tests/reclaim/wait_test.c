@@ -138,6 +138,7 @@ static void test_wait(void)
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].tries, 1);
+        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].bytes, 20 * SG_MIB);
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_FAIL].tries, 0);
         finish();
 
@@ -193,6 +194,7 @@ static void test_wait(void)
         GR_CHECK(waited_ns >= 2000 * SG_MS && waited_ns < 2600 * SG_MS);
         GR_CHECK(strstr(said, "waiting up to 2.000 s for 20.000 MiB"));
         GR_CHECK(strstr(said, "gave up waiting"));
+        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].bytes, 0);
         finish();
 
         /* Without the option no time is lost. */

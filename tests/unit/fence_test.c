@@ -725,6 +725,45 @@ static void test_reset(void)
         finish();
 }
 
+static _Atomic bool done;
+
+static void *reset(void *arg)
+{
+        gr_fence_reset(context);
+        done = true;
+        return arg;
+}
+
+/* While another thread is at what a lock guards the reset waits, as a count that both change would be wrong. */
+static void test_reset_waits(void)
+{
+        struct gr_lock *locks[2];
+
+        start();
+        locks[0] = &fence->lock;
+        locks[1] = &fence->events_lock;
+        for (int i = 0; i < 2; i++) {
+                pthread_t thread;
+
+                gr_context_add(&core, sg_context_new(0), 0);
+                GR_CHECK_EQ(gr_fence_reach(context), 2);
+                atomic_store(&fence->broken, -EIO);
+                fence->spare_count = 0;
+                done = false;
+                gr_lock(locks[i]);
+                pthread_create(&thread, NULL, reset, NULL);
+                for (int n = 0; n < 20 && !done; n++)
+                        usleep(1000);
+                GR_CHECK(!done);
+                GR_CHECK_EQ(gr_fence_reach(context), i == 0 ? 2 : 1);
+                GR_CHECK_EQ(atomic_load(&fence->broken), i == 0 ? -EIO : 0);
+                gr_unlock(locks[i]);
+                pthread_join(thread, NULL);
+                GR_CHECK_EQ(gr_fence_reach(context), 1);
+        }
+        finish();
+}
+
 int main(void)
 {
         test_poll();
@@ -750,5 +789,6 @@ int main(void)
         test_reach_joined_epochs();
         test_reach_overflow();
         test_reset();
+        test_reset_waits();
         return GR_CHECK_RESULT();
 }

@@ -580,6 +580,66 @@ static void test_sync_polled(void)
         finish();
 }
 
+static unsigned asked;
+
+static uint64_t ask(struct gr_core *asker, struct gr_device *of, uint64_t want_bytes)
+{
+        (void)asker, (void)of, (void)want_bytes;
+        asked++;
+        return 0;
+}
+
+/* A group whose limit others have used up. */
+static int refuse(void *arg, uint64_t bytes)
+{
+        (void)arg, (void)bytes;
+        return -EDQUOT;
+}
+
+static void adjust(void *arg, int64_t bytes)
+{
+        (void)arg, (void)bytes;
+}
+
+static uint64_t none(void *arg)
+{
+        (void)arg;
+        return 0;
+}
+
+static const struct gr_group full_group = {
+        .limit_bytes = MIB, .reserve = refuse, .adjust = adjust, .room = none, .excess = none};
+
+/* Other processes can help where the card or the group's limit is what refuses, not where it is the process's own. */
+static void test_asks_neighbours(void)
+{
+        static const struct {
+                uint64_t hard_bytes;
+                size_t bytes;
+                const struct gr_group *group;
+                int error;
+                bool helps;
+        } cases[] = {
+                {GR_UNLIMITED, 65 * MIB, NULL, -ENOMEM, true},
+                {32 * MIB, 33 * MIB, NULL, -EDQUOT, false},
+                {80 * MIB, 65 * MIB, NULL, -ENOMEM, true},
+                {80 * MIB, 33 * MIB, &full_group, -EDQUOT, true},
+        };
+        uint64_t ptr;
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                start();
+                core.ask_neighbours = ask;
+                atomic_store(&device->hard_bytes, cases[i].hard_bytes);
+                atomic_store(&device->group, cases[i].group);
+                asked = 0;
+                GR_CHECK_EQ(sg_alloc(context, cases[i].bytes, &ptr), cases[i].error);
+                GR_CHECK_EQ(asked > 0, cases[i].helps);
+                GR_CHECK_EQ(TRIES(NEIGHBOUR) > 0, cases[i].helps);
+                finish();
+        }
+}
+
 static unsigned reports;
 static char all_lines[16384];
 
@@ -860,6 +920,7 @@ int main(void)
         test_driver();
         test_sync();
         test_sync_polled();
+        test_asks_neighbours();
         test_order();
         test_registry();
         test_failing_hooks();

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "pool.h"
@@ -348,6 +349,39 @@ static void test_limit_in_capture(void)
         end();
 }
 
+static _Atomic unsigned attempts;
+
+static int attempt_counted(void *arg)
+{
+        (void)arg;
+        attempts++;
+        return 0;
+}
+
+static void *retry(void *arg)
+{
+        GR_CHECK_EQ(gr_pinned_retry(&core, MIB, attempt_counted, NULL, -ENOMEM), 0);
+        return arg;
+}
+
+/* Who tries again does so alone: others would take what he has had given back. */
+static void test_retry_alone(void)
+{
+        pthread_t thread;
+
+        begin(&sg_driver, &plain);
+        attempts = 0;
+        gr_lock(&core.pinned.unpin_lock);
+        pthread_create(&thread, NULL, retry, NULL);
+        for (int n = 0; n < 20 && !attempts; n++)
+                usleep(1000);
+        GR_CHECK_EQ(attempts, 0);
+        gr_unlock(&core.pinned.unpin_lock);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(attempts, 1);
+        end();
+}
+
 static void test_decay(void)
 {
         static const struct gr_config config = {
@@ -679,6 +713,7 @@ int main(void)
         test_most();
         test_limit();
         test_limit_in_capture();
+        test_retry_alone();
         test_decay();
         test_ladder();
         test_contexts();
