@@ -19,7 +19,7 @@
                                              */
 #define GATE_NS         UINT64_C(100000000) /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS   UINT64_C(50000)
-#define RETURN_TRIES    16 /* of a rung that does give memory back, which other threads may take first */
+#define RETURN_TRIES    16 /* of a rung that gives memory back, or readies it, which other threads may take first */
 #define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
 #define WAIT_LOOK_NS    UINT64_C(500000)     /* WAIT: between looks at what our own threads freed */
 #define WAIT_FIRST_NS   UINT64_C(2000000)    /* WAIT: between questions to the driver, at first */
@@ -50,6 +50,7 @@ struct climb {
 struct reclaim {
         uint64_t want_bytes;
         uint64_t back_bytes;
+        bool overtaken;       /* the GPU was waited for, and others have freed meanwhile: what it readied, perhaps */
         struct gr_lock *held; /* let go of while the host waits for the GPU, which may wait for a thread behind it;
                                  NULL: none */
 };
@@ -118,6 +119,7 @@ static bool sync_one(struct gr_context *context, void *arg)
         struct reclaim *reclaim = arg;
         bool patient = gr_fence_reach(context) == 1 && !atomic_load(&context->core->waits_for_others);
         uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
+        uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence);
         int closed = 0, rc;
 
         if (gr_fence_waiting(context))
@@ -128,10 +130,12 @@ static bool sync_one(struct gr_context *context, void *arg)
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
                 if (closed || rc != -ENOENT)
-                        sync_let_go(context, reclaim, deadline_ns);
+                        rc = sync_let_go(context, reclaim, deadline_ns);
                 /* Or another thread has seen the last epoch pass. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         }
+        if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(&context->fence) != freed_bytes)
+                reclaim->overtaken = true;
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
@@ -148,8 +152,9 @@ static uint64_t trim_driver(struct gr_context *context)
         return after > before ? after - before : 0;
 }
 
-/* As gr_reclaim. held: the device's ladder_lock, where the caller has it. */
-static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held)
+/* As gr_reclaim. held: the device's ladder_lock, where the caller has it. *ret_overtaken: as in struct reclaim. */
+static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
+                           bool *ret_overtaken)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
@@ -157,6 +162,7 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
         struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
+        *ret_overtaken = false;
         switch (level) {
         case GR_LEVEL_PURGE:
         case GR_LEVEL_DROP: {
@@ -207,12 +213,15 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
         atomic_fetch_add(&stats->tries, 1);
         atomic_fetch_add(&stats->bytes, reclaim.back_bytes);
         atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        *ret_overtaken = reclaim.overtaken;
         return reclaim.back_bytes;
 }
 
 uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
 {
-        return reclaim_by(context, level, want_bytes, NULL);
+        bool overtaken;
+
+        return reclaim_by(context, level, want_bytes, NULL, &overtaken);
 }
 
 /* What the driver takes for the request. */
@@ -343,6 +352,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                          : level == GR_LEVEL_NEIGHBOUR                    ? NEIGHBOUR_TRIES
                                                                           : 1;
         uint64_t begin_ns = core->driver->now_ns(), back, ended;
+        bool overtaken;
         int rc;
 
         if (!alone) {
@@ -353,14 +363,14 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
         }
         do {
                 back = reclaim_by(climb->context, level, missing_bytes(climb),
-                                  alone ? NULL : &climb->context->device->ladder_lock);
+                                  alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
                 if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 ended = gr_returns_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
-        } while (out_of_memory(rc) && back > 0 && --tries > 0);
+        } while (out_of_memory(rc) && (back > 0 || overtaken) && --tries > 0);
         if (!alone && out_of_memory(rc))
                 rc = after_returns(climb, ended, ret_block);
 out:

@@ -873,6 +873,70 @@ static void test_waits_alone(void)
         finish();
 }
 
+enum { OVERTAKERS = 15 };
+
+static struct {
+        uint64_t ptrs[OVERTAKERS];
+        unsigned rounds;
+        pthread_t thread;
+        _Atomic bool holding;
+} overtaker;
+
+/* Takes and frees again what a wait has readied, before the climber who waited has its lock back. */
+static void *overtake(void *arg)
+{
+        uint64_t idle = atomic_load(&context->fence.idle_epoch);
+
+        gr_lock(&device->ladder_lock);
+        atomic_store(&overtaker.holding, true);
+        while (atomic_load(&context->fence.idle_epoch) == idle)
+                sched_yield();
+        for (unsigned i = 0; i < OVERTAKERS; i++)
+                overtaker.ptrs[i] = alloc(4 * MIB);
+        for (unsigned i = 0; i < OVERTAKERS; i++)
+                free_ok(overtaker.ptrs[i]);
+        gr_unlock(&device->ladder_lock);
+        return arg;
+}
+
+static int overtaken_drain(void *handle)
+{
+        if (overtaker.rounds > 0) {
+                overtaker.rounds--;
+                atomic_store(&overtaker.holding, false);
+                if (pthread_create(&overtaker.thread, NULL, overtake, NULL))
+                        abort();
+                while (!atomic_load(&overtaker.holding))
+                        sched_yield();
+                pthread_detach(overtaker.thread);
+        }
+        return sg_driver.context_drain(handle);
+}
+
+/* Beside a capture only a wait readies what is freed: that others reuse it first is no reason to fail. */
+static void test_overtaken(unsigned rounds)
+{
+        struct gr_driver driver = sg_driver;
+        uint64_t ptr;
+
+        driver.context_drain = overtaken_drain;
+        start_with(&driver, GR_REUSE_AUTO);
+        sg_capture(1);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        for (unsigned i = 0; i < OVERTAKERS; i++)
+                overtaker.ptrs[i] = alloc(4 * MIB);
+        for (unsigned i = 0; i < OVERTAKERS; i++)
+                free_ok(overtaker.ptrs[i]);
+        overtaker.rounds = rounds;
+        GR_CHECK_EQ(sg_alloc(context, 16 * MIB, &ptr), 0);
+        GR_CHECK_EQ(overtaker.rounds, 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), rounds + 1);
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+        finish();
+}
+
 static void *trim_all(void *arg)
 {
         (void)arg;
@@ -912,6 +976,9 @@ int main(void)
         test_ready();
         test_returning();
         test_waits_alone();
+        test_overtaken(0);
+        test_overtaken(1);
+        test_overtaken(8);
         test_others_returns();
         test_fence();
         test_much_larger();
