@@ -162,8 +162,6 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
                 if (rc == 0)
                         return region;
                 gr_region_close(region);
-                if (rc != -ESTALE)
-                        break;
         }
         free(region);
         *ret_rc = rc;

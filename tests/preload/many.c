@@ -906,6 +906,23 @@ static void await_members(struct gr_region *region, unsigned count)
         }
 }
 
+/* Until the worker says so of itself. */
+static void await_figure(struct gr_region *region, struct worker *worker, enum gr_figure figure, uint64_t value)
+{
+        double begin = now_ms();
+        struct gr_member member;
+
+        for (;;) {
+                for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                        if (gr_region_read(region, i, &member) == 0 && member.identity.pid == (uint32_t)worker->pid &&
+                            member.figures[figure] == value)
+                                return;
+                if (now_ms() - begin > 2 * CALL_MS)
+                        fail("what it says of itself, figure", figure);
+                pause_ms(10);
+        }
+}
+
 /* One that could not open the region for a moment joins later, with all that it has. */
 static void mode_late_files(void)
 {
@@ -924,6 +941,10 @@ static void mode_late_files(void)
         gr_region_close(&region);
         ask(&one, 'n', 1);
         await_members(&region, 2);
+        await_figure(&region, &one, GR_FIGURE_live, 300 * MIB);
+        await_figure(&region, &one, GR_FIGURE_group_limit, 512 * MIB);
+        await_figure(&region, &one, GR_FIGURE_card_total, CARD_MIB * MIB);
+        await_figure(&region, &two, GR_FIGURE_live, 150 * MIB);
         if (gr_region_sum(&region, false) != 450 * MIB)
                 fail("what is charged when it joins, in MiB", (long long)(gr_region_sum(&region, false) / MIB));
         if (ask(&two, 'a', 100).result != CUDA_ERROR_OUT_OF_MEMORY || ask(&two, 'a', 62).result != 0)

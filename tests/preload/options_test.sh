@@ -89,12 +89,16 @@ timeout 20 env GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" 
 status=$?
 [ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the limit: exit status $status"
 grep -q 'hard limit 4.000 MiB' "$folder/err" || fail "over the limit: no report"
-for dir in "$folder/region" /proc/none; do
-        timeout 20 env GPURECLAIM_GROUP_LIMIT=4MiB GPURECLAIM_REGION_DIR="$dir" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
+for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
+        timeout 20 env GPURECLAIM_GROUP_LIMIT=4MiB "GPURECLAIM_$setting" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
                 >"$folder/out" 2>"$folder/err"
         status=$?
         [ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the group's limit: exit status $status"
         grep -q 'group limit 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
+        case $setting in
+        NEIGHBOUR=0) ! grep -q 'neighbour gave' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
+        *) grep -q 'neighbour gave 0 B' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
+        esac
 done
 timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
         >"$folder/out" 2>"$folder/err"

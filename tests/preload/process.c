@@ -673,6 +673,20 @@ static int plain(void)
         return 0;
 }
 
+static int two_cards(void)
+{
+        CUcontext context;
+
+        must((int)cuInit(0), "cuInit");
+        for (CUdevice device = 0; device < 2; device++) {
+                must((int)cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+                must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+                work();
+        }
+        printf("worked\n");
+        return 0;
+}
+
 static int end_at_once(void)
 {
         plain();
@@ -719,6 +733,7 @@ int main(int argc, char **argv)
                 int (*run)(void);
         } modes[] = {
                 {"plain", plain},
+                {"two-cards", two_cards},
                 {"fork", fork_with_cuda},
                 {"fork-raw", fork_raw},
                 {"fork-busy", fork_busy},

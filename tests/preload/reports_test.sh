@@ -60,6 +60,29 @@ cd - >/dev/null || exit 2
 worked "a program that goes elsewhere"
 [ -d "$folder/begin/region" ] && [ ! -e "$folder/begin/elsewhere/region" ] || fail "its region's folder went with it"
 
+# The same where the whole path is longer than paths can be: then it is as it was named.
+(
+        cd "$folder" || exit 2
+        for _ in $(seq 50); do
+                part=$(head -c $((4094 - ${#PWD} > 251 ? 250 : 4093 - ${#PWD})) /dev/zero | tr '\0' d)
+                mkdir "$part" && cd "$part" || exit 2
+                [ ${#PWD} -lt 4094 ] || break
+        done
+        timeout 20 env GPURECLAIM_REGION_DIR=region "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
+        status=$?
+        [ ${#PWD} -eq 4094 ] && [ $status -eq 0 ] && [ "$(cat "$folder/out")" = worked ] && [ -d region ]
+) || fail "a program far down"
+
+# The summary tells how each card is in the end.
+run two-cards GRSIM_DEVICES=2 "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
+worked "two cards"
+python3 - "$folder/stats" <<'PY' || fail "two cards: $(cat "$folder/stats")"
+import json, sys
+
+devices = json.load(open(sys.argv[1]))["devices"]
+sys.exit(len(devices) != 2 or any(d["card_free_bytes"] + d["footprint_bytes"] != d["card_total_bytes"] for d in devices))
+PY
+
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
         run plain "GPURECLAIM_$option=$folder/fifo" 2>"$folder/err"
