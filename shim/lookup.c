@@ -57,9 +57,13 @@ static void **real_slot(const struct symbol *symbol)
 
 dlsym_function *gr_find_real_dlsym(void)
 {
-        if (!gr_real_dlsym)
-                gr_real_dlsym = gr_next_dlsym();
-        return gr_real_dlsym;
+        dlsym_function *real = __atomic_load_n(&gr_real_dlsym, __ATOMIC_RELAXED);
+
+        if (!real) {
+                real = gr_next_dlsym();
+                __atomic_store_n(&gr_real_dlsym, real, __ATOMIC_RELAXED);
+        }
+        return real;
 }
 
 void *gr_real_symbol(void *handle, const char *name)

@@ -8,6 +8,7 @@
 
 #include "gpureclaim.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,6 +30,10 @@ enum { FIT = sizeof(fit) / sizeof(fit[0]) };
 static atomic_uint runs[FIT], failed;
 static double seconds = 8;
 static struct timespec begin;
+static pthread_barrier_t start;
+
+struct nvml_memory;
+int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *ret); /* the library's */
 
 void sweep_error(const char *call, CUresult result, bool twice)
 {
@@ -80,10 +85,8 @@ static void besides(void)
         gpureclaim_status(0, &status);
         TRY(cuMemGetInfo(&bytes, &total));
         TRY(cuCtxCreate(&context, NULL, 0, 0));
-        for (int i = 0; i < 50; i++) {
-                TRY(cuMemAllocPitch(&ptr, &pitch, (size_t)rand() % 3000 + 1, 4, 4)); /* each width is asked for once */
-                TRY(cuMemFree(ptr));
-        }
+        TRY(cuMemAllocPitch(&ptr, &pitch, 1000, 4, 4));
+        TRY(cuMemFree(ptr));
         TRY(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         TRY(cuStreamEndCapture(stream, &graph));
@@ -104,16 +107,43 @@ static double elapsed(void)
         return (double)(now.tv_sec - begin.tv_sec) + (double)(now.tv_nsec - begin.tv_nsec) * 1e-9;
 }
 
+/* What is set up by the first call of its kind, which any thread may make. */
+static void first_calls(void)
+{
+        struct gpureclaim_reclaimable hooks = {.struct_bytes = sizeof(hooks), .purge = nothing_idle};
+        void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *found, *device = NULL;
+        int (*by_index)(unsigned index, void **ret_device);
+        unsigned long long figures[3];
+        uint64_t id;
+
+        found = nvml ? dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2") : NULL;
+        memcpy(&by_index, &found, sizeof(by_index));
+        pthread_barrier_wait(&start);
+        if (gpureclaim_register(&hooks, &id) == 0)
+                gpureclaim_unregister(id);
+        TRY(cuInit(0));
+        if (found && by_index(0, &device) == 0)
+                nvmlDeviceGetMemoryInfo(device, (struct nvml_memory *)figures);
+}
+
 /* Most threads run the same scene at a time, as they meet there; the first one goes its own way. */
 static void *run(void *arg)
 {
         unsigned number = *(unsigned *)arg, own = 0;
+        CUdeviceptr ptr;
+        size_t pitch;
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* not refused what others capture */
         CUcontext primary;
 
+        first_calls();
         TRY(cuThreadExchangeStreamCaptureMode(&mode));
         TRY(cuDevicePrimaryCtxRetain(&primary, 0)); /* no scene ends it for the others */
         TRY(cuCtxSetCurrent(primary));
+        pthread_barrier_wait(&start);
+        for (size_t width = 4; width < 2000; width += 4) { /* each is remembered when it is first asked for */
+                TRY(cuMemAllocPitch(&ptr, &pitch, width, 4, 4));
+                TRY(cuMemFree(ptr));
+        }
         for (double now; (now = elapsed()) < seconds && atomic_load(&failed) == 0;) {
                 unsigned at = (number ? (unsigned)(now / seconds * FIT) : own++) % FIT;
 
@@ -131,14 +161,12 @@ int main(int argc, char **argv)
 {
         pthread_t threads[THREADS];
         unsigned numbers[THREADS];
-        CUcontext primary;
 
         setvbuf(stdout, NULL, _IOLBF, 0);
         if (argc > 1)
                 seconds = strtod(argv[1], NULL);
         clock_gettime(CLOCK_MONOTONIC, &begin);
-        TRY(cuInit(0));
-        TRY(cuDevicePrimaryCtxRetain(&primary, 0));
+        pthread_barrier_init(&start, NULL, THREADS);
         for (unsigned i = 0; i < THREADS; i++) {
                 numbers[i] = i;
                 if (pthread_create(&threads[i], NULL, run, &numbers[i]))
