@@ -7,7 +7,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "gpureclaim.h"
@@ -256,6 +258,54 @@ static void test_early(bool early)
         GR_CHECK_EQ(purges, 2);
 }
 
+static _Atomic bool hook_started, hook_ended;
+
+static int purge_while_exiting(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        atomic_store(&hook_started, true);
+        gt_sleep_us(30000);
+        GR_CHECK_EQ(cuMemFree(atomic_exchange(&held, 0)), CUDA_SUCCESS);
+        atomic_store(&hook_ended, true);
+        return 0;
+}
+
+static void *need_more(void *arg)
+{
+        CUdeviceptr ptr;
+
+        gt_attach(&gt);
+        cuMemAlloc(&ptr, 200 * GT_MIB);
+        return arg;
+}
+
+/* Runs after the library's own: registered before it. */
+static void look_at_exit(void)
+{
+        if (hook_ended && !GR_CHECK_RESULT())
+                return;
+        fprintf(stderr, "a hook that has begun is not waited for\n");
+        _exit(1);
+}
+
+/* GPURECLAIM_HARD_LIMIT=256MiB. The program ends while a hook is at work, which calls the driver. */
+static void test_exit(void)
+{
+        struct gpureclaim_reclaimable reclaimable = {
+                .struct_bytes = sizeof(reclaimable), .name = "test", .purge = purge_while_exiting};
+        pthread_t thread;
+
+        atexit(look_at_exit);
+        gt_open(&gt);
+        GR_CHECK_EQ(enlist(&reclaimable, &id), 0);
+        atomic_store(&held, allocate(200 * GT_MIB));
+        pthread_create(&thread, NULL, need_more, NULL);
+        while (!atomic_load(&hook_started))
+                gt_sleep_us(100);
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -279,6 +329,8 @@ int main(int argc, char **argv)
                 test_threshold();
         else if (strcmp(mode, "spill") == 0)
                 test_spill();
+        else if (strcmp(mode, "exit") == 0)
+                test_exit();
         else if (strcmp(mode, "wait") == 0)
                 test_wait();
         else if (strcmp(mode, "early") == 0 || strcmp(mode, "no-early") == 0)
