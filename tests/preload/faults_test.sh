@@ -2,12 +2,12 @@
 # Drivers that lack something or fail: the program gets what it would get natively, or the driver's own error, and never
 # corrupted memory.
 #
-#   faults_test.sh PROCESS SAFETY OLD_DRIVER.PY PINNED CONTEXTS
+#   faults_test.sh PROCESS SAFETY OLD_DRIVER.PY PINNED FIRST
 #
-# The programs `process`, `safety` and `pinned`; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
+# The programs `process`, `safety`, `pinned` and `first`; GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device.
 set -u
 
-process=$1 safety=$2 old_driver=$3 pinned=$4
+process=$1 safety=$2 old_driver=$3 pinned=$4 first=$5
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 failed=0
@@ -95,6 +95,13 @@ done
 under 0 "no cuMemFreeAsync" "$(old cuMemFreeAsync cuMemFreeAsync_ptsz)" GRSIM_MISSING=cuMemFreeAsync \
         GPURECLAIM_RELEASE_THRESHOLD=0 "$process" plain
 quiet "no cuMemFreeAsync"
+
+# A program may find the library's function where the driver has none.
+ordered="cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemFreeAsync cuMemFreeAsync_ptsz"
+under 0 "no stream-ordered memory" "$(old $ordered)" "$first"
+for symbol in $ordered; do
+        [ "$(grep -c "$symbol(.*): 500$" "$folder/out")" -ge 2 ] || fail "no $symbol: it is not NOT_FOUND"
+done
 
 # The card is full for one call: the ladder is climbed and the program does not notice.
 under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2 "$process" plain

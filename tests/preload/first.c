@@ -29,6 +29,9 @@ static void *found;
         CALL(cuMemAlloc_v2(NULL, 4096))                                                                                \
         CALL(cuMemAllocPitch_v2(&ptr, &bytes, 100, 100, 4))                                                            \
         CALL(cuMemFree_v2(0))                                                                                          \
+        CALL(cuMemAllocAsync(&ptr, 4096, NULL))                                                                        \
+        CALL(cuMemAllocAsync_ptsz(&ptr, 4096, NULL))                                                                   \
+        CALL(cuMemAllocFromPoolAsync(&ptr, 4096, NULL, NULL))                                                          \
         CALL(cuMemFreeAsync(0, NULL))                                                                                  \
         CALL(cuMemFreeAsync_ptsz(0, NULL))                                                                             \
         CALL(cuMemFreeAsync(4096, NULL))                                                                               \

@@ -175,6 +175,7 @@ static const struct {
         {"plain/split", "cuMemCreate:1=999"},
         {"plain/split", "cuMemMap:2=1"},
         {"plain/split", "cuMemSetAccess:2=1"},
+        {"changing/auto", "cuCtxRecordEvent:10=999"},
         {"changing/auto", "cuMemGetAllocationGranularity:1=1"},
         {"streams-poll", "malloc:1=12"},
         {"streams/split", "cuDevicePrimaryCtxGetState:1=999"},

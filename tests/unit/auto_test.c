@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "pool.h"
@@ -421,6 +422,77 @@ static void test_quick_ends(void)
         }
 }
 
+struct adopted {
+        struct gr_block *block;
+        uint64_t ptr;
+        _Atomic bool begun;
+};
+
+static void *adopt(void *arg)
+{
+        struct adopted *adopted = arg;
+
+        atomic_store(&adopted->begun, true);
+        adopted->ptr = gr_arena_adopt(adopted->block, 6 * MIB);
+        return NULL;
+}
+
+/* What the short way may take back is handed out under the lock that a free takes, and not beside it. */
+static void test_adopted(void)
+{
+        struct adopted adopted = {0};
+        pthread_t thread;
+        uint64_t ptr;
+
+        begin_moved();
+        ptr = gpu_take(6 * MIB);
+        gpu_give(ptr, 6 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        adopted.block = gr_split_take(context, 6 * MIB, false);
+        GR_CHECK(adopted.block != NULL);
+        gr_arena_lock(&context->first_arena);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, adopt, &adopted), 0);
+        while (!atomic_load(&adopted.begun))
+                usleep(1000);
+        usleep(20000);
+        GR_CHECK_EQ(atomic_load(&adopted.block->state), GR_BLOCK_CACHED);
+        gr_arena_unlock(&context->first_arena);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(adopted.ptr, ptr);
+        GR_CHECK(gr_block_is_live(adopted.block));
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Bins ask what all have only where they pass what they were granted. What split has is granted to nobody, so each who
+ * frees asks once it serves requests. */
+static void test_moved_threshold(void)
+{
+        uint64_t bins[2], blocks[4];
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.wake = gpu_wake;
+        gr_budget_set_threshold(gpu_device(), 256 * MIB);
+        for (int i = 0; i < 2; i++)
+                bins[i] = gpu_take(50 * MIB);
+        for (int i = 0; i < 2; i++)
+                gpu_give(bins[i], 50 * MIB);
+        GR_CHECK(!gr_pool_wants_wake(context));
+        gr_split_consider(context, 100 * MIB);
+        GR_CHECK(gr_split_active(context));
+        for (int i = 0; i < 4; i++)
+                blocks[i] = gpu_take(60 * MIB);
+        gpu_wakes = 0;
+        for (int i = 0; i < 4; i++)
+                gpu_give(blocks[i], 60 * MIB);
+        GR_CHECK(gr_budget_excess(gpu_device()) > 0);
+        GR_CHECK(gpu_wakes > 0);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(int argc, char **argv)
 {
         if (!gpu_open(argc == 2 && !strcmp(argv[1], "mapped")))
@@ -437,6 +509,8 @@ int main(int argc, char **argv)
         test_slight();
         test_quick_waits();
         test_quick_ends();
+        test_adopted();
+        test_moved_threshold();
         gpu_close();
         return GR_CHECK_RESULT();
 }

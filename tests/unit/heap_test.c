@@ -9,6 +9,7 @@
 #include <utlist.h>
 
 #include "check.h"
+#include "metadata.h"
 #include "moves.h"
 #include "pages.h"
 #include "pool.h"
@@ -916,6 +917,49 @@ static void test_stuck_refused(void)
         gpu_end();
 }
 
+/* More than a heap has addresses for is the driver's to refuse. */
+static void test_no_addresses(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(4 * MIB);
+        GR_CHECK_EQ(gpu_take(5 * GPU_PAGES * GR_PAGE_BYTES), 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What a context leaves behind is not lost: its blocks' structures serve others. */
+static void test_structures(void)
+{
+        enum { MANY = 200, SOME = 20 };
+        static struct gr_block *blocks[MANY];
+        struct gr_block *next[SOME];
+        struct gr_range *range;
+        unsigned count = 0, again = 0;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < MANY; i++)
+                gpu_take(2 * MIB);
+        for (range = context->split.heaps[false]->first; range && count < MANY; range = range->after)
+                blocks[count++] = &range->block;
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        for (unsigned i = 0; i < SOME; i++) { /* not all are those of blocks */
+                next[i] = gr_block_new();
+                for (unsigned k = 0; k < count; k++)
+                        again += blocks[k] == next[i];
+        }
+        GR_CHECK(again > 0 || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
+        for (unsigned i = 0; i < SOME; i++)
+                gr_block_free(next[i]);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
 /* What must not be reused shares its last page with a block: its account goes with the context. */
 static void test_stuck_end(void)
 {
@@ -967,6 +1011,8 @@ int main(void)
         test_heap_exported(true);
         test_old_addresses();
         test_old_addresses_shared();
+        test_no_addresses();
+        test_structures();
         test_stuck_refused();
         test_stuck_end();
         /* Last: what they touch is cleared for every test after them. */
