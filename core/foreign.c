@@ -149,6 +149,8 @@ struct gr_foreign *gr_foreign_take(struct gr_core *core, enum gr_family family, 
 
 void gr_foreign_settle(struct gr_core *core, struct gr_foreign *entry, int freed)
 {
+        int saved_errno = errno; /* the table may take memory */
+
         if (!entry)
                 return;
         if (freed) {
@@ -157,6 +159,7 @@ void gr_foreign_settle(struct gr_core *core, struct gr_foreign *entry, int freed
         } else {
                 put(&core->foreign, entry);
         }
+        errno = saved_errno;
 }
 
 void gr_foreign_drop_owner(struct gr_core *core, void *owner)
