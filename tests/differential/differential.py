@@ -42,6 +42,12 @@ CARDS = ["GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=1GiB", "GRSIM_MEMORY=512MiB", "GRSIM
 
 # ---- what may differ ----
 
+# Under a hard limit the program gets what it would get on a card of that size, so natively the card is that small.
+# There managed memory counts, too, and contexts and what graphs hold for themselves do not.
+LIMITS = ["GPURECLAIM_HARD_LIMIT=256MiB", "GPURECLAIM_HARD_LIMIT=400MiB"]
+OTHERS = ["GPURECLAIM_RELEASE_THRESHOLD=0", "GPURECLAIM_RELEASE_THRESHOLD=48MiB", "GPURECLAIM_SOFT_LIMIT=64MiB", "GPURECLAIM_DECAY=5ms",
+          "GPURECLAIM_PINNED_CACHE=0", "GPURECLAIM_EARLY=0", "GPURECLAIM_HOST_TRIM=1"]
+
 SAME, ALLOWED, END = "same", "allowed", "end"
 
 
@@ -49,9 +55,19 @@ def numbers(text):
     return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
+def in_segments(settings):
+    """Whether a block may lie in a piece of memory, of any size, that goes back as a whole: split where nothing is mapped."""
+    return ("POOL=auto" in settings or "POOL=split" in settings) and "DEVICES=2" in settings
+
+
 def wide(settings):
-    """Whether memory is taken in larger pieces than are asked for: auto maps it so, split allocates so where it does not map."""
-    return "POOL=auto" in settings or "POOL=split" in settings and "DEVICES=2" in settings
+    """Whether memory is taken in larger pieces than are asked for."""
+    return "POOL=auto" in settings or in_segments(settings)
+
+
+def limit(settings):
+    found = re.search(r"HARD_LIMIT=(\w+)", settings)
+    return found and found[1]
 
 
 def either_ready(native, shim, _settings):
@@ -65,17 +81,19 @@ def code(text):
 
 def larger(live, small, settings):
     """What live blocks may hold beside what was asked for, in KiB."""
+    if in_segments(settings) and live:
+        return 1 << 40
     return 4 * 2048 + (32 * 1024 + live if wide(settings) else live // 8) + small
 
 
 def near(native, shim, settings):
     a, b = numbers(native), numbers(shim)
-    if len(a) != 7 or len(b) != 7 or a[0] != b[0] or a[2:6] != b[2:6]:
+    if len(a) != 9 or len(b) != 9 or a[0] != b[0] or a[2:6] != b[2:6] or a[7:] != b[7:]:
         return False
     if a[0] != 0:
         return a[1] == b[1]  # only what pools keep differs
-    _, free, total, live, small, asked, _pools = a
-    return free - larger(live, small, settings) - b[6] <= b[1] <= total - asked
+    _, free, total, live, small, asked, _pools, managed, late = a
+    return free - larger(live, small, settings) - b[6] - managed - late <= b[1] <= total - asked - managed
 
 
 def near_left(native, shim, settings):
@@ -99,9 +117,13 @@ def more_room(native, shim, _settings):
     return code(native) == 2 and code(shim) == 0
 
 
+def most_in_segments(native, shim, settings):
+    return in_segments(settings) and code(native) == 0 and code(shim) == 2
+
+
 def less_room(native, shim, settings):
     found = re.search(r", asked (\d+) live (\d+) small (\d+) others (\d+) of (\d+)", native)
-    if not found or code(native) != 0 or code(shim) != 2:
+    if not found or code(native) not in (0, 900) or code(shim) != 2:  # beyond a limit the driver, which may forbid it, is not asked
         return False
     asked, live, small, others, total = map(int, found.groups())
     return asked + live + others + small + larger(live, small, settings) > total
@@ -111,7 +133,7 @@ def less_room(native, shim, settings):
 RULES = [
     (("event-query", "stream-query"), either_ready, ALLOWED, "whether work has ended yet is a matter of time"),
     (("info",), near, ALLOWED, "small blocks share pages in another way, and may be twice as large as was asked for, others an eighth larger; what is freed in "
-     "stream order, and what pools keep, is free at once; but they keep it until the program waits, which a free is not; of a "
+     "stream order, and what pools keep, is free at once, or when the stream comes to it; but they keep it until the program waits, which a free is not; of a "
      "larger piece that is partly live the rest is nobody's to have whole"),
     (("left",), near_left, ALLOWED, "as info, with nothing live"),
     (("share",), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
@@ -119,6 +141,7 @@ RULES = [
     (("free",), freed_beside_dead, END, "a block's context says where it goes, whatever ended context is current"),
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
      "the library may find room where the driver finds none; what follows is another program"),
+    (("most",), most_in_segments, ALLOWED, "as info"),
     (("alloc", "pitch", "async", "map"), less_room, END,
      "with what blocks may hold beside what was asked for (as info) the card is full"),
 ]
@@ -167,6 +190,10 @@ class Runner:
             arguments.append("--own-frees")
         if wide(how):
             arguments.append("--wide")
+        if limit(how):
+            arguments.append("--limited")
+            if not preloaded:
+                env["GRSIM_MEMORY"] = limit(how)
         self.runs += 1
         try:
             done = subprocess.run(arguments, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -523,6 +550,9 @@ def search(runner, seed, seconds, keep, only=None):
         race = programs % 4 == 3
         choose = random.Random("%d %d settings" % (seed, programs))
         how = "%s %s%s" % (choose.choice(SETTINGS), choose.choice(CARDS), " --race" if race else "")
+        more = choose.choice([None, None, LIMITS, OTHERS])
+        if more and not (race and more is LIMITS):
+            how = "%s %s" % (choose.choice(more), how)
         lines = Writer("%d %d" % (seed, programs), race, 2 if "DEVICES=2" in how else 1).program()
         programs += 1
         lines_run += len(lines)

@@ -1,7 +1,7 @@
 /*
  * Runs a program written in lines, and prints what every line got: once natively and once preloaded, to be compared.
  *
- *   program [--race] [--own-frees] [--wide] FILE
+ *   program [--race] [--own-frees] [--wide] [--limited] FILE
  *
  * A line is "THREAD VERB ARGUMENT...". An argument is a number, or an object: a letter for its kind and the number of
  * its slot (c context, s stream, e event, m memory, p pool, g graph, x executable graph). c0 is the primary context of
@@ -14,7 +14,7 @@
  * Every allocation has a home stream, in which all its work goes. What was last written is known, and is compared
  * there before the memory is freed, on "check", and at the end. --own-frees says that nobody takes care of frees beside
  * a capture: where a library would, the plain driver is asked in relaxed mode. --wide says that memory is mapped ahead
- * of requests, so that "most" is to ask for less.
+ * of requests, so that "most" is to ask for less. --limited says that managed memory counts as memory of the device.
  */
 #include "gputest.h"
 
@@ -110,13 +110,14 @@ struct op {
 static struct gt gt;
 static struct op *ops;
 static int n_ops, last_alone = -1, devices;
-static bool race, own_frees, wide;
+static bool race, own_frees, wide, limited;
 static int n_captures = 1, open_captures, strict_captures; /* changed by lines that are alone */
 static _Atomic unsigned n_made;
 static _Thread_local int me;                             /* a number that no other thread has, nor had */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what is done, and the threads */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static size_t total_bytes, context_bytes;
+static const size_t context_bytes = GT_PAGE; /* of the simulated device */
+static size_t total_bytes;
 
 __attribute__((format(printf, 2, 3))) static void say(const struct op *op, const char *format, ...)
 {
@@ -360,7 +361,7 @@ static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
                     device_of(m->context) != device)
                         continue;
                 if (m->bytes > GT_MIB)
-                        live += (m->bytes + GT_PAGE - 1) / GT_PAGE * GT_PAGE;
+                        live += gt_pages(m->bytes);
                 else
                         small += m->bytes;
                 asked += m->bytes;
@@ -370,20 +371,32 @@ static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
         return live;
 }
 
+/* Of managed memory what counts as the device's. */
+static size_t managed_bytes(int device)
+{
+        size_t bytes = 0;
+
+        for (int i = 0; limited && i < SLOTS; i++)
+                if (memories[i].live && memories[i].kind == MANAGED && device_of(memories[i].context) == device)
+                        bytes += memories[i].bytes > GT_MIB ? gt_pages(memories[i].bytes) : memories[i].bytes;
+        return bytes;
+}
+
 /* Where the device is nearly full somebody may be refused: how full it is, as the program knows it. */
 static const char *room(const struct memory *m)
 {
         static _Thread_local char text[160];
-        size_t small, asked, live, contexts_bytes = 0;
+        size_t small, asked, live, others = 0;
         int device = device_of(m->context);
 
         if (race || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH)
                 return "";
         live = live_bytes(device, &small, &asked);
         for (int c = 0; c < SLOTS; c++)
-                contexts_bytes += contexts[c].live && contexts[c].device == device ? context_bytes : 0;
+                others += contexts[c].live && contexts[c].device == device ? context_bytes : 0;
+        others += managed_bytes(device);
         snprintf(text, sizeof text, ", asked %zu live %zu small %zu others %zu of %zu", m->bytes >> 10, live >> 10,
-                 small >> 10, contexts_bytes >> 10, total_bytes >> 10);
+                 small >> 10, others >> 10, total_bytes >> 10);
         return text;
 }
 
@@ -482,9 +495,15 @@ static void run_reset(struct op *op)
         say_code(op, result);
 }
 
+static _Atomic size_t late_bytes; /* freed in stream order; it may not have come to that yet */
+
 static void run_sync(struct op *op)
 {
-        say_code(op, cuCtxSynchronize());
+        CUresult result = cuCtxSynchronize();
+
+        if (result == CUDA_SUCCESS)
+                late_bytes = 0;
+        say_code(op, result);
 }
 
 /* ---- verbs: memory ---- */
@@ -679,6 +698,8 @@ static void run_free_async(struct op *op)
         if (op->arg[3] == 1 && result == CUDA_SUCCESS && m->kind != OF_GRAPH && !race && !strict_captures)
                 twice = doors[op->arg[2]].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
         m->live = result != CUDA_SUCCESS;
+        if (!m->live && m->kind == DEVICE)
+                late_bytes += gt_pages(m->bytes);
         say(op, "%d %d", (int)result, (int)twice);
 }
 
@@ -815,8 +836,9 @@ static void run_info(struct op *op)
         size_t available = 0, total = 0, small, asked, live = live_bytes(device, &small, &asked);
         CUresult result = cuMemGetInfo(&available, &total);
 
-        say(op, "%d free %zu of %zu, live %zu small %zu asked %zu, pools %zu", (int)result, available >> 10,
-            total >> 10, live >> 10, small >> 10, asked >> 10, reserved_bytes(device) >> 10);
+        say(op, "%d free %zu of %zu, live %zu small %zu asked %zu, pools %zu, managed %zu, late %zu", (int)result,
+            available >> 10, total >> 10, live >> 10, small >> 10, asked >> 10, reserved_bytes(device) >> 10,
+            managed_bytes(device) >> 10, late_bytes >> 10);
 }
 
 /* One block of so many hundredths of what must be there besides what is live. */
@@ -829,6 +851,7 @@ static void run_most(struct op *op)
 
         for (int c = 0; c < SLOTS; c++)
                 others += contexts[c].live && contexts[c].device == device ? context_bytes + GT_PAGE : 0;
+        others += managed_bytes(device);
         /* A block may be an eighth larger than was asked for, a small one twice as large; with --wide it may lie in a
          * mapping for more. */
         live += (wide ? live : live / 8) + 2 * small;
@@ -1406,7 +1429,6 @@ static void close_program(void)
 int main(int argc, char **argv)
 {
         const char *path = NULL;
-        size_t available;
 
         for (int i = 1; i < argc; i++) {
                 if (!strcmp(argv[i], "--race"))
@@ -1415,17 +1437,17 @@ int main(int argc, char **argv)
                         own_frees = true;
                 else if (!strcmp(argv[i], "--wide"))
                         wide = true;
+                else if (!strcmp(argv[i], "--limited"))
+                        limited = true;
                 else
                         path = argv[i];
         }
         if (!path)
-                gt_die("usage: program [--race] [--own-frees] [--wide] FILE");
+                gt_die("usage: program [--race] [--own-frees] [--wide] [--limited] FILE");
         alarm(60);
         GT_MUST(cuInit(0));
         GT_MUST(cuDeviceTotalMem(&total_bytes, 0));
         gt_open(&gt);
-        GT_MUST(cuMemGetInfo(&available, &(size_t){0}));
-        context_bytes = total_bytes - available;
         GT_MUST(cuDeviceGetCount(&devices));
         open_doors();
         read_program(path);
