@@ -171,7 +171,8 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
         gr_lock(&core->contexts_lock);
         context = core->contexts;
         while (context) {
-                bool wanted = context->alive && !context->ending && (device < 0 || context->device->ordinal == device),
+                bool wanted = context->alive && context->ending == 0 &&
+                              (device < 0 || context->device->ordinal == device),
                      more = true;
 
                 if (wanted) {
@@ -227,7 +228,7 @@ static void see_off(struct gr_context *context)
         for (const struct visit *visit = visits; visit; visit = visit->outer)
                 own += visit->context == context;
         gr_lock(&core->contexts_lock);
-        atomic_store(&context->ending, true);
+        atomic_fetch_add(&context->ending, 1);
         while (context->visitors > own) {
                 gr_unlock(&core->contexts_lock);
                 core->driver->sleep_ns(VISIT_LOOK_NS);
@@ -238,9 +239,15 @@ static void see_off(struct gr_context *context)
 
 void gr_context_stays(struct gr_context *context)
 {
+        bool ending;
+
         gr_lock(&context->core->contexts_lock);
-        atomic_store(&context->ending, false);
+        if (context->ending > 0)
+                atomic_fetch_sub(&context->ending, 1);
+        ending = context->ending > 0;
         gr_unlock(&context->core->contexts_lock);
+        if (ending)
+                return;
         gr_core_each_context(context->core, context->device->ordinal, reach_each_other, context);
         gr_pinned_join(context);
 }
@@ -272,6 +279,6 @@ void gr_context_drop(struct gr_context *context)
         gr_pinned_drop(context);
         gr_lock(&core->contexts_lock);
         context->alive = false; /* from now on it may serve for another context */
-        atomic_store(&context->ending, false);
+        atomic_store(&context->ending, 0);
         gr_unlock(&core->contexts_lock);
 }

@@ -43,11 +43,12 @@ struct gr_context {
         size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
 
-        void *handle;        /* of the driver; guarded by core->contexts_lock, constant while alive */
-        bool alive;          /* guarded by core->contexts_lock */
-        bool coming;         /* the fences of the others do not know it yet; guarded likewise */
-        _Atomic bool ending; /* it may be gone in the driver: no new visit; set with the lock held */
-        unsigned visitors;   /* gr_core_each_context in it; guarded likewise */
+        void *handle;            /* of the driver; guarded by core->contexts_lock, constant while alive */
+        bool alive;              /* guarded by core->contexts_lock */
+        bool coming;             /* the fences of the others do not know it yet; guarded likewise */
+        _Atomic unsigned ending; /* threads that may end it: it may be gone in the driver, so no new visit; set with
+                                    the lock held */
+        unsigned visitors;       /* gr_core_each_context in it; guarded likewise */
         struct gr_context *next;
         struct gr_fence fence;
         struct gr_split split;

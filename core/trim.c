@@ -69,7 +69,7 @@ uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const ui
         for (size_t i = 0; i < count; i++) {
                 bool back = i < done;
 
-                if (!back && atomic_load(&context->ending)) {
+                if (!back && atomic_load(&context->ending) > 0) {
                         back = true; /* it goes with its context, and the address may be another's already */
                 } else if (!back && core->driver->mem_free(ptrs[i]) == 0) {
                         gr_count(core, GR_STAT_driver_frees, 1);

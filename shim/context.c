@@ -38,6 +38,14 @@ static unsigned green_count, green_room;
 static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
 static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen: by the program and its green contexts */
 
+/*
+ * Who retains or releases a device's primary context does so alone: one that is retained again beside its end has the
+ * same handle, and nobody could tell it from the one that has ended. Taken before the lock above. The driver may call
+ * back to its runtime while it ends a context, so the same thread may take it again.
+ */
+static pthread_mutex_t primary_locks[GR_DEVICES_MAX] = {[0 ... GR_DEVICES_MAX - 1] =
+                                                                PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+
 bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
 {
         CUuuid uuid;
@@ -139,9 +147,11 @@ static struct gr_context *look_up(CUcontext handle)
         if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
                 return NULL;
         mode = gr_capture_relax();
+        pthread_mutex_lock(&primary_locks[dev]);
         pthread_mutex_lock(&lock);
         if (!primaries[dev])
                 primaries[dev] = primary_of(dev);
+        pthread_mutex_unlock(&primary_locks[dev]);
         owner = alias_of(handle);
         if (!owner) {
                 owner = owner_of(handle, dev);
@@ -347,14 +357,18 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 {
         CUresult result;
 
-        result = has(GR_REAL(cuDevicePrimaryCtxRetain, context, dev), context, dev, false);
-        if (result == CUDA_SUCCESS && dev >= 0 && dev < GR_DEVICES_MAX) {
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
+        pthread_mutex_lock(&primary_locks[dev]);
+        result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
+        if (result == CUDA_SUCCESS) {
                 pthread_mutex_lock(&lock);
                 primaries[dev] = *context;
                 retained[dev]++;
                 pthread_mutex_unlock(&lock);
         }
-        return result;
+        pthread_mutex_unlock(&primary_locks[dev]);
+        return has(result, context, dev, false);
 }
 
 /*
@@ -378,27 +392,42 @@ static void stays(CUcontext handle)
                 gr_context_stays(context);
 }
 
-/* For a handle that the driver has had: of one that is gone it says so (measured, driver 580). */
-static bool is_alive(CUcontext ctx)
+/* 0: unknown. */
+static unsigned long long id_of(CUcontext ctx)
+{
+        unsigned long long id;
+
+        return gr_real.cuCtxGetId && gr_real.cuCtxGetId(ctx, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+/*
+ * For a handle that the driver has had: of one that is gone it says so (measured, driver 580). It may be that of a new
+ * context already.
+ */
+static bool is_alive(CUcontext ctx, unsigned long long id)
 {
         unsigned int version;
 
-        return gr_real.cuCtxGetApiVersion && gr_real.cuCtxGetApiVersion(ctx, &version) == CUDA_SUCCESS;
+        return gr_real.cuCtxGetApiVersion && gr_real.cuCtxGetApiVersion(ctx, &version) == CUDA_SUCCESS &&
+               id_of(ctx) == id;
 }
 
 /* counted: it ends only with the last of those who attached to it. */
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         int saved_errno = errno;
+        unsigned long long id = 0;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        if (gr_shim_ready() && counted)
+                id = id_of(ctx);
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);
         gr_thread.sure = 0;
-        if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx)))
+        if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx, id)))
                 ended(ctx);
         else if (gr_shim_ready())
                 stays(ctx);
@@ -439,35 +468,60 @@ static bool still_active(CUdevice dev)
         return active;
 }
 
-/* A release ends the context when it is the last: the count is the driver's, but whoever retains it we see. */
+/* A primary context that is about to be released or reset. */
+struct release {
+        CUdevice dev;
+        CUcontext primary; /* NULL: not seen */
+        bool reset, ends;
+};
+
+/* A release ends it when it is the last: the count is the driver's, but whoever retains it we see. Primary lock held.
+ */
+static struct release before_release(CUdevice dev, bool reset)
+{
+        struct release release = {.dev = dev, .reset = reset};
+
+        pthread_mutex_lock(&lock);
+        release.primary = primaries[dev];
+        release.ends = reset || retained[dev] <= 1;
+        pthread_mutex_unlock(&lock);
+        if (release.primary && release.ends)
+                ending(release.primary);
+        return release;
+}
+
+/* Primary lock held since before. */
+static void after_release(const struct release *release, CUresult result)
+{
+        if (result == CUDA_SUCCESS) {
+                unsigned *count = &retained[release->dev];
+
+                pthread_mutex_lock(&lock);
+                /* After a reset nobody knows: too few only means that an end is prepared for that does not come. */
+                *count = release->reset || *count == 0 ? 0 : *count - 1;
+                pthread_mutex_unlock(&lock);
+        }
+        if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(release->dev)))
+                ended(release->primary);
+        else if (release->primary && release->ends)
+                stays(release->primary);
+}
+
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
 {
-        CUcontext primary = NULL;
-        bool known = gr_shim_ready() && dev >= 0 && dev < GR_DEVICES_MAX, ends = reset;
         int saved_errno = errno;
+        struct release release;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (known) {
-                pthread_mutex_lock(&lock);
-                primary = primaries[dev];
-                ends |= retained[dev] <= 1;
-                pthread_mutex_unlock(&lock);
-        }
-        if (primary && ends)
-                ending(primary);
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return real(dev);
+        pthread_mutex_lock(&primary_locks[dev]);
+        release = before_release(dev, reset);
         result = real(dev);
-        if (known && result == CUDA_SUCCESS) {
-                pthread_mutex_lock(&lock);
-                /* After a reset nobody knows: too few only means that an end is prepared for that does not come. */
-                retained[dev] = reset || retained[dev] == 0 ? 0 : retained[dev] - 1;
-                pthread_mutex_unlock(&lock);
-        }
-        if (primary && result == CUDA_SUCCESS && (reset || !still_active(dev)))
-                ended(primary);
-        else if (primary && ends)
-                stays(primary);
+        after_release(&release, result);
+        pthread_mutex_unlock(&primary_locks[dev]);
         errno = saved_errno;
         return result;
 }
@@ -528,22 +582,27 @@ static struct green *green_find(CUgreenCtx handle)
 GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
                                             unsigned int flags)
 {
-        CUresult result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
         int saved_errno = errno;
         CUstreamCaptureMode mode;
-        CUcontext primary;
+        CUcontext primary = NULL;
+        CUresult result;
 
-        if (result != CUDA_SUCCESS || !gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
-                return result;
-        gr_streams_overlap(); /* it has a default stream beside the primary context's */
-        mode = gr_capture_relax();
-        primary = primary_of(dev);
-        gr_capture_restore(mode);
-        pthread_mutex_lock(&lock);
-        green_remember(*green, dev);
-        if (primary)
-                primaries[dev] = primary;
-        pthread_mutex_unlock(&lock);
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        pthread_mutex_lock(&primary_locks[dev]);
+        result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        if (result == CUDA_SUCCESS) {
+                gr_streams_overlap(); /* it has a default stream beside the primary context's */
+                mode = gr_capture_relax();
+                primary = primary_of(dev);
+                gr_capture_restore(mode);
+                pthread_mutex_lock(&lock);
+                green_remember(*green, dev);
+                if (primary)
+                        primaries[dev] = primary;
+                pthread_mutex_unlock(&lock);
+        }
+        pthread_mutex_unlock(&primary_locks[dev]);
         if (primary)
                 has(result, &primary, dev, false);
         errno = saved_errno;
@@ -566,45 +625,60 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
         return result;
 }
 
+static void end_inactive(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                CUcontext primary;
+
+                pthread_mutex_lock(&primary_locks[i]);
+                pthread_mutex_lock(&lock);
+                primary = primaries[i];
+                pthread_mutex_unlock(&lock);
+                if (primary && !still_active(i))
+                        ended(primary);
+                pthread_mutex_unlock(&primary_locks[i]);
+        }
+}
+
 /*
  * It releases the primary context, which ends where nobody else retains it. And its handle as a context may come back
  * as another one: no alias is trusted any more.
  */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
-        CUcontext primary = NULL, known[GR_DEVICES_MAX];
         int saved_errno = errno;
+        struct release release;
         struct green *green;
+        CUdevice dev = -1;
         CUresult result;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuGreenCtxDestroy, handle);
         pthread_mutex_lock(&lock);
         green = green_find(handle);
-        if (green && retained[green->dev] <= 1)
-                primary = primaries[green->dev];
+        if (green)
+                dev = green->dev;
         pthread_mutex_unlock(&lock);
-        if (primary)
-                ending(primary);
-        result = GR_REAL(cuGreenCtxDestroy, handle);
-        pthread_mutex_lock(&lock);
-        green = result == CUDA_SUCCESS ? green_find(handle) : NULL;
-        if (green) {
-                if (retained[green->dev] > 0)
-                        retained[green->dev]--;
-                *green = greens[--green_count];
+        if (dev >= 0) {
+                pthread_mutex_lock(&primary_locks[dev]);
+                release = before_release(dev, false);
         }
-        if (result == CUDA_SUCCESS)
+        result = GR_REAL(cuGreenCtxDestroy, handle);
+        if (result == CUDA_SUCCESS) {
+                pthread_mutex_lock(&lock);
+                green = green_find(handle);
+                if (green)
+                        *green = greens[--green_count];
                 alias_count = 0;
-        memcpy(known, primaries, sizeof(known));
-        pthread_mutex_unlock(&lock);
-        if (result == CUDA_SUCCESS)
+                pthread_mutex_unlock(&lock);
                 atomic_fetch_add(&gr_context_generation, 1);
-        for (int i = 0; i < GR_DEVICES_MAX; i++)
-                if (known[i] && !still_active(i))
-                        ended(known[i]);
-                else if (known[i] && known[i] == primary)
-                        stays(primary);
+        }
+        if (dev >= 0) {
+                after_release(&release, result);
+                pthread_mutex_unlock(&primary_locks[dev]);
+        } else if (result == CUDA_SUCCESS) {
+                end_inactive(); /* it may have been of any device */
+        }
         errno = saved_errno;
         return result;
 }

@@ -15,11 +15,13 @@ struct capture {
         const void
                 *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
         CUcontext context; /* the one that owns its memory, where the stream is of a green context */
+        uint64_t number;   /* in the order in which they began, from 1 */
 };
 
 static pthread_mutex_t capturing_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static struct capture *capturing;
 static unsigned capturing_count, capturing_room;
+static uint64_t captures_begun;
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */
@@ -31,14 +33,32 @@ static const void *identity(CUstream stream, bool null_is_per_thread)
                                                                                  : (const void *)stream;
 }
 
-/* Takes the captures off the list that have any of these in common with what has ended; NULL is nothing's. */
-static void over(struct capture ended)
+/* What the capture on the stream is called, 0 where there is none. Asked before the driver ends it: afterwards another
+ * thread's new stream may have its handle, and a capture of its own. */
+static uint64_t number_of(const void *stream)
 {
+        uint64_t number = 0;
+
+        if (atomic_load(&gr_core.gate.captures) == 0)
+                return 0;
+        pthread_mutex_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !number; i++)
+                if (capturing[i].stream == stream)
+                        number = capturing[i].number;
+        pthread_mutex_unlock(&capturing_lock);
+        return number;
+}
+
+/* Takes the capture of that number off the list, or those of the context; 0 and NULL are nobody's. */
+static void over(uint64_t number, CUcontext context)
+{
+        if (!number && !context)
+                return;
         pthread_mutex_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count;) {
                 const struct capture *at = &capturing[i];
 
-                if ((ended.stream && at->stream == ended.stream) || (ended.context && at->context == ended.context)) {
+                if (at->number == number || (context && at->context == context)) {
                         capturing[i] = capturing[--capturing_count];
                         gr_gate_end(&gr_core.gate);
                 } else {
@@ -51,12 +71,12 @@ static void over(struct capture ended)
 void gr_captures_end(CUcontext context)
 {
         if (atomic_load(&gr_core.gate.captures) > 0)
-                over((struct capture){.context = context});
+                over(0, context);
 }
 
 static void thread_ends(void *stream)
 {
-        over((struct capture){.stream = stream});
+        over(number_of(stream), NULL);
 }
 
 static void make_thread_key(void)
@@ -112,7 +132,8 @@ static void began(const struct capture *capture)
                         pthread_setspecific(thread_key, &per_thread_stream);
         }
         pthread_mutex_lock(&capturing_lock);
-        capturing[capturing_count++] = *capture;
+        capturing[capturing_count] = *capture;
+        capturing[capturing_count++].number = ++captures_begun;
         pthread_mutex_unlock(&capturing_lock);
 }
 
@@ -173,10 +194,12 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
                             __typeof__(cuStreamEndCapture) *real)
 {
         CUstreamCaptureStatus status;
+        uint64_t number;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        number = number_of(identity(stream, null_is_per_thread));
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;
@@ -184,7 +207,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
             gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=
                     CUDA_SUCCESS ||
             status == CU_STREAM_CAPTURE_STATUS_NONE)
-                over((struct capture){.stream = identity(stream, null_is_per_thread)});
+                over(number, NULL);
         return result;
 }
 
@@ -203,13 +226,15 @@ GR_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream stream, CUgraph *gra
 /* A stream that is destroyed takes its capture with it (measured, driver 580). */
 static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 {
+        uint64_t number;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
+        number = number_of(stream);
         result = real(stream);
-        if (result == CUDA_SUCCESS && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
-                over((struct capture){.stream = stream});
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                over(number, NULL);
         return result;
 }
 

@@ -6,12 +6,13 @@
  *   contexts old         with the functions as they were before CUDA 4 and 11
  *   contexts ends        some end beside another one; under the library alone
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
+ *   contexts threads     threads that make, use and end contexts, and capture on streams, each for itself
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,10 +24,11 @@
 
 #define MIB           ((size_t)1 << 20)
 #define BLOCK         (3 * MIB)
+#define SMALL_BLOCK   (MIB / 4)
 #define MOST_RETAINED 4
 #define ROUNDS        40
 #define MANY_CAPTURES 300
-#define COMINGS       100
+#define MANY_ENDS     500
 #define OK(call)                                                                                                       \
         do {                                                                                                           \
                 CUresult ok_result = (call);                                                                           \
@@ -249,37 +251,119 @@ static void under_a_thread(void)
         pthread_join(thread, NULL);
 }
 
-/* Contexts that end while others begin, which may get their handles: none may see the other one's blocks. */
-static void *come_and_go(void *failed)
+/* One block: written, read, and freed. */
+static void use_block(uint32_t value)
 {
-        for (int i = 0; i < COMINGS; i++) {
-                CUcontext context = create();
-                CUdeviceptr ptr[2];
+        uint32_t read = ~value;
+        CUdeviceptr ptr;
 
-                for (int j = 0; j < 4; j++) {
-                        for (int k = 0; k < 2; k++)
-                                if (cuMemAlloc(&ptr[k], MIB) != CUDA_SUCCESS ||
-                                    cuMemsetD8(ptr[k], (unsigned char)j, 4) != CUDA_SUCCESS)
-                                        atomic_fetch_add((atomic_int *)failed, 1);
-                        for (int k = 0; k < 2; k++)
-                                if (cuMemFree(ptr[k]) != CUDA_SUCCESS)
-                                        atomic_fetch_add((atomic_int *)failed, 1);
-                }
-                OK(cuCtxDestroy(context));
-        }
-        return NULL;
+        OK(cuMemAlloc(&ptr, SMALL_BLOCK));
+        OK(cuMemsetD32(ptr, value, SMALL_BLOCK / 4));
+        OK(cuMemcpyDtoH(&read, ptr + SMALL_BLOCK - 4, 4));
+        GR_CHECK_EQ(read, value);
+        OK(cuMemFree(ptr));
 }
 
-static void all_at_once(void)
+/* As two libraries of one program do it, each of which believes that the primary context is its own. */
+static void *retain_and_release(void *arg)
 {
-        pthread_t threads[4];
-        atomic_int failed = 0;
+        CUcontext context;
 
-        for (int i = 0; i < 4; i++)
-                OK(pthread_create(&threads[i], NULL, come_and_go, &failed));
-        for (int i = 0; i < 4; i++)
-                OK(pthread_join(threads[i], NULL));
-        printf("contexts of four threads: %d calls failed\n", atomic_load(&failed));
+        for (int i = 0; i < MANY_ENDS; i++) {
+                OK(cuDevicePrimaryCtxRetain(&context, 0));
+                OK(cuCtxSetCurrent(context));
+                use_block((uint32_t)i);
+                OK(cuCtxSetCurrent(NULL));
+                OK(cuDevicePrimaryCtxRelease(0));
+                usleep((useconds_t)(i * 7 % 300)); /* so that every order comes up */
+        }
+        return arg;
+}
+
+static void *create_and_destroy(void *arg)
+{
+        for (int i = 0; i < MANY_ENDS; i++) {
+                CUcontext context = create();
+
+                for (int k = 0; k < 3; k++)
+                        use_block((uint32_t)i);
+                OK(cuCtxDestroy(context));
+        }
+        return arg;
+}
+
+static _Atomic bool captured;
+
+static void *streams_come_and_go(void *context)
+{
+        CUstream stream;
+
+        OK(cuCtxSetCurrent(context));
+        while (!captured) {
+                OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+                OK(cuStreamDestroy(stream));
+        }
+        return context;
+}
+
+static void *blocks_come_and_go(void *context)
+{
+        OK(cuCtxSetCurrent(context));
+        while (!captured)
+                use_block(1);
+        return context;
+}
+
+static void *capture(void *context)
+{
+        CUdeviceptr ptr;
+        CUstream stream;
+        CUgraph graph;
+
+        OK(cuCtxSetCurrent(context));
+        OK(cuMemAlloc(&ptr, SMALL_BLOCK));
+        for (int i = 0; i < MANY_ENDS; i++) {
+                OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+                OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+                for (int k = 0; k < 20; k++) {
+                        OK(cuMemsetD32Async(ptr, 1, SMALL_BLOCK / 4, stream));
+                        sched_yield();
+                }
+                OK(cuStreamEndCapture(stream, &graph));
+                OK(cuGraphDestroy(graph));
+                OK(cuStreamDestroy(stream));
+        }
+        captured = true;
+        OK(cuMemFree(ptr));
+        return context;
+}
+
+/* NULL: no third thread. */
+static void side_by_side(const char *what, void *arg, void *(*first)(void *), void *(*second)(void *),
+                         void *(*third)(void *))
+{
+        void *(*runs[])(void *) = {first, second, third};
+        pthread_t threads[3];
+        int count = third ? 3 : 2;
+
+        for (int i = 0; i < count; i++)
+                GR_CHECK_EQ(pthread_create(&threads[i], NULL, runs[i], arg), 0);
+        for (int i = 0; i < count; i++)
+                pthread_join(threads[i], NULL);
+        printf("%s: %d misuses\n", what, (int)misuses());
+}
+
+/* The driver gives a new context or stream the handle of one that another thread has just ended. */
+static void of_threads(void)
+{
+        CUcontext context;
+
+        side_by_side("primary context, retained and released", NULL, retain_and_release, retain_and_release, NULL);
+        side_by_side("contexts, made and destroyed", NULL, create_and_destroy, create_and_destroy, create_and_destroy);
+        context = create();
+        side_by_side("a capture beside streams that come and go", context, capture, streams_come_and_go,
+                     blocks_come_and_go);
+        OK(cuCtxDestroy(context));
 }
 
 /* The function of this exported name, as a program built years ago has it; false where the driver has none. */
@@ -676,6 +760,8 @@ int main(int argc, char **argv)
                         attached();
                         of_graphics();
                 }
+        } else if (argc > 1 && strcmp(argv[1], "threads") == 0) {
+                of_threads();
         } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
                 ends();
         } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
@@ -689,7 +775,6 @@ int main(int argc, char **argv)
                 many();
                 under_a_thread();
                 no_such_device();
-                all_at_once();
                 primary();
                 primary();
                 abandoned_captures();

@@ -349,6 +349,22 @@ static void test_two_end(void)
         finish();
 }
 
+/* Two that may end it, of which the first did not: nobody visits it beside the second. */
+static void test_may_end_twice(void)
+{
+        struct gr_context *context;
+
+        start();
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        gr_context_ending(context);
+        gr_context_ending(context);
+        gr_context_stays(context);
+        GR_CHECK_EQ(contexts(-1), 0);
+        gr_context_stays(context);
+        GR_CHECK_EQ(contexts(-1), 1);
+        finish();
+}
+
 /* Its work may use what others free and have handed out again: it is waited for, once, in a way that captures bear. */
 static void test_end_waits(bool capturing)
 {
@@ -468,6 +484,7 @@ int main(void)
         test_end_beside_release();
         test_trim_ending();
         test_two_end();
+        test_may_end_twice();
         test_end_waits(false);
         test_end_waits(true);
         test_add_at_once();
