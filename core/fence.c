@@ -14,6 +14,7 @@
 #define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
+#define SYNC_LOOKS       100
 #define STUCK_NS         UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
 #define KERNEL_FAILED    700 /* CUDA errors from here on are the program's own, and it sees them at its every call */
 #define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
@@ -189,8 +190,8 @@ static int failed(struct gr_context *context, int rc)
         return rc;
 }
 
-/* Fence lock and gate held. */
-static int close_locked(struct gr_context *context)
+/* Fence lock and gate held. always: also where nothing was freed. */
+static int close_locked(struct gr_context *context, bool always)
 {
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
@@ -200,7 +201,7 @@ static int close_locked(struct gr_context *context)
 
         if (!driver->context_record)
                 return -ENOTSUP;
-        if (freed_bytes == atomic_load(&fence->closed_bytes))
+        if (freed_bytes == atomic_load(&fence->closed_bytes) && !always)
                 return 0;
         if (fence->pending_count == GR_EPOCHS_PENDING) {
                 /* Make room: the event recorded below covers the newest pending epoch as well. */
@@ -233,7 +234,8 @@ static int close_locked(struct gr_context *context)
         return 0;
 }
 
-int gr_fence_close(struct gr_context *context)
+/* *ret_epoch: the one that was open. */
+static int close_by(struct gr_context *context, bool always, uint64_t *ret_epoch)
 {
         struct gr_fence *fence = &context->fence;
         int rc;
@@ -241,10 +243,18 @@ int gr_fence_close(struct gr_context *context)
         if (!gate_enter(&context->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
-        rc = close_locked(context);
+        *ret_epoch = atomic_load(&fence->open_epoch);
+        rc = close_locked(context, always);
         gr_unlock(&fence->lock);
         gate_leave(&context->core->gate);
         return rc;
+}
+
+int gr_fence_close(struct gr_context *context)
+{
+        uint64_t epoch;
+
+        return close_by(context, false, &epoch);
 }
 
 /* Whether the turn to fence is the caller's. */
@@ -424,7 +434,7 @@ static int barrier_for(struct gr_context *context, uint64_t epoch)
                 rc = sync_locked(context);
                 goto out;
         }
-        rc = close_locked(context);
+        rc = close_locked(context, false);
         if (!rc && fence->pending_count > 0) {
                 struct gr_epoch *newest = pending_at(fence, fence->pending_count - 1);
 
@@ -577,11 +587,39 @@ static int drain(struct gr_context *context)
         return 0;
 }
 
-int gr_fence_sync(struct gr_context *context)
+/*
+ * By a record of its own. No lock is held meanwhile: captures may begin, and other threads submit what the GPU may wait
+ * for. -EBUSY, -ENOTSUP: none can be had; -ETIMEDOUT.
+ */
+static int wait_behind_record(struct gr_context *context, uint64_t deadline_ns)
 {
         struct gr_fence *fence = &context->fence;
-        int rc = -EBUSY;
+        uint64_t epoch;
+        int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(context, true, &epoch);
 
+        /* Work that is nearly done is not worth a sleep. */
+        for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
+                rc = gr_fence_poll(context);
+                gr_pause(n);
+        }
+        while (!rc && !gr_fence_idle(fence, epoch)) {
+                rc = gr_fence_wait_oldest(context, deadline_ns);
+                if (rc == -ENOENT) /* another thread has seen it pass */
+                        rc = 0;
+        }
+        if (!rc)
+                gr_count(context->core, GR_STAT_syncs, 1);
+        return rc;
+}
+
+static int sync_by(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc = wait_behind_record(context, deadline_ns);
+
+        if (rc != -EBUSY && rc != -ENOTSUP)
+                return rc;
+        rc = -EBUSY;
         if (gate_enter(&context->core->gate)) {
                 gr_lock(&fence->lock);
                 rc = sync_locked(context);
@@ -589,6 +627,11 @@ int gr_fence_sync(struct gr_context *context)
                 gate_leave(&context->core->gate);
         }
         return rc == -EBUSY ? drain(context) : rc;
+}
+
+int gr_fence_sync(struct gr_context *context)
+{
+        return sync_by(context, UINT64_MAX);
 }
 
 int gr_fence_wait_work(struct gr_context *context)
@@ -615,7 +658,7 @@ int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
         copy_reach(context, &drain);
         gr_unlock(&fence->lock);
         gr_core_each_context(context->core, -1, wait_one, &drain);
-        return drain.rc == -ETIMEDOUT ? drain.rc : gr_fence_sync(context);
+        return drain.rc == -ETIMEDOUT ? drain.rc : sync_by(context, deadline_ns);
 }
 
 int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)

@@ -253,7 +253,7 @@ uint64_t gr_fence_stuck_ns(struct gr_context *context);
 /*
  * Waits for all work in every context that can reach the blocks, also while captures are going on: then by the driver's
  * own way of waiting for a free. -EBUSY: that cannot be had, or one of the contexts is about to end; or the driver's
- * error. No lock above the ladder's is held.
+ * error. No lock above the ladder's is held. Where events can be had captures may begin meanwhile.
  */
 int gr_fence_sync(struct gr_context *context);
 

@@ -265,7 +265,7 @@ static void test_waits_at_free(void)
                 before_ns = sg_driver.now_ns();
                 GR_CHECK(gr_pinned_free(&core, a) == 0);
                 GR_CHECK(sg_driver.now_ns() >= before_ns + 5 * SG_MS);
-                GR_CHECK(sg_calls(SG_CONTEXT_RECORD) == 0);
+                GR_CHECK(sg_calls(SG_CONTEXT_RECORD) <= 2); /* the wait's own, at most, in both contexts */
                 GR_CHECK(get(one, MIB, KIND) == a);
                 end();
         }

@@ -201,9 +201,9 @@ static void test_modes(void)
         a = alloc(4 * MIB);
         sg_work(context->handle, 0, a, 100 * SG_MS);
         free_ok(a);
-        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 100 * SG_MS);
+        GR_CHECK(sg_driver.now_ns() >= SG_FIRST_NS + 100 * SG_MS);
         GR_CHECK_EQ(alloc(4 * MIB), a);
-        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
         finish();
 
         /* Auto: with one stream a block of the same class comes back at once, and the host never waits. */
