@@ -24,6 +24,7 @@ struct memory {
         bool exported, own_import;
         unsigned refs; /* releases that the program owes */
         unsigned maps;
+        unsigned releasing; /* threads that are giving back a handle, and look here again afterwards */
 };
 
 struct mapping {
@@ -70,7 +71,7 @@ static bool enter_table(struct memory *memory)
 /* Lock held. */
 static void drop_if_unused(struct memory *memory)
 {
-        if (memory->refs > 0 || memory->maps > 0)
+        if (memory->refs > 0 || memory->maps > 0 || memory->releasing > 0)
                 return;
         if (memory->of) {
                 memory->of->maps--;
@@ -185,18 +186,21 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         /* Off the table first: afterwards another thread may get the same handle. */
         pthread_mutex_lock(&lock);
         memory = find(handle);
-        if (memory && --memory->refs == 0)
-                HASH_DEL(memories, memory);
+        if (memory) {
+                memory->releasing++;
+                if (--memory->refs == 0)
+                        HASH_DEL(memories, memory);
+        }
         pthread_mutex_unlock(&lock);
         result = GR_REAL(cuMemRelease, handle);
         if (!memory)
                 return result;
         saved_errno = errno;
         pthread_mutex_lock(&lock);
-        if (result == CUDA_SUCCESS)
-                drop_if_unused(memory);
-        else if (++memory->refs == 1)
+        memory->releasing--;
+        if (result != CUDA_SUCCESS && ++memory->refs == 1)
                 enter_table(memory);
+        drop_if_unused(memory);
         pthread_mutex_unlock(&lock);
         errno = saved_errno;
         return result;

@@ -1,0 +1,136 @@
+/*
+ * Mapped memory that two threads let go of at once: of its handle and its mapping, of two references to it, and of two
+ * mappings. Every line must be the same natively and under the library, also where its limit has room for little more
+ * than one piece: what went wrong in counting one round is refused in a later one.
+ *
+ *   mapped     as a rule with GRSIM_LATENCY=cuMemRelease=...: the other thread is done while a handle is given back
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ROUNDS = 8 };
+static const size_t piece_bytes = (size_t)16 << 20;
+
+#define OK(call)                                                                                                       \
+        do {                                                                                                           \
+                CUresult ok_result = (call);                                                                           \
+                                                                                                                       \
+                if (ok_result != CUDA_SUCCESS) {                                                                       \
+                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
+                        exit(EXIT_FAILURE);                                                                            \
+                }                                                                                                      \
+        } while (0)
+
+struct work {
+        CUresult (*act)(const struct work *work);
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr base;
+        CUresult result;
+        pthread_barrier_t *begin;
+};
+
+static CUcontext context;
+static CUdeviceptr range; /* room for two mappings */
+
+static CUresult release(const struct work *work)
+{
+        return cuMemRelease(work->handle);
+}
+
+static CUresult unmap(const struct work *work)
+{
+        return cuMemUnmap(work->base, piece_bytes);
+}
+
+static void *run(void *arg)
+{
+        struct work *work = arg;
+
+        OK(cuCtxSetCurrent(context));
+        pthread_barrier_wait(work->begin);
+        work->result = work->act(work);
+        return NULL;
+}
+
+/* At the same time, each in a thread of its own. */
+static void both(struct work first, struct work second)
+{
+        pthread_barrier_t begin;
+        pthread_t thread;
+
+        pthread_barrier_init(&begin, NULL, 2);
+        first.begin = second.begin = &begin;
+        if (pthread_create(&thread, NULL, run, &second) != 0)
+                exit(EXIT_FAILURE);
+        run(&first);
+        pthread_join(thread, NULL);
+        pthread_barrier_destroy(&begin);
+        printf(" %d %d", (int)first.result, (int)second.result);
+        if (first.result != CUDA_SUCCESS)
+                printf(" again %d", (int)first.act(&first));
+}
+
+static CUmemGenericAllocationHandle create(void)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        CUmemGenericAllocationHandle handle;
+
+        OK(cuMemCreate(&handle, piece_bytes, &prop, 0));
+        return handle;
+}
+
+static void handle_and_mapping(void)
+{
+        CUmemGenericAllocationHandle handle = create();
+
+        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
+        both((struct work){.act = release, .handle = handle}, (struct work){.act = unmap, .base = range});
+}
+
+static void two_references(void)
+{
+        CUmemGenericAllocationHandle handle = create(), again;
+
+        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
+        OK(cuMemRetainAllocationHandle(&again, (void *)range)); /* NOLINT: an address of the device's */
+        OK(cuMemUnmap(range, piece_bytes));
+        both((struct work){.act = release, .handle = handle}, (struct work){.act = release, .handle = again});
+}
+
+static void two_mappings(void)
+{
+        CUmemGenericAllocationHandle handle = create();
+
+        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
+        OK(cuMemMap(range + piece_bytes, piece_bytes, 0, handle, 0));
+        OK(cuMemRelease(handle));
+        both((struct work){.act = unmap, .base = range}, (struct work){.act = unmap, .base = range + piece_bytes});
+}
+
+static void rounds(const char *name, void (*round)(void))
+{
+        printf("%s:", name);
+        for (int i = 0; i < ROUNDS; i++)
+                round();
+        printf("\n");
+}
+
+int main(void)
+{
+        size_t before, after, total;
+
+        OK(cuInit(0));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        OK(cuMemAddressReserve(&range, 2 * piece_bytes, 0, 0, 0));
+        OK(cuMemGetInfo(&before, &total));
+        rounds("handle and mapping", handle_and_mapping);
+        rounds("two references", two_references);
+        rounds("two mappings", two_mappings);
+        OK(cuMemGetInfo(&after, &total));
+        printf("%zu MiB left\n", (before - after) >> 20);
+        return EXIT_SUCCESS;
+}
