@@ -201,7 +201,6 @@ bool gr_async_captured(CUstream stream, bool null_is_own)
                 status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* Whether an allocation on stream becomes a graph's. */
 /* Where memory of a pool counts, and as what; NULL: nowhere that we know. */
 static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocationType type, enum gr_family *ret_family)
 {
@@ -227,6 +226,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         return context ? context->device : gr_device_use(0);
 }
 
+/* Whether an allocation on stream becomes a graph's. */
 static bool into_graph(CUstream stream, bool null_is_own)
 {
         if (!gr_async_captured(stream, null_is_own))

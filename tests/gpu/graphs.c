@@ -8,6 +8,8 @@
  */
 #include "gputest.h"
 
+#include "gpureclaim.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,6 +177,19 @@ static void uploaded_at_once(size_t bytes, bool fits)
         GT_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
+/* What was refused leaves nothing behind that a peak would not count. */
+static void check_peak(const char *name)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+
+        memcpy(&get, &found, sizeof get);
+        if (get && get(gt.device, &status) == 0)
+                gt_check(status.peak_taken_bytes >= status.taken_bytes, name, "%.1f MiB taken, and %.1f at most",
+                         gt_mib(status.taken_bytes), gt_mib(status.peak_taken_bytes));
+}
+
 static void *unused(size_t fraction_of_limit)
 {
         CUdeviceptr p;
@@ -247,7 +262,9 @@ int main(int argc, char **argv)
          */
         GT_MUST(cuGraphExecDestroy(half));
         GT_MUST(cuDeviceGraphMemTrim(gt.device));
-        give(unused(limit / 8 * 7));
+        block = unused(limit / 8 * 7);
+        check_peak("after what was refused");
+        give(block);
         serial = build(limit / 4 * 3, 2, true);
         launch("one after the other, with a full cache", serial, CUDA_SUCCESS);
         launch("again", serial, CUDA_SUCCESS);

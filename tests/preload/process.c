@@ -673,6 +673,21 @@ static int plain(void)
         return 0;
 }
 
+/* Some of a stream-ordered pool's memory, and twice more of it than GPURECLAIM_HARD_LIMIT=64MiB lets the program have.
+ */
+static int ordered(void)
+{
+        CUdeviceptr ptr;
+
+        open_device();
+        work();
+        for (int i = 0; i < 6; i++)
+                if (cuMemAllocAsync(&ptr, (size_t)(i < 4 ? 1 : 128) << 20, NULL) == CUDA_SUCCESS)
+                        must((int)cuMemFreeAsync(ptr, NULL), "cuMemFreeAsync");
+        printf("worked\n");
+        return 0;
+}
+
 static int two_cards(void)
 {
         CUcontext context;
@@ -733,6 +748,7 @@ int main(int argc, char **argv)
                 int (*run)(void);
         } modes[] = {
                 {"plain", plain},
+                {"ordered", ordered},
                 {"two-cards", two_cards},
                 {"fork", fork_with_cuda},
                 {"fork-raw", fork_raw},

@@ -7,8 +7,9 @@
 # GR_TEST_SHIM is the library, GR_TEST_SIM the folder of the simulated device; without it a real one is needed (else 77).
 set -u
 
-program=$1 mode=$2 summaries=$3
+program=$1 mode=$2 summaries=$3 hits=0
 shift 3
+[ "$mode" != ordered ] || hits=2 # requests that meet the limit, each once however often it is tried
 [ -x "$program" ] || { echo "no such program: $program" && exit 2; }
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
@@ -50,11 +51,12 @@ files=("$folder"/stats.*)
 for file in "${files[@]}"; do
         [[ ${file##*.} =~ ^[0-9]+$ ]] || fail "%p became ${file##*.}"
         grep -q "process ${file##*.}\$" "$folder/shim.err" || fail "$file and the summary on stderr are not of one process"
-        python3 - "$file" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
+        python3 - "$file" "$hits" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
 import json, sys
 
 stats = json.load(open(sys.argv[1]))
 assert stats["schema"] == 1, "schema"
+assert stats["limit_hits"] == int(sys.argv[2]), "limit hits"
 assert stats["hits"] > 0 and stats["driver_allocs"] > 0, "counts"
 for device in stats["devices"]:
     assert 0 < device["card_free_bytes"] <= device["card_total_bytes"], "card"
