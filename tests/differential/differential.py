@@ -276,6 +276,7 @@ class Writer:
         self.streams, self.events, self.pools, self.graphs, self.execs, self.contexts = {}, set(), set(), set(), set(), {0}
         self.captures = {}  # stream: whether it began the capture
         self.bytes, self.freed = {}, 0  # of what is live, and of what another thread may still have to free
+        self.doors = self.random.choice((5, 5, 7))
         self.kinds = self.random.sample(["device"] * 5 + ["managed", "host", "async", "map", "pitch"], 6)
 
     def pick(self, some):
@@ -314,7 +315,7 @@ class Writer:
         kind, home, size = self.random.choice(self.kinds), self.stream(), self.size()
         if self.race and not self.room(m, size):
             return self.release()
-        door = self.random.randrange(5)
+        door = self.random.randrange(self.doors)
         if kind == "async" and self.captures and self.random.random() < .3:
             home = self.pick(self.captures)
         self.memory[m] = (kind, home)
@@ -346,7 +347,7 @@ class Writer:
             return self.allocate()
         kind, home = self.memory.pop(m)
         self.freed += self.bytes.pop(m, 0)
-        door = self.random.randrange(5)
+        door = self.random.randrange(self.doors)
         how = self.random.choice((0, 0, 0, 0, 0, 0, 1, 2)) if not self.race else 0
         if kind == "async" and self.random.random() < .8 or kind == "device" and self.random.random() < .1:
             self.put("free-async m%d s%d %d %d" % (m, home if self.random.random() < .7 or home in self.captures else self.stream(), door, how))
@@ -467,6 +468,9 @@ class Writer:
         if what == "destroy":
             self.pools.discard(p)
 
+    def plug_in(self):
+        self.put("plug-in")
+
     def context(self):
         r = self.random
         what = r.choice(("new", "new", "use", "use", "use", "use", "destroy", "attach", "detach", "reset", "retain", "release", "exit"))
@@ -510,6 +514,8 @@ class Writer:
         }
         if self.race:
             weights[self.capture] = weights[self.context] = 0
+        if self.doors > 5:
+            weights[self.plug_in] = 2
         steps, choices = list(weights), list(weights.values())
         for _ in range(r.randrange(1, 5)):
             self.make_stream()

@@ -26,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { THREADS = 4, SLOTS = 48, ARGUMENTS = 5, DOORS = 5, LEGACY = 0, OWN = 1 };
+enum { THREADS = 4, SLOTS = 48, ARGUMENTS = 5, DOORS = 7, RUNTIME_DOOR = 5, RESOLVED_DOOR, LEGACY = 0, OWN = 1 };
 static const size_t ends_bytes = 64 * GT_KIB; /* of a larger block only both ends are written and compared */
 
 enum kind { DEVICE, MANAGED, HOST, POOLED, MAPPED, OF_GRAPH };
@@ -171,6 +171,57 @@ static void open_doors(void)
         memcpy(&doors[4].symbol, &found, sizeof found);
         DOOR_LIST(X)
 #undef X
+}
+
+/* Two more doors, once there is a plug-in; until then the linker's. Its runtime takes whatever is current, and makes
+ * the primary context current where nothing is. */
+static bool plugged;
+
+static void run_plug_in(struct op *op)
+{
+        void *plug_in, *(*resolve)(const char *), *found;
+        char path[4096];
+        ssize_t length = readlink("/proc/self/exe", path, sizeof path - 16);
+        char name[64];
+
+        if (length < 0)
+                gt_die("program: where is it?");
+        path[length] = '\0';
+        strcpy(strrchr(path, '/') + 1, "plug_in.so");
+        plug_in = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (!plug_in)
+                gt_die("program: %s", dlerror());
+        found = dlsym(plug_in, "plug_in_resolve");
+        memcpy(&resolve, &found, sizeof found);
+#define X(symbol, function)                                                                                            \
+        found = dlsym(plug_in, "plug_in_" #function);                                                                  \
+        memcpy(&doors[RUNTIME_DOOR].symbol, &found, sizeof found);                                                     \
+        snprintf(name, sizeof name, "%s", #symbol);                                                                    \
+        if (strstr(name, "_v2"))                                                                                       \
+                *strstr(name, "_v2") = '\0';                                                                           \
+        found = resolve(name);                                                                                         \
+        if (!found)                                                                                                    \
+                gt_die("program: no %s", name);                                                                        \
+        memcpy(&doors[RESOLVED_DOOR].symbol, &found, sizeof found);
+        X(cuMemAlloc_v2, alloc)
+        X(cuMemFree_v2, free)
+        X(cuMemAllocAsync, alloc_async)
+        X(cuMemFreeAsync, free_async)
+        X(cuMemAllocHost_v2, alloc_host)
+        X(cuMemFreeHost, free_host)
+#undef X
+        plugged = true;
+        say(op, "loaded");
+}
+
+/* The one that the line names, if it is open. */
+static long door_of(long door)
+{
+        CUcontext context = NULL;
+
+        if (door == RUNTIME_DOOR && (cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context))
+                return 0;
+        return door < RUNTIME_DOOR || plugged ? door : 0;
 }
 
 /* ---- objects ---- */
@@ -512,7 +563,7 @@ static void run_alloc(struct op *op)
 {
         struct memory *m = new_memory(op, DEVICE, (size_t)op->arg[1], (int)op->arg[2]);
         CUstreamCaptureMode mode = relax(true);
-        CUresult result = doors[op->arg[3]].cuMemAlloc_v2(&m->at, m->bytes);
+        CUresult result = doors[door_of(op->arg[3])].cuMemAlloc_v2(&m->at, m->bytes);
 
         tighten(mode);
         made(op, m, result);
@@ -543,7 +594,7 @@ static void run_host(struct op *op)
         CUstreamCaptureMode mode = relax(true);
         void *at = NULL;
         CUresult result = op->arg[3] ? cuMemHostAlloc(&at, m->bytes, CU_MEMHOSTALLOC_PORTABLE)
-                                     : doors[op->arg[4]].cuMemAllocHost_v2(&at, m->bytes);
+                                     : doors[door_of(op->arg[4])].cuMemAllocHost_v2(&at, m->bytes);
 
         tighten(mode);
         m->at = (CUdeviceptr)(uintptr_t)at;
@@ -565,7 +616,7 @@ static void run_async(struct op *op)
                 result = pools[p].live ? cuMemAllocFromPoolAsync(&m->at, m->bytes, pools[p].handle, handle_of(s))
                                        : CUDA_ERROR_UNKNOWN;
         else
-                result = doors[op->arg[3]].cuMemAllocAsync(&m->at, m->bytes, handle_by(s, op->arg[3]));
+                result = doors[door_of(op->arg[3])].cuMemAllocAsync(&m->at, m->bytes, handle_by(s, op->arg[3]));
         made(op, m, result);
 }
 
@@ -627,6 +678,7 @@ static CUresult give_back(struct memory *m, long door)
         CUstreamCaptureMode mode;
         CUresult result;
 
+        door = door_of(door);
         switch (m->kind) {
         case HOST:
                 mode = relax(own_frees);
@@ -664,7 +716,7 @@ static void run_free(struct op *op)
         }
         look(m);
         if (op->arg[2] == 2 && m->kind == DEVICE && m->bytes > 512 && !strict_captures)
-                inside = doors[op->arg[1]].cuMemFree_v2(m->at + 512);
+                inside = doors[door_of(op->arg[1])].cuMemFree_v2(m->at + 512);
         result = give_back(m, op->arg[1]);
         m->live = result != CUDA_SUCCESS;
         /* Nobody else may get the address in between. */
@@ -693,10 +745,10 @@ static void run_free_async(struct op *op)
                 return;
         }
         mode = relax(own_frees && m->kind == DEVICE);
-        result = doors[op->arg[2]].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
+        result = doors[door_of(op->arg[2])].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
         tighten(mode);
         if (op->arg[3] == 1 && result == CUDA_SUCCESS && m->kind != OF_GRAPH && !race && !strict_captures)
-                twice = doors[op->arg[2]].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
+                twice = doors[door_of(op->arg[2])].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
         m->live = result != CUDA_SUCCESS;
         if (!m->live && m->kind == DEVICE)
                 late_bytes += gt_pages(m->bytes);
@@ -1130,6 +1182,7 @@ static void run_pool_current(struct op *op)
 }
 
 static const struct verb verbs[] = {
+        {"plug-in", "", run_plug_in, true},
         {"context", "Ci", run_context, true},
         {"use", "C", run_use, false},
         {"destroy", "ci", run_destroy, true},
