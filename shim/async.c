@@ -477,6 +477,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
 {
+        CUstreamCaptureMode mode;
         struct pool *pool;
         CUresult result;
 
@@ -485,8 +486,14 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         /* Locked meanwhile: a new pool may get the old one's handle. */
         pthread_mutex_lock(&lock);
         pool = known(handle);
-        if (pool)
+        if (pool) {
+                /* What is left then is what the program has, whatever the driver still counts as used. */
+                mode = gr_capture_relax();
+                if (gr_real.cuMemPoolTrimTo)
+                        gr_real.cuMemPoolTrimTo(handle, 0);
                 settle(pool, 0);
+                gr_capture_restore(mode);
+        }
         result = GR_REAL(cuMemPoolDestroy, handle);
         if (pool && result == CUDA_SUCCESS) {
                 uint64_t used_bytes = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used_bytes);

@@ -1,0 +1,79 @@
+/*
+ * Stream-ordered pools that keep what is freed, and are destroyed when all of it is: one thread frees by cuMemFree
+ * while another one frees in stream order. Every line must be the same natively and under the library, also where its
+ * limit has room for a few of the pools: a charge that one leaves behind is refused to a later one.
+ *
+ *   pools     as a rule with GRSIM_LATENCY=cuMemFree_v2=...: the other thread is done while memory is freed
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { ROUNDS = 24, APART_US = 1000 };
+static const size_t piece_bytes = (size_t)4 << 20;
+
+#define OK(call)                                                                                                       \
+        do {                                                                                                           \
+                CUresult ok_result = (call);                                                                           \
+                                                                                                                       \
+                if (ok_result != CUDA_SUCCESS) {                                                                       \
+                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
+                        exit(EXIT_FAILURE);                                                                            \
+                }                                                                                                      \
+        } while (0)
+
+static CUcontext context;
+static CUstream stream;
+static pthread_barrier_t begin;
+
+static void *free_in_order(void *arg)
+{
+        OK(cuCtxSetCurrent(context));
+        pthread_barrier_wait(&begin);
+        usleep(APART_US);
+        OK(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
+        return NULL;
+}
+
+static void one_round(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        cuuint64_t keep_all = UINT64_MAX;
+        CUdeviceptr at_once, in_order;
+        CUmemoryPool pool;
+        pthread_t thread;
+
+        OK(cuMemPoolCreate(&pool, &props));
+        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        OK(cuMemAllocFromPoolAsync(&at_once, piece_bytes, pool, stream));
+        OK(cuMemAllocFromPoolAsync(&in_order, piece_bytes, pool, stream));
+        OK(cuStreamSynchronize(stream));
+        if (pthread_create(&thread, NULL, free_in_order, &in_order) != 0)
+                exit(EXIT_FAILURE);
+        pthread_barrier_wait(&begin);
+        OK(cuMemFree(at_once));
+        pthread_join(thread, NULL);
+        OK(cuStreamSynchronize(stream));
+        OK(cuMemPoolDestroy(pool));
+}
+
+int main(void)
+{
+        size_t before, after, total;
+
+        OK(cuInit(0));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxSetCurrent(context));
+        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        pthread_barrier_init(&begin, NULL, 2);
+        OK(cuMemGetInfo(&before, &total));
+        for (int i = 0; i < ROUNDS; i++)
+                one_round();
+        OK(cuMemGetInfo(&after, &total));
+        printf("%d pools, %zu MiB left\n", ROUNDS, (before - after) >> 20);
+        return EXIT_SUCCESS;
+}
