@@ -159,6 +159,12 @@ static void uploaded_at_once(size_t bytes, bool fits)
         CUresult result;
 
         capture(bytes, 1, true, &graph);
+        params.flags = 0;
+        gt_check(cuGraphInstantiateWithParams(&exec, graph, &params) == CUDA_SUCCESS, "not uploaded at once", "made");
+        gt_check(available() + slack_bytes >= before, "not uploaded at once", "%.1f MiB free of %.1f",
+                 gt_mib(available()), gt_mib(before));
+        GT_MUST(cuGraphExecDestroy(exec));
+        params.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
         result = cuGraphInstantiateWithParams(&exec, graph, &params);
         check_footprint(fits ? "uploaded at once" : "uploaded at once, too large");
         gt_check(result == (fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY) &&
