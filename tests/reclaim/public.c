@@ -145,6 +145,37 @@ static void test_no_decay(void)
 
 /* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
  * the frees that pass the threshold go the short way, and nothing else happens that could wake the helper. */
+/* Whoever only asks about a block leaves it to be cached; of what is cached, ranges of a segment too, nobody is told.
+ */
+static void test_questions(void)
+{
+        static const size_t bytes = 4 * GT_MIB;
+        CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+        CUmemorytype type;
+        size_t range;
+        void *values[] = {&type, &range};
+        CUdeviceptr live, freed, base;
+
+        gt_open(&gt);
+        live = allocate(bytes);
+        freed = allocate(bytes);
+        GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
+        GT_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
+        GR_CHECK_EQ(range, bytes);
+        GT_MUST(cuMemFree(freed));
+        GR_CHECK_EQ(status().cached_bytes, bytes);
+        for (size_t at = 0; at < bytes; at += bytes / 4) {
+                GT_MUST(cuMemGetAddressRange(&base, &range, live + at));
+                GR_CHECK_EQ(base, live);
+                GR_CHECK_EQ(cuMemGetAddressRange(&base, &range, freed + at), CUDA_ERROR_NOT_FOUND);
+                GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live + at));
+                GR_CHECK_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed + at),
+                            CUDA_ERROR_INVALID_VALUE);
+        }
+        GT_MUST(cuMemFree(live));
+        GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
+}
+
 static void test_threshold(void)
 {
         enum { CLASSES = 3 };
@@ -325,6 +356,8 @@ int main(int argc, char **argv)
                 test_decay();
         else if (strcmp(mode, "no-decay") == 0)
                 test_no_decay();
+        else if (strcmp(mode, "questions") == 0)
+                test_questions();
         else if (strcmp(mode, "threshold") == 0)
                 test_threshold();
         else if (strcmp(mode, "spill") == 0)
