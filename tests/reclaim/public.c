@@ -176,6 +176,43 @@ static void test_questions(void)
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }
 
+/* A width of rows is remembered once the driver has told its pitch, and not when it was refused. */
+static void test_widths(void)
+{
+        size_t pitch, told;
+        CUdeviceptr ptr;
+
+        gt_open(&gt);
+        GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
+        for (int i = 0; i < 3; i++) {
+                GT_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, 4));
+                pitch = i ? pitch : told;
+                GR_CHECK_EQ(told, pitch);
+                GR_CHECK_EQ(status().cached_bytes, 0); /* from the second one on it is the cached block */
+                GT_MUST(cuMemFree(ptr));
+                GT_MUST(cuCtxSynchronize());
+        }
+}
+
+/* What this process exported and imports again is in its account already. */
+static void test_own_import(void)
+{
+        CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+                                                       .size = 4 * GT_MIB};
+        CUexternalMemory memory;
+        CUdeviceptr ptr;
+
+        gt_open(&gt);
+        ptr = allocate(4 * GT_MIB);
+        GT_MUST(cuMemGetHandleForAddressRange(&descriptor.handle.fd, ptr, 4 * GT_MIB,
+                                              CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+        GT_MUST(cuImportExternalMemory(&memory, &descriptor));
+        GR_CHECK_EQ(status().imported_bytes, 0);
+        GT_MUST(cuDestroyExternalMemory(memory));
+        GT_MUST(cuMemFree(ptr));
+        GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
+}
+
 static void test_threshold(void)
 {
         enum { CLASSES = 3 };
@@ -358,6 +395,10 @@ int main(int argc, char **argv)
                 test_no_decay();
         else if (strcmp(mode, "questions") == 0)
                 test_questions();
+        else if (strcmp(mode, "widths") == 0)
+                test_widths();
+        else if (strcmp(mode, "own-import") == 0)
+                test_own_import();
         else if (strcmp(mode, "threshold") == 0)
                 test_threshold();
         else if (strcmp(mode, "spill") == 0)
