@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,12 +23,21 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows;
 static char buffer[BUFFER_BYTES];
 static size_t used;
 static int fd = -1;
+static struct stat file; /* what was opened as fd */
 static uint64_t begin_ns;
+
+/* Lock held. A program that closes all descriptors, as daemons do, may have one of its own under this number. */
+static bool is_open(void)
+{
+        struct stat now;
+
+        return fstat(fd, &now) == 0 && now.st_dev == file.st_dev && now.st_ino == file.st_ino;
+}
 
 /* Lock held. A file that cannot be written any more ends the trace. */
 static void flush(void)
 {
-        int rc = gr_write(fd, buffer, used, GR_WRITE_WAIT_MS);
+        int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
 
         if (rc) {
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
@@ -46,6 +56,7 @@ void gr_trace_init(void)
         fd = gr_report_open("GPURECLAIM_TRACE", path);
         if (fd < 0)
                 return;
+        (void)fstat(fd, &file); /* failed, it is like no other, and the trace ends at once */
         memcpy(buffer, header, sizeof(header) - 1);
         used = sizeof(header) - 1;
         begin_ns = gr_driver.now_ns();
@@ -57,7 +68,8 @@ void gr_trace_end(void)
         pthread_mutex_lock(&lock);
         if (atomic_exchange(&gr_trace_on, false)) {
                 flush();
-                close(fd);
+                if (is_open())
+                        close(fd);
         }
         pthread_mutex_unlock(&lock);
 }

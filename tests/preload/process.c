@@ -223,6 +223,31 @@ static int moved(void)
         return 0;
 }
 
+static int own_file;
+
+static void tell_own_file(void)
+{
+        printf("%ld bytes in its file\n", (long)lseek(own_file, 0, SEEK_END));
+}
+
+/* As daemons do, it closes what it did not open itself; its own file then has one of those numbers, to the end. */
+static int closes_all(void)
+{
+        char path[] = "/tmp/gr-process-XXXXXX";
+
+        atexit(tell_own_file); /* before CUDA was touched, so after the library's own handler */
+        open_device();
+        work();
+        for (int fd = 3; fd < 256; fd++)
+                close(fd);
+        own_file = mkstemp(path);
+        must(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4, "a file of its own");
+        for (int i = 0; i < 100; i++)
+                work();
+        tell_own_file();
+        return 0;
+}
+
 /* A thread that was told to end goes on to where it lets itself be ended, and leaves no lock behind. */
 static _Atomic int cancel_ready, cancel_worked;
 
@@ -756,6 +781,7 @@ int main(int argc, char **argv)
                 {"only-child", only_child},
                 {"looked-up", looked_up},
                 {"moved", moved},
+                {"closes-all", closes_all},
                 {"cancel", cancel},
                 {"no-thread", no_thread},
                 {"spawn", spawn},

@@ -110,6 +110,13 @@ run cancel "GPURECLAIM_TRACE=$folder/cancel.csv" 2>"$folder/err"
 [ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
 [ "$(grep -c ',free,' "$folder/cancel.csv")" -eq 4040 ] || fail "a thread with a trace: $(grep -c ',free,' "$folder/cancel.csv") frees"
 
+# A program that closes all descriptors, as daemons do, closes the trace: what it opens then is its own.
+run closes-all "GPURECLAIM_TRACE=$folder/closed.csv" 2>"$folder/err"
+[ $status -eq 0 ] && [ "$(sort -u "$folder/out")" = "4 bytes in its file" ] ||
+        fail "a trace that the program closed: status $status, $(cat "$folder/out")"
+grep -q 'GPURECLAIM_TRACE: .* the trace ends here' "$folder/err" || fail "a trace that the program closed: no warning"
+[ ! -s "$folder/closed.csv" ] || fail "a trace that the program closed: $(wc -l <"$folder/closed.csv") lines"
+
 # A thread that could not be made once is made later.
 run no-thread GPURECLAIM_DECAY=0 GPURECLAIM_RELEASE_THRESHOLD=16MiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
 worked "no thread for a moment"
