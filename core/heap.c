@@ -654,24 +654,38 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
         extent->used_bytes = gr_extent_bytes(extent);
 }
 
-/* The extent at ptr, part of which must not be reused, goes back where nothing of it is used any more. */
-static void unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
+/* The extent at ptr, part of which must not be reused, as a busy range where nothing of it is used any more; NULL. */
+static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
+{
+        if (!is_settled(heap, ptr) || !is_stuck(heap, ptr, false) ||
+            !gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
+                return NULL;
+        return take_extent(&context->split, heap, gr_extent_at(heap, ptr));
+}
+
+/* Lock not held. */
+void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last)
 {
         struct gr_split *split = &context->split;
-        struct gr_range *range = NULL;
+        struct gr_range *ranges[2] = {NULL};
+        bool quiet = gr_fence_sync(context) == 0;
 
         gr_lock(&split->lock);
-        gr_split_drain(context);
-        if (is_settled(heap, ptr) && is_stuck(heap, ptr, false) &&
-            gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
-                range = take_extent(split, heap, gr_extent_at(heap, ptr));
+        if (quiet) {
+                gr_moves_reap(context);
+                gr_split_drain(context);
+                ranges[0] = take_stuck(context, heap, ptr);
+                ranges[1] = take_stuck(context, heap, last);
+        }
         gr_unlock(&split->lock);
-        if (!range)
-                return;
-        if (unmap(context, range, false) == 0)
-                keep_stuck(context, gr_extent_at(heap, ptr));
+        for (int i = 0; i < 2; i++)
+                if (ranges[i] && unmap(context, ranges[i], false) == 0)
+                        keep_stuck(context, gr_extent_at(heap, ranges[i]->block.ptr));
         gr_lock(&split->lock);
-        gr_pages_settle(split, range, GR_RANGE_STUCK);
+        for (int i = 0; i < 2; i++)
+                if (ranges[i])
+                        gr_pages_settle(split, ranges[i], GR_RANGE_STUCK);
+        split->busy--;
         gr_unlock(&split->lock);
 }
 
@@ -687,20 +701,6 @@ static bool make_quiet(struct gr_context *context)
         gr_moves_reap(context);
         gr_unlock(&context->split.lock);
         return true;
-}
-
-/* Lock not held. */
-void gr_heap_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last)
-{
-        struct gr_split *split = &context->split;
-
-        if (make_quiet(context)) {
-                unstick(context, heap, ptr);
-                unstick(context, heap, last);
-        }
-        gr_lock(&split->lock);
-        split->busy--;
-        gr_unlock(&split->lock);
 }
 
 /* Lock not held. */

@@ -5,6 +5,9 @@
 #include "split.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <unistd.h>
 
 #include <utlist.h>
 
@@ -767,6 +770,60 @@ static void test_heap_exported(bool captured)
         gpu_end();
 }
 
+static sem_t inside, go_on;
+static uint64_t given;
+
+/* Once, in the thread that gives back. */
+static void stop(void)
+{
+        gpu_before_sync = gpu_before_unmap = NULL;
+        sem_post(&inside);
+        sem_wait(&go_on);
+}
+
+static void *give_last(void *arg)
+{
+        gpu_give(given, 3 * MIB);
+        return arg;
+}
+
+/* What must not be reused goes back with the last block beside it: not while another thread is at work with the heap.
+ */
+static void test_exported_alone(bool at_unmap)
+{
+        struct gr_split *split;
+        pthread_t thread;
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        split = &context->split;
+        a = gpu_take(7 * MIB);
+        given = gpu_take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        sem_init(&inside, 0, 0);
+        sem_init(&go_on, 0, 0);
+        if (at_unmap)
+                gpu_before_unmap = stop;
+        else
+                gpu_before_sync = stop;
+        pthread_create(&thread, NULL, give_last, NULL);
+        sem_wait(&inside);
+        gr_lock(&split->lock);
+        GR_CHECK_EQ(split->busy, 1);
+        sem_post(&go_on);
+        for (int n = 0; n < 20 && split->busy && (at_unmap || gpu_device()->charged_bytes == 4 * MIB); n++)
+                usleep(1000);
+        GR_CHECK_EQ(split->busy, 1);
+        GR_CHECK(at_unmap || gpu_device()->charged_bytes == 4 * MIB);
+        gr_unlock(&split->lock);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(split->busy, 0);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 2 * MIB);
+        gpu_end();
+}
+
 /* Much is held, so extents have two pages, and blocks lie across their ends: none of those goes back. */
 static void test_large_extents(void)
 {
@@ -1009,6 +1066,8 @@ int main(void)
         test_heap_trim();
         test_heap_exported(false);
         test_heap_exported(true);
+        test_exported_alone(false);
+        test_exported_alone(true);
         test_old_addresses();
         test_old_addresses_shared();
         test_no_addresses();

@@ -229,6 +229,8 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
+        if (gpu_before_unmap)
+                gpu_before_unmap();
         if (gpu.unmap_refused)
                 return -EIO;
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
@@ -353,6 +355,8 @@ static int context_wait(void *handle, void *event)
 static int context_sync(void *handle)
 {
         (void)handle;
+        if (gpu_before_sync)
+                gpu_before_sync();
         check_capture();
         gpu_sync();
         return 0;
@@ -522,6 +526,7 @@ uint64_t gpu_random(uint64_t *seed)
 }
 
 unsigned gpu_wakes;
+void (*gpu_before_sync)(void), (*gpu_before_unmap)(void);
 
 void gpu_wake(struct gr_core *woken)
 {

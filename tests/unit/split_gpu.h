@@ -80,6 +80,9 @@ void gpu_sleep(uint64_t ns);
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
 
+/* Called before the driver waits for a context or unmaps memory, where it is set. */
+extern void (*gpu_before_sync)(void), (*gpu_before_unmap)(void);
+
 /* For core.wake: counts. */
 extern unsigned gpu_wakes;
 void gpu_wake(struct gr_core *woken);
