@@ -129,7 +129,7 @@ static bool sync_one(struct gr_context *context, void *arg)
                 rc = reclaim->back_bytes < reclaim->want_bytes ? wait_let_go(context, reclaim, deadline_ns) : -ENOENT;
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
-                if (closed || rc != -ENOENT)
+                if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
                         rc = sync_let_go(context, reclaim, deadline_ns);
                 /* Or another thread has seen the last epoch pass. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);

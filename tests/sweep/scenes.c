@@ -305,6 +305,7 @@ static void contexts(void)
         here = take(LARGE);
         use(here, LARGE, 9);
         give(here);
+        TRY(cuDevicePrimaryCtxRelease(device)); /* a reset keeps how often it is retained: now it ends with the scene */
 }
 
 /* ---- two devices that reach each other's memory ---- */

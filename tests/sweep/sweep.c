@@ -161,6 +161,7 @@ static const struct {
         const char *scene, *fault;
 } found_before[] = {
         {"full-ladder/bins", "cuCtxRecordEvent:1=999"},
+        {"pools/split", "malloc:1=12"},
         {"full-ladder/bins", "cuEventQuery:3=900"},
         {"full-limit/bins", "cuDeviceTotalMem_v2:1=1"},
         {"graphs/split", "realloc:2=12"},

@@ -208,6 +208,34 @@ static void test_purge_and_drop(void)
         }
 }
 
+static uint64_t to_give;
+
+static int give_ready(void *arg, int of_device, uint64_t want_bytes)
+{
+        (void)arg, (void)of_device, (void)want_bytes;
+        if (to_give)
+                free_ok(to_give);
+        to_give = 0;
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        return 0;
+}
+
+/* What a rung brought into the cache, and is ready there, is handed out, without the driver. */
+static void test_purged_block(void)
+{
+        struct gr_reclaimable reclaimable = {.name = "holder", .purge = give_ready};
+        uint64_t given;
+
+        start();
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
+        given = to_give = alloc(40 * MIB);
+        GR_CHECK_EQ(alloc(40 * MIB), given);
+        check_tried_until(GR_LEVEL_PURGE);
+        GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE) + sg_calls(SG_MEM_FREE), 0);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &reclaimable), 0);
+        finish();
+}
+
 static void test_trim(void)
 {
         start();
@@ -485,22 +513,23 @@ static void test_capture_waits(const struct gr_driver *driver)
 
 /*
  * The same where work may wait for what the program does later: not behind a kernel that does not end, but behind one
- * that only takes long. of_other: another context's memory is what could go back.
+ * that only takes long. of_other: another context's memory is what could go back; in_other: the kernel is of another.
  */
-static void test_capture_stuck(uint64_t ms, bool ends, bool of_other)
+static void test_capture_stuck(uint64_t ms, bool ends, bool of_other, bool in_other)
 {
-        struct gr_context *other, *owner;
+        struct gr_context *other, *owner, *busy;
         uint64_t blocks[3], ptr = 0;
 
         start();
         other = gr_context_add(&core, sg_context_new(0), 0);
         owner = of_other ? other : context;
+        busy = in_other ? other : context;
         atomic_store(&core.waits_for_others, true);
         for (int i = 0; i < 3; i++)
-                GR_CHECK_EQ(sg_alloc(owner, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
-        sg_work(owner->handle, 0, blocks[0], ms * SG_MS);
+                GR_CHECK_EQ(sg_alloc(i < 2 ? busy : owner, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
+        sg_work(busy->handle, 0, blocks[0], ms * SG_MS);
         free_ok(blocks[0]); /* which gives nothing back by itself */
-        gr_fence_close(owner);
+        gr_fence_close(busy);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -983,6 +1012,7 @@ int main(void)
         test_fence();
         test_much_larger();
         test_purge_and_drop();
+        test_purged_block();
         test_trim();
         test_driver();
         test_sync();
@@ -995,10 +1025,10 @@ int main(void)
         test_capture();
         test_capture_waits(&sg_driver);
         test_capture_waits(&sg_old_driver);
-        for (int other = 0; other < 2; other++) {
-                test_capture_stuck(2, true, other);
-                test_capture_stuck(200, true, other);
-                test_capture_stuck(3600000, false, other);
+        for (int i = 0; i < 4; i++) {
+                test_capture_stuck(2, true, i & 1, i & 2);
+                test_capture_stuck(200, true, i & 1, i & 2);
+                test_capture_stuck(3600000, false, i & 1, i & 2);
         }
         test_capture_long();
         test_report();
