@@ -285,7 +285,7 @@ static void let_go(void)
 /* Host memory that another thread is giving back, or whose fence has yet to pass, is no reason to refuse any. */
 static void test_spill_returns(void)
 {
-        uint64_t ptr;
+        uint64_t ptr, begin_ns;
 
         for (int ends = 0; ends < 2; ends++) {
                 start((struct gr_config){0});
@@ -310,6 +310,11 @@ static void test_spill_returns(void)
                         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(context), 0);
                 GR_CHECK(!gr_core_maintain(&core));
+                GR_CHECK_EQ(sg_counter(&core, GR_STAT_spills), ends ? 2 : 1);
+                /* All is back: there is nothing to wait for. */
+                begin_ns = sg_driver.now_ns();
+                GR_CHECK_EQ(gr_pool_alloc(context, 40 * SG_MIB, &ptr), -ENOMEM);
+                GR_CHECK(sg_driver.now_ns() - begin_ns < 10 * SG_MS);
                 finish();
         }
 
@@ -348,6 +353,7 @@ static void test_report(void)
         GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), -ENOMEM);
         GR_CHECK(strstr(said, "in use: 30.000 MiB in 3 blocks of about 10.000 MiB"));
         GR_CHECK(strstr(said, "in use: 20.000 MiB in 10 blocks of about 2.000 MiB"));
+        GR_CHECK(!strstr(strstr(strstr(said, "in use:") + 1, "in use:") + 1, "in use:"));
         gr_log_set_level(GR_LOG_SILENT);
         finish();
 }

@@ -591,6 +591,24 @@ static void test_reach_joined_late(void)
         }
 }
 
+/* One that comes once all that a barrier readied has passed waits for nothing, whatever was freed since. */
+static void test_reach_joined_idle(void)
+{
+        unsigned waits;
+
+        start();
+        freed_after(1);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        sg_advance(SG_MS);
+        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        freed_after(50);
+        GR_CHECK_EQ(gr_fence_close(context), 0);
+        waits = sg_calls(SG_CONTEXT_WAIT);
+        gr_context_add(&core, sg_context_new(0), 0);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), waits);
+        finish();
+}
+
 /* One of several leaves: the work of all others still holds the blocks back. */
 static void test_reach_left(void)
 {
@@ -851,6 +869,7 @@ int main(void)
         test_sync();
         test_reach();
         test_reach_joined_late();
+        test_reach_joined_idle();
         test_reach_left();
         test_reach_left_ring();
         test_reach_joined_epochs();

@@ -776,7 +776,7 @@ static uint64_t given;
 /* Once, in the thread that gives back. */
 static void stop(void)
 {
-        gpu_before_sync = gpu_before_unmap = NULL;
+        gpu_before_record = gpu_before_unmap = NULL;
         sem_post(&inside);
         sem_wait(&go_on);
 }
@@ -807,7 +807,7 @@ static void test_exported_alone(bool at_unmap)
         if (at_unmap)
                 gpu_before_unmap = stop;
         else
-                gpu_before_sync = stop;
+                gpu_before_record = stop;
         pthread_create(&thread, NULL, give_last, NULL);
         sem_wait(&inside);
         gr_lock(&split->lock);

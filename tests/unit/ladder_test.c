@@ -326,6 +326,35 @@ static void test_sync(void)
 }
 
 /* All rungs run, in their order, and each sees what those before it left. */
+/* What the driver frees in the order of a stream comes back once the host has waited: where any is held, and the wait
+ * ends. */
+static void test_in_order(void)
+{
+        static const struct {
+                bool held, graph, waits_for_others;
+                unsigned syncs;
+        } cases[] = {{.held = true, .syncs = 1},
+                     {.held = true, .graph = true, .syncs = 1},
+                     {.held = true, .waits_for_others = true},
+                     {.held = false}};
+        uint64_t ptr;
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                enum gr_family family = cases[i].graph ? GR_FAMILY_GRAPH : GR_FAMILY_ASYNC;
+
+                start();
+                if (cases[i].held)
+                        gr_budget_force(device, family, MIB);
+                atomic_store(&core.waits_for_others, cases[i].waits_for_others);
+                GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
+                GR_CHECK_EQ(sg_counter(&core, GR_STAT_syncs), cases[i].syncs);
+                GR_CHECK_EQ(sg_calls(SG_TRIM_POOLS), 1 + cases[i].syncs);
+                if (cases[i].held)
+                        gr_budget_uncharge(device, family, MIB);
+                finish();
+        }
+}
+
 static void test_order(void)
 {
         struct holder purged = {0}, dropped = {0};
@@ -695,6 +724,7 @@ static void test_report(void)
         GR_CHECK_EQ(reports, 1);
         GR_CHECK(strstr(all_lines, "65.000 MiB") != NULL);           /* what was asked for */
         GR_CHECK(strstr(all_lines, "trim gave 12.000 MiB") != NULL); /* and what a rung gave */
+        GR_CHECK(strstr(all_lines, "neighbour gave") == NULL);       /* that was tried */
         for (int i = 0; i < 20; i++)
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK(reports < 15);
@@ -1018,6 +1048,7 @@ int main(void)
         test_sync();
         test_sync_polled();
         test_asks_neighbours();
+        test_in_order();
         test_order();
         test_registry();
         test_failing_hooks();

@@ -339,6 +339,8 @@ static void check_capture(void)
 static int context_record(void *handle, void *event)
 {
         (void)handle;
+        if (gpu_before_record)
+                gpu_before_record();
         check_capture();
         *(uint32_t *)event = atomic_load(&gpu.submitted);
         return 0;
@@ -355,8 +357,6 @@ static int context_wait(void *handle, void *event)
 static int context_sync(void *handle)
 {
         (void)handle;
-        if (gpu_before_sync)
-                gpu_before_sync();
         check_capture();
         gpu_sync();
         return 0;
@@ -526,7 +526,7 @@ uint64_t gpu_random(uint64_t *seed)
 }
 
 unsigned gpu_wakes;
-void (*gpu_before_sync)(void), (*gpu_before_unmap)(void);
+void (*gpu_before_record)(void), (*gpu_before_unmap)(void);
 
 void gpu_wake(struct gr_core *woken)
 {

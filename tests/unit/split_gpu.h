@@ -80,8 +80,8 @@ void gpu_sleep(uint64_t ns);
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
 
-/* Called before the driver waits for a context or unmaps memory, where it is set. */
-extern void (*gpu_before_sync)(void), (*gpu_before_unmap)(void);
+/* Called before the driver records an event or unmaps memory, where it is set. */
+extern void (*gpu_before_record)(void), (*gpu_before_unmap)(void);
 
 /* For core.wake: counts. */
 extern unsigned gpu_wakes;
