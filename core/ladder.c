@@ -50,6 +50,8 @@ struct climb {
 struct reclaim {
         uint64_t want_bytes;
         uint64_t back_bytes;
+        bool (*visit)(struct gr_context *, void *);
+        struct gr_context *first; /* visited before the others */
         bool overtaken;       /* the GPU was waited for, and others have freed meanwhile: what it readied, perhaps */
         struct gr_lock *held; /* let go of while the host waits for the GPU, which may wait for a thread behind it;
                                  NULL: none */
@@ -112,7 +114,7 @@ static int close_soon(struct gr_context *context)
 /*
  * Epoch by epoch. For what is in none, as while a capture is going on, the host then waits as the driver's own free
  * would: without end. Where work may wait for what the program does later that is left until no fence can be hoped for,
- * and not done behind work that does not end.
+ * and not done before all such work that streams were given is known to be done.
  */
 static bool sync_one(struct gr_context *context, void *arg)
 {
@@ -137,6 +139,13 @@ static bool sync_one(struct gr_context *context, void *arg)
         if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(&context->fence) != freed_bytes)
                 reclaim->overtaken = true;
         return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static bool visit_other(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        return context == reclaim->first || reclaim->visit(context, reclaim);
 }
 
 static uint64_t trim_driver(struct gr_context *context)
@@ -175,12 +184,13 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
         }
         case GR_LEVEL_TRIM:
         case GR_LEVEL_SYNC: {
-                bool (*visit)(struct gr_context *, void *) = level == GR_LEVEL_TRIM ? trim_one : sync_one;
                 bool in_order; /* something is held that the driver frees in the order of a stream */
 
                 /* The own context first: with others its memory is only shared by the device. */
-                if (visit(context, &reclaim))
-                        gr_core_each_context(core, device->ordinal, visit, &reclaim);
+                reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+                reclaim.first = context;
+                if (reclaim.visit(context, &reclaim))
+                        gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
                 /* What is freed in stream order, or a graph's, comes back once the host has seen the stream get there.
                  */
                 in_order = atomic_load(&device->family_bytes[GR_FAMILY_ASYNC]) > 0 ||

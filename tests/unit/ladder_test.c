@@ -322,6 +322,7 @@ static void test_sync(void)
                 GR_CHECK_EQ(sg_alloc(context, 34 * MIB, &ptr), -ENOMEM);
         }
         check_tried_until(GR_LEVEL_FAIL);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 70000 * SG_MS); /* one wait, of a minute */
         finish();
 }
 
