@@ -155,14 +155,6 @@ out:
         return context;
 }
 
-void gr_core_will_wait(struct gr_core *core)
-{
-        if (atomic_exchange(&core->waits_for_others, true))
-                return;
-        while (atomic_load(&core->barriers_begun) > 0)
-                core->driver->sleep_ns(VISIT_LOOK_NS);
-}
-
 void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
                           void *arg)
 {
@@ -189,6 +181,37 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
                 context = more ? context->next : NULL; /* the list only grows, at its head */
         }
         gr_unlock(&core->contexts_lock);
+}
+
+static bool close_before(struct gr_context *context, void *arg)
+{
+        gr_fence_close_before(context, arg != NULL);
+        return true;
+}
+
+void gr_core_will_wait(struct gr_core *core)
+{
+        if (!atomic_exchange(&core->waits_for_others, true))
+                while (atomic_load(&core->barriers_begun) > 0)
+                        core->driver->sleep_ns(VISIT_LOOK_NS);
+        gr_core_each_context(core, -1, close_before, NULL);
+}
+
+void gr_core_stream_will_wait(struct gr_core *core)
+{
+        atomic_fetch_add(&core->waits_begun, 1);
+        gr_core_will_wait(core);
+}
+
+void gr_core_stream_waits(struct gr_core *core)
+{
+        atomic_fetch_add(&core->waits_given, 1);
+}
+
+void gr_core_will_capture(struct gr_core *core)
+{
+        gr_core_each_context(core, -1, close_before, core);
+        close_before(&core->everyone, core);
 }
 
 /* In all others, those that are about to end among them, as they may stay. Without a call of the driver. */

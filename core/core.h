@@ -107,8 +107,10 @@ struct gr_core {
         struct gr_registry registry;
         struct gr_early early;
         _Atomic unsigned barriers_begun; /* of those that no waits_for_others has stopped; gr_core_will_wait */
-        _Atomic bool split_barred;       /* gr_split_bar */
-        struct gr_lock contexts_lock;    /* guards the list and alive; contexts are never freed before the core */
+        /* How often streams were given work that waits for others: about to be, and were. */
+        _Atomic uint64_t waits_begun, waits_given;
+        _Atomic bool split_barred;    /* gr_split_bar */
+        struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
         /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
@@ -158,9 +160,16 @@ void gr_context_drop(struct gr_context *context);
 
 /*
  * Sets waits_for_others, before the driver has the work that waits: returns once no barrier is being laid that did not
- * know of it.
+ * know of it. What is freed by now is fenced, or the fence would come behind that work.
  */
 void gr_core_will_wait(struct gr_core *core);
+
+/* The same of work that a stream is given by the program itself, and once the driver has it. */
+void gr_core_stream_will_wait(struct gr_core *core);
+void gr_core_stream_waits(struct gr_core *core);
+
+/* Before a capture begins, as what is freed by now could not be fenced until it ends. */
+void gr_core_will_capture(struct gr_core *core);
 
 /*
  * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns

@@ -172,6 +172,14 @@ static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
         advance(&fence->usable_epoch, epoch->number);
 }
 
+/* Fence lock held. */
+static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
+{
+        set_usable(fence, epoch);
+        advance(&fence->idle_epoch, epoch->number);
+        advance(&fence->waits_over, epoch->waits);
+}
+
 /*
  * A capture that nobody announced, or a driver that has no memory for it, only delays: -EBUSY. Any other failure means
  * that no fence can be trusted.
@@ -196,6 +204,7 @@ static int close_locked(struct gr_context *context, bool always)
         struct gr_fence *fence = &context->fence;
         const struct gr_driver *driver = context->core->driver;
         uint64_t freed_bytes = gr_fence_freed_bytes(fence);
+        uint64_t waits = atomic_load(&context->core->waits_given);
         struct gr_epoch *epoch;
         int rc = 0;
 
@@ -213,6 +222,7 @@ static int close_locked(struct gr_context *context, bool always)
         /* From here frees go to the next epoch; what went into this one was submitted before the records below. */
         epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
         epoch->freed_bytes = freed_bytes;
+        epoch->waits = waits;
         epoch->closed_ns = driver->now_ns();
         for (unsigned i = 0; i < fence->reach_count && !rc; i++) {
                 struct gr_event *event = &epoch->events[i];
@@ -231,6 +241,7 @@ static int close_locked(struct gr_context *context, bool always)
         gr_count(context->core, GR_STAT_epochs, 1);
         fence->pending_count++;
         atomic_store(&fence->closed_bytes, freed_bytes);
+        atomic_store(&fence->closed_waits, waits);
         return 0;
 }
 
@@ -255,6 +266,16 @@ int gr_fence_close(struct gr_context *context)
         uint64_t epoch;
 
         return close_by(context, false, &epoch);
+}
+
+void gr_fence_close_before(struct gr_context *context, bool waits)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t epoch;
+
+        waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&context->core->waits_given);
+        if (waits || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes))
+                close_by(context, waits, &epoch);
 }
 
 /* Whether the turn to fence is the caller's. */
@@ -345,8 +366,7 @@ int gr_fence_poll(struct gr_context *context)
         if (passed > 0) {
                 struct gr_epoch *newest = pending_at(fence, passed - 1);
 
-                set_usable(fence, newest);
-                advance(&fence->idle_epoch, newest->number);
+                set_idle(fence, newest);
                 fence->passed_ns = context->core->driver->now_ns();
         }
         for (unsigned i = 0; i < passed; i++)
@@ -363,7 +383,8 @@ int gr_fence_poll(struct gr_context *context)
 static int sync_locked(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence)};
+        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
+                               .waits = atomic_load(&context->core->waits_given)};
         int rc = 0;
 
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
@@ -375,8 +396,7 @@ static int sync_locked(struct gr_context *context)
         while (fence->pending_count > 0)
                 epoch_recycle(pending_at(fence, --fence->pending_count));
         atomic_store(&fence->closed_bytes, all.freed_bytes);
-        set_usable(fence, &all);
-        advance(&fence->idle_epoch, all.number);
+        set_idle(fence, &all);
         return 0;
 }
 
@@ -566,6 +586,7 @@ static int drain(struct gr_context *context)
         gr_lock(&fence->lock);
         copy_reach(context, &drain);
         all.freed_bytes = gr_fence_freed_bytes(fence);
+        all.waits = atomic_load(&context->core->waits_given);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         gr_unlock(&fence->lock);
         gr_core_each_context(context->core, -1, drain_one, &drain);
@@ -581,8 +602,7 @@ static int drain(struct gr_context *context)
                 fence->pending_count--;
         }
         advance(&fence->closed_bytes, all.freed_bytes);
-        set_usable(fence, &all);
-        advance(&fence->idle_epoch, all.number);
+        set_idle(fence, &all);
         gr_unlock(&fence->lock);
         return 0;
 }
@@ -612,14 +632,12 @@ static int wait_behind_record(struct gr_context *context, uint64_t deadline_ns)
         return rc;
 }
 
-static int sync_by(struct gr_context *context, uint64_t deadline_ns)
+/* Without end. */
+static int wait_without_record(struct gr_context *context)
 {
         struct gr_fence *fence = &context->fence;
-        int rc = wait_behind_record(context, deadline_ns);
+        int rc = -EBUSY;
 
-        if (rc != -EBUSY && rc != -ENOTSUP)
-                return rc;
-        rc = -EBUSY;
         if (gate_enter(&context->core->gate)) {
                 gr_lock(&fence->lock);
                 rc = sync_locked(context);
@@ -631,7 +649,15 @@ static int sync_by(struct gr_context *context, uint64_t deadline_ns)
 
 int gr_fence_sync(struct gr_context *context)
 {
-        return sync_by(context, UINT64_MAX);
+        int rc = wait_behind_record(context, UINT64_MAX);
+
+        return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(context) : rc;
+}
+
+/* Whether streams may still wait for what the program does later. Such work is in front of no epoch that has passed. */
+static bool may_wait(struct gr_context *context)
+{
+        return atomic_load(&context->core->waits_begun) != atomic_load(&context->fence.waits_over);
 }
 
 int gr_fence_wait_work(struct gr_context *context)
@@ -653,12 +679,18 @@ int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
 {
         struct gr_fence *fence = &context->fence;
         struct drain drain = {.deadline_ns = deadline_ns};
+        int rc;
 
         gr_lock(&fence->lock);
         copy_reach(context, &drain);
         gr_unlock(&fence->lock);
         gr_core_each_context(context->core, -1, wait_one, &drain);
-        return drain.rc == -ETIMEDOUT ? drain.rc : sync_by(context, deadline_ns);
+        if (drain.rc == -ETIMEDOUT)
+                return drain.rc;
+        rc = wait_behind_record(context, deadline_ns);
+        if (rc != -EBUSY && rc != -ENOTSUP)
+                return rc;
+        return rc == -EBUSY && may_wait(context) ? rc : wait_without_record(context);
 }
 
 int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)

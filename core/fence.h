@@ -45,6 +45,7 @@ struct gr_event {
 struct gr_epoch {
         uint64_t number;
         uint64_t freed_bytes; /* gr_fence_freed_bytes when it was closed */
+        uint64_t waits;       /* core->waits_given before it was closed */
         uint64_t closed_ns;
         unsigned event_count;
         struct gr_event events[GR_REACH_MAX];
@@ -64,6 +65,8 @@ struct gr_fence {
 
         _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
+        _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch, and ... */
+        _Atomic uint64_t waits_over;   /* ... before the newest idle one: so many of those waits are over */
 
         /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
         _Atomic bool turn __attribute__((aligned(GR_LINE_BYTES)));
@@ -203,6 +206,12 @@ int gr_fence_close(struct gr_context *context);
 void gr_fence_close_soon(struct gr_context *context);
 
 /*
+ * The same before work that may not end, or that no fence may lie behind; it costs little where there is nothing to
+ * close. waits: also where streams wait for others and no epoch would say when that is over.
+ */
+void gr_fence_close_before(struct gr_context *context, bool waits);
+
+/*
  * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
  * later: a small part of live memory, as each costs a record and a query, or, where barriers are cheap and close it
  * anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
@@ -262,7 +271,7 @@ int gr_fence_wait_work(struct gr_context *context);
 
 /*
  * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
- * contexts, has not passed by deadline_ns.
+ * contexts, has not passed by deadline_ns; -EBUSY where no fence can be had and streams may still wait for others.
  */
 int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);
 

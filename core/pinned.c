@@ -444,7 +444,7 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
         rc = retry(core, bytes, attempt, arg, false);
         /* Where no fence can be had, as during a capture, the host waits all the same. */
         if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->everyone) == -EBUSY &&
-            gr_fence_sync(&core->everyone) == 0)
+            gr_fence_sync_by(&core->everyone, core->driver->now_ns() + WAIT_NS) == 0)
                 rc = retry(core, bytes, attempt, arg, true);
         return rc;
 }

@@ -363,16 +363,22 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
+        bool told;
+
         gr_shim_ready();
         gr_submits(stream, false);
-        return submit(exec, stream, false, gr_real.cuGraphLaunch);
+        told = gr_graph_will_wait();
+        return gr_graph_waits(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
+        bool told;
+
         gr_shim_ready();
         gr_submits(stream, true);
-        return submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz);
+        told = gr_graph_will_wait();
+        return gr_graph_waits(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)

@@ -321,6 +321,10 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 void gr_graph_memory_seen(void);
 /* A node of the type is about to be added to some graph: stream.c wants to know of those that wait for the host. */
 void gr_graph_node_seen(CUgraphNodeType type);
+
+/* Around the launch of a graph, which may have such a node. */
+bool gr_graph_will_wait(void);
+CUresult gr_graph_waits(bool told, CUresult result);
 bool gr_graph_memory(void); /* whether any graph may have allocated */
 void gr_graph_trimmed(void);
 

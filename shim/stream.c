@@ -89,7 +89,10 @@ static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
 {
         struct capture capture = {.stream = identity(stream, null_is_per_thread)};
         struct gr_context *owner;
+        int saved_errno = errno;
 
+        gr_core_will_capture(&gr_core);
+        errno = saved_errno;
         if (capture.stream == &per_thread_stream || !stream || !gr_real.cuStreamGetCtx ||
             gr_real.cuStreamGetCtx(stream, &capture.context) != CUDA_SUCCESS)
                 gr_real.cuCtxGetCurrent(&capture.context);
@@ -300,23 +303,42 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         return result;
 }
 
-/* Before the driver has it: a barrier that is laid next is behind it. */
-static void will_wait(void)
+/* A graph has work that waits, or may have: each launch gives it to a stream. */
+static _Atomic bool graphs_wait;
+
+/* Before the driver has it: a barrier that is laid next is behind it. waits follows where it is true. */
+static bool will_wait(void)
 {
-        if (gr_shim_ready())
-                gr_core_will_wait(&gr_core);
+        int saved_errno = errno;
+
+        if (!gr_shim_ready())
+                return false;
+        if (atomic_load(&gr_core.gate.captures) > 0)
+                atomic_store(&graphs_wait, true);
+        gr_core_stream_will_wait(&gr_core);
+        errno = saved_errno;
+        return true;
+}
+
+static CUresult waits(bool told, CUresult result)
+{
+        if (told)
+                gr_core_stream_waits(&gr_core);
+        return result;
 }
 
 #define HOST_WAIT(symbol, parameters, ...)                                                                             \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \
         {                                                                                                              \
-                will_wait();                                                                                           \
-                return GR_REAL(symbol, __VA_ARGS__);                                                                   \
+                bool told = will_wait();                                                                               \
+                                                                                                                       \
+                return waits(told, GR_REAL(symbol, __VA_ARGS__));                                                      \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol##_ptsz parameters                                                            \
         {                                                                                                              \
-                will_wait();                                                                                           \
-                return GR_REAL(symbol##_ptsz, __VA_ARGS__);                                                            \
+                bool told = will_wait();                                                                               \
+                                                                                                                       \
+                return waits(told, GR_REAL(symbol##_ptsz, __VA_ARGS__));                                               \
         }
 
 HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), stream, function, arg)
@@ -344,8 +366,20 @@ HOST_WAIT(cuWaitExternalSemaphoresAsync,
 void gr_graph_node_seen(CUgraphNodeType type)
 {
         if (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
-            type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)
-                will_wait();
+            type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) {
+                atomic_store(&graphs_wait, true);
+                waits(will_wait(), CUDA_SUCCESS);
+        }
+}
+
+bool gr_graph_will_wait(void)
+{
+        return atomic_load_explicit(&graphs_wait, memory_order_relaxed) && will_wait();
+}
+
+CUresult gr_graph_waits(bool told, CUresult result)
+{
+        return waits(told, result);
 }
 
 #define HOST_NODE(symbol, type, parameters)                                                                            \

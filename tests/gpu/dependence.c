@@ -6,6 +6,7 @@
  *
  *   dependence [threads]    with streams that it creates, or with those that each thread has
  *   dependence first WAY    with the legacy stream, and one of its own that has had no work before
+ *   dependence short        memory that is freed before a stream begins to wait, and needed while it does
  *   dependence kernel       a kernel on the stream that one thread has, which waits for another's first one on its own
  *
  * A stream that stands still is let go after some seconds, so that nothing hangs.
@@ -214,6 +215,46 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream befor
         graph = NULL;
 }
 
+static CUresult by_graph_again(CUstream stream)
+{
+        return cuGraphLaunch(graph, stream);
+}
+
+static CUresult by_kernel(CUstream stream)
+{
+        return gt_await(&gt, stream, word, 1, 2 * PATIENCE_US);
+}
+
+/* On a small card no fence is laid for what is freed here before it is needed. */
+static void try_short(const char *name, CUresult (*hold)(CUstream), CUstream busy, CUstream held, bool beside_capture)
+{
+        CUresult holds, allocates;
+        size_t available, total;
+        CUdeviceptr block;
+        CUgraph captured;
+
+        atomic_store(flag, 0);
+        GT_MUST(cuMemGetInfo(&available, &total));
+        GT_MUST(cuMemAlloc(&block, available / 5 * 2));
+        GT_MUST(gt_fill(&gt, busy, block, 1, 64));
+        GT_MUST(cuStreamSynchronize(busy));
+        GT_MUST(cuMemFree(block));
+        if (beside_capture)
+                GT_MUST(cuStreamBeginCapture(busy, CU_STREAM_CAPTURE_MODE_RELAXED));
+        holds = hold(held);
+        allocates = cuMemAlloc(&block, available / 5 * 4);
+        printf("%s%s: %s, memory freed before: %s\n", name, beside_capture ? " beside a capture" : "",
+               gt_result_name(holds), gt_result_name(allocates));
+        atomic_store(flag, 1);
+        GT_MUST(cuStreamSynchronize(held));
+        if (beside_capture) {
+                GT_MUST(cuStreamEndCapture(busy, &captured));
+                GT_MUST(cuGraphDestroy(captured));
+        }
+        if (allocates == CUDA_SUCCESS)
+                GT_MUST(cuMemFree(block));
+}
+
 struct waiter {
         CUresult result;
         _Atomic bool launched;
@@ -258,6 +299,7 @@ static void kernel_waits(void)
 int main(int argc, char **argv)
 {
         const bool threads = argc > 1 && !strcmp(argv[1], "threads"), first = argc > 2 && !strcmp(argv[1], "first");
+        const bool is_short = argc > 1 && !strcmp(argv[1], "short");
         static const struct {
                 const char *name;
                 CUresult (*hold)(CUstream);
@@ -287,7 +329,17 @@ int main(int argc, char **argv)
         GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
         GT_MUST(cuMemHostGetDevicePointer(&word, host, 0));
         flag = host;
-        for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+        for (size_t i = 0; i < 2 * sizeof(ways) / sizeof(ways[0]) && is_short; i++) {
+                try_short(ways[i / 2].name, ways[i / 2].hold, busy, held, i % 2);
+                if (graph) {
+                        try_short("the graph again", by_graph_again, busy, held, i % 2);
+                        GT_MUST(cuGraphExecDestroy(graph));
+                        graph = NULL;
+                }
+        }
+        if (is_short)
+                try_short("a kernel", by_kernel, busy, held, true);
+        for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]) && !is_short; i++)
                 if (!first || !strcmp(argv[2], ways[i].name))
                         try_way(ways[i].name, ways[i].hold, before, busy, held);
         GT_MUST(cuMemFreeHost(host));

@@ -572,6 +572,87 @@ static void test_capture_stuck(uint64_t ms, bool ends, bool of_other, bool in_ot
         finish();
 }
 
+static void begin_capture(void)
+{
+        gr_core_will_capture(&core);
+        gr_gate_begin_enter(&core.gate);
+        sg_capture(1);
+        gr_gate_begin_leave(&core.gate, true);
+}
+
+static void end_capture(void)
+{
+        sg_capture(-1);
+        gr_gate_end(&core.gate);
+}
+
+static void wait_for_others(uint64_t ms)
+{
+        gr_core_stream_will_wait(&core);
+        sg_work(context->handle, 1, 0, ms * SG_MS);
+        gr_core_stream_waits(&core);
+}
+
+/* What is freed before work that waits for the program, or before a capture, is not fenced behind that. */
+static void test_freed_before(bool waits, bool captures)
+{
+        uint64_t ptr;
+
+        start();
+        atomic_store(&core.overlaps, true);
+        ptr = alloc(20 * MIB);
+        sg_work(context->handle, 0, ptr, 2 * SG_MS);
+        free_ok(ptr);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 0);
+        if (captures)
+                begin_capture();
+        if (waits)
+                wait_for_others(3600000);
+        else
+                sg_work(context->handle, 1, 0, UINT64_C(3600000) * SG_MS);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        ptr = alloc(50 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 0);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 1000 * SG_MS);
+        if (waits) /* nothing was freed since */
+                wait_for_others(1);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
+        if (captures)
+                end_capture();
+        finish();
+}
+
+/*
+ * What is freed in a capture is waited for without end only where streams are known to wait for the program no more:
+ * an event came behind the last wait, before the capture, and has passed.
+ */
+static void test_capture_and_waits(uint64_t before_ms, bool inside, bool ends)
+{
+        uint64_t ptr, block;
+
+        start();
+        wait_for_others(before_ms);
+        begin_capture();
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2); /* pinned memory has fences of its own */
+        block = alloc(32 * MIB);
+        free_ok(block);
+        if (inside)
+                wait_for_others(2);
+        GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), ends ? 0 : -ENOMEM);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), ends);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 3000 * SG_MS);
+        end_capture();
+
+        /* The next one is behind all that, once more. */
+        if (!ends && before_ms < 1000) {
+                sg_advance(1000 * SG_MS); /* in which the thread's frees went to the driver */
+                begin_capture();
+                ptr = alloc(48 * MIB);
+                end_capture();
+        }
+        finish();
+}
+
 /* There a capture that may end soon is waited for; one that was waited for in vain is not, but the next one. */
 static void test_capture_long(void)
 {
@@ -1062,6 +1143,13 @@ int main(void)
                 test_capture_stuck(200, true, i & 1, i & 2);
                 test_capture_stuck(3600000, false, i & 1, i & 2);
         }
+        test_freed_before(true, false);
+        test_freed_before(false, true);
+        test_freed_before(true, true);
+        test_capture_and_waits(2, false, true);
+        test_capture_and_waits(200, false, true);
+        test_capture_and_waits(3600000, false, false);
+        test_capture_and_waits(2, true, false);
         test_capture_long();
         test_report();
         test_hard_limit();
