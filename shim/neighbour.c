@@ -540,10 +540,13 @@ uint64_t gr_neighbour_sum(const char *uuid)
 void gr_neighbour_join(CUdevice dev)
 {
         struct member *member;
+        int cancel;
 
         if (dev < 0 || dev >= GR_DEVICES_MAX || atomic_load(&members[dev].tried))
                 return;
         member = &members[dev];
+        /* Files are opened, where a thread that is cancelled would end with the lock held. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         pthread_mutex_lock(&all.lock);
         if (!atomic_load(&member->tried)) {
                 uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
@@ -554,6 +557,7 @@ void gr_neighbour_join(CUdevice dev)
                        (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
         }
         pthread_mutex_unlock(&all.lock);
+        pthread_setcancelstate(cancel, NULL);
 }
 
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes)

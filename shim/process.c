@@ -321,9 +321,14 @@ void gr_process_init(void)
 
 void gr_process_in_use(void)
 {
+        int cancel;
+
         if (!atomic_exchange(&in_use, true)) {
+                /* A thread that is cancelled must not end where the trace is opened: nobody would do the rest. */
+                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
                 owner = getpid();
                 gr_trace_init();
                 atexit(at_exit);
+                pthread_setcancelstate(cancel, NULL);
         }
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,14 +26,19 @@ struct process_stat {
 static int read_stat(const char *path, struct process_stat *ret)
 {
         char text[1024], *field, *rest;
-        ssize_t length;
-        int fd;
+        ssize_t length = -1;
+        int fd, cancel;
 
+        /* Others are looked at with locks held: a thread that is cancelled must not end here. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd >= 0) {
+                length = read(fd, text, sizeof(text) - 1);
+                close(fd);
+        }
+        pthread_setcancelstate(cancel, NULL);
         if (fd < 0)
                 return -errno;
-        length = read(fd, text, sizeof(text) - 1);
-        close(fd);
         if (length <= 0)
                 return -ESRCH;
         text[length] = '\0';

@@ -288,6 +288,32 @@ static int cancel(void)
         return 0;
 }
 
+/* The same in one that makes the process's first use of CUDA. */
+static void *cancelled_first(void *arg)
+{
+        (void)arg;
+        pthread_cancel(pthread_self());
+        open_device();
+        work();
+        cancel_worked = 1;
+        pthread_testcancel();
+        return NULL;
+}
+
+static int cancel_first(void)
+{
+        pthread_t thread;
+
+        must(pthread_create(&thread, NULL, cancelled_first, NULL), "pthread_create");
+        must(pthread_join(thread, NULL), "pthread_join");
+        printf("ended inside a call: %d\n", !cancel_worked);
+        fflush(stdout);
+        open_device();
+        work();
+        printf("then worked\n");
+        return 0;
+}
+
 /* For a moment no thread can be made, as at the limit of a container; what needed one then happens later. */
 static int no_thread(void)
 {
@@ -783,6 +809,7 @@ int main(int argc, char **argv)
                 {"moved", moved},
                 {"closes-all", closes_all},
                 {"cancel", cancel},
+                {"cancel-first", cancel_first},
                 {"no-thread", no_thread},
                 {"spawn", spawn},
                 {"exec", exec},

@@ -110,6 +110,11 @@ run cancel "GPURECLAIM_TRACE=$folder/cancel.csv" 2>"$folder/err"
 [ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
 [ "$(grep -c ',free,' "$folder/cancel.csv")" -eq 4040 ] || fail "a thread with a trace: $(grep -c ',free,' "$folder/cancel.csv") frees"
 
+# So they do where they are the first to use CUDA and open the trace, which is complete at the end.
+run cancel-first "GPURECLAIM_TRACE=$folder/first.csv" 2>"$folder/err"
+[ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a first thread with a trace: status $status, $(cat "$folder/out")"
+[ "$(grep -c ',free,' "$folder/first.csv")" -eq 80 ] || fail "a first thread with a trace: $(grep -c ',free,' "$folder/first.csv") frees"
+
 # A program that closes all descriptors, as daemons do, closes the trace: what it opens then is its own.
 run closes-all "GPURECLAIM_TRACE=$folder/closed.csv" 2>"$folder/err"
 [ $status -eq 0 ] && [ "$(sort -u "$folder/out")" = "4 bytes in its file" ] ||
