@@ -95,6 +95,8 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         status=$?
         [ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the group's limit: exit status $status"
         grep -q 'group limit 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
+        [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
+                fail "over the group's limit: not told why it is alone"
         case $setting in
         NEIGHBOUR=0) ! grep -q 'neighbour gave' "$folder/err" || fail "over the group's limit: $setting, and asked" ;;
         *) grep -q 'neighbour gave 0 B' "$folder/err" || fail "over the group's limit: nobody gives anything" ;;
