@@ -241,10 +241,12 @@ static void write_stats(void)
 /* Registered after the driver's own handlers, so it runs before them, while the driver still answers. */
 static void at_exit(void)
 {
-        int ready = GR_SHIM_READY;
+        int ready = GR_SHIM_READY, cancel;
 
         if (getpid() != owner || !gr_shim_ready())
                 return;
+        /* A thread that is cancelled must not end in what follows: the process would go on. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_apart_stop(HELPER_STOP_NS);
         helper_stop();
         gr_neighbour_leave();
@@ -252,6 +254,7 @@ static void at_exit(void)
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
+        pthread_setcancelstate(cancel, NULL);
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 

@@ -314,6 +314,26 @@ static int cancel_first(void)
         return 0;
 }
 
+/* And one that ends the process. */
+static void *cancelled_last(void *arg)
+{
+        (void)arg;
+        open_device();
+        work();
+        pthread_cancel(pthread_self());
+        exit(5);
+}
+
+static int cancel_last(void)
+{
+        pthread_t thread;
+
+        must(pthread_create(&thread, NULL, cancelled_last, NULL), "pthread_create");
+        pthread_join(thread, NULL);
+        printf("ended inside exit\n");
+        return 0;
+}
+
 /* For a moment no thread can be made, as at the limit of a container; what needed one then happens later. */
 static int no_thread(void)
 {
@@ -810,6 +830,7 @@ int main(int argc, char **argv)
                 {"closes-all", closes_all},
                 {"cancel", cancel},
                 {"cancel-first", cancel_first},
+                {"cancel-last", cancel_last},
                 {"no-thread", no_thread},
                 {"spawn", spawn},
                 {"exec", exec},
