@@ -133,6 +133,8 @@ static bool sync_one(struct gr_context *context, void *arg)
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
                 if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
                         rc = sync_let_go(context, reclaim, deadline_ns);
+                if (gr_driver_code(rc)) /* that may have failed just once */
+                        rc = sync_let_go(context, reclaim, deadline_ns);
                 /* Or another thread has seen the last epoch pass. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         }

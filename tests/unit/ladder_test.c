@@ -313,6 +313,14 @@ static void test_sync(void)
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 1);
         finish();
 
+        /* That may fail once. */
+        start_with(&sg_old_driver, GR_REUSE_POLL);
+        cache(15, 4 * MIB, 10 * SG_MS);
+        sg_fail(SG_CONTEXT_SYNC, 1, 1, gr_driver_error(1));
+        alloc(34 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 2);
+        finish();
+
         /* Work that does not end: a failure in the end, not a hang. */
         start();
         cache(15, 4 * MIB, UINT64_C(3600) * 1000 * SG_MS);
