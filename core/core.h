@@ -85,15 +85,11 @@ struct gr_core {
          */
         _Atomic bool waits_for_others;
         /*
-         * The program has made a stream, or a context with one of its own: from now on work may run beside other work,
-         * and a barrier would have it wait. For good, and for all contexts.
+         * The program has made a stream, or a context with one of its own, or uses those that threads have by
+         * themselves: from now on work may run beside other work, and a barrier would have it wait. For good, and for
+         * all contexts.
          */
         _Atomic bool overlaps;
-        /*
-         * A thread has given work to the stream that it has by itself, as each thread has one. As long as it is alone
-         * with the device there is one stream; where another one allocates it will soon have work on its own.
-         */
-        _Atomic bool own_stream;
 
         const struct gr_driver *driver;
         struct gr_ledger ledger;
@@ -123,7 +119,7 @@ struct gr_core {
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };
 
-_Static_assert(offsetof(struct gr_core, own_stream) < GR_LINE_BYTES, "a free reads one cache line of it");
+_Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
 
 static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
 {

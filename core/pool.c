@@ -241,13 +241,6 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return true;
 }
 
-/* Before any barrier. */
-static inline void note_thread(struct gr_core *core)
-{
-        if (__builtin_expect(atomic_load_explicit(&core->own_stream, memory_order_relaxed), 0) && !gr_thread.own_stream)
-                atomic_store(&core->overlaps, true);
-}
-
 /* A block of the cache that is ready, or can be made so at once; NULL. looked: split has nothing that is ready. */
 static struct gr_block *from_cache(struct gr_context *context, size_t bytes, bool looked)
 {
@@ -271,7 +264,6 @@ static __attribute__((noinline)) int alloc(struct gr_context *context, size_t by
 
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
-        note_thread(context->core);
         do {
                 block = NULL;
                 if (!allocate && context->core->config.pool != GR_POOL_NONE)
@@ -306,7 +298,6 @@ GR_OFTEN int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64
         struct gr_block *block;
         bool looks;
 
-        note_thread(context->core);
         looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
         block = looks ? gr_split_take(context, bytes, false) : NULL;
         if (block && hand_out(block, bytes, ret_ptr))

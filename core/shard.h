@@ -6,7 +6,6 @@
 #define GR_SHARD_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #define GR_SHARDS     16
@@ -39,7 +38,6 @@ struct gr_thread {
         struct gr_arena *used;      /* where it last had a hit: a free looks there first. arena.c's */
         uint64_t bypass_until_ns; /* until then its frees go to the driver, or until it is served again; 0: they do not.
                                      pool.c's */
-        bool own_stream;          /* it has given work to the stream that it has by itself; the shim's */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 _Static_assert(sizeof(struct gr_thread) == GR_LINE_BYTES, "a hit reads one cache line of its thread");

@@ -56,7 +56,7 @@ static void find(struct nvml *ret)
         ret->found = init && ret->by_uuid && ret->by_index && ret->uuid && ret->memory && init() == 0;
 }
 
-static bool ready(void)
+bool gr_nvml_find(void)
 {
         static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
         int saved_errno = errno;
@@ -80,7 +80,7 @@ int gr_nvml_device(const char *uuid, void **ret_device)
         static const char *const kinds[] = {"GPU-", "MIG-"};
         char text[64];
 
-        if (!ready())
+        if (!gr_nvml_find())
                 return -ENOTSUP;
         for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
                 snprintf(text, sizeof(text), "%s%s", kinds[i], uuid);
@@ -111,7 +111,7 @@ int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37])
         char text[96] = "";
         void *device;
 
-        if (!ready())
+        if (!gr_nvml_find())
                 return -ENOTSUP;
         if (!find_named(name, &device) || nvml.uuid(device, text, sizeof(text)) != 0 || strlen(text) < 40)
                 return -ENODEV;
@@ -125,7 +125,7 @@ int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
 {
         struct gr_nvml_memory memory;
 
-        if (!ready() || nvml.memory(device, &memory) != 0)
+        if (!gr_nvml_find() || nvml.memory(device, &memory) != 0)
                 return -ENOTSUP;
         *ret = memory;
         return 0;
@@ -138,7 +138,7 @@ static int list_processes(void *device, struct process *few, struct process **re
         unsigned room = PROCESSES, count = PROCESSES;
         int result;
 
-        if (!ready() || !nvml.processes)
+        if (!gr_nvml_find() || !nvml.processes)
                 return -ENOTSUP;
         result = nvml.processes(device, &count, list);
         for (int i = 0; result == INSUFFICIENT_SIZE && i < TRIES; i++) {

@@ -7,6 +7,7 @@
 #ifndef GR_NVML_H
 #define GR_NVML_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,12 @@ extern void *(*gr_nvml_dlsym)(void *library, const char *name);
 struct gr_nvml_memory {
         unsigned long long total, free, used; /* bytes; the library's own layout */
 };
+
+/*
+ * Looks for the library, once; whether it is there. The others do so themselves: for who must not hold a lock while the
+ * loader is asked.
+ */
+bool gr_nvml_find(void);
 
 /* The card, or the instance of one, of this UUID, as 36 characters without a prefix. Good for the life of the process.
  */

@@ -94,6 +94,7 @@ void gr_own_look(struct gr_device *device, uint64_t most_age_ns)
         int saved_errno = errno;
         uint64_t bytes;
 
+        gr_nvml_find(); /* not with the lock: it asks the loader, which may wait for a thread that wants the lock */
         pthread_mutex_lock(&lock);
         if (!look->at_ns || gr_driver.now_ns() - look->at_ns >= most_age_ns) {
                 if (measure(device, look, &bytes)) {

@@ -1,26 +1,24 @@
 /*
  * Work that threads give to the streams they have by themselves (nvcc's --default-stream per-thread, and the handle
- * CU_STREAM_PER_THREAD). Nobody makes such a stream, so the first work on it says that there is one. That of one thread
- * alone runs in order with the legacy stream; once two threads have theirs, or one has and another allocates, work may
- * run beside other work, and a barrier would have one wait for the other, which may in turn wait for it.
+ * CU_STREAM_PER_THREAD). Nobody makes such a stream, so the first work on it says that there is one. It may wait for
+ * what another thread does next on its own stream, copies and fills among it: so the first one counts already.
  *
- * These hooks lie on the way of every launch: each compares the stream's handle, or a flag of the thread, and jumps on.
- * Copies and fills that the host waits for have none: they are short, and a thread that wants overlap makes others.
+ * These hooks lie on the way of every launch: each compares the stream's handle, or a flag, and jumps on. Copies and
+ * fills that the host waits for have none: nobody needs to overlap with them alone.
  */
 #include "shim.h"
 
-/* Whether this is the thread's first work on its own stream; null_is_own: 0 stands for it, too. */
+/* Whether this is work on the thread's own stream, and nobody knows yet that there is one; null_is_own: 0 stands for
+ * it, too. */
 static inline bool is_first(CUstream stream, bool null_is_own)
 {
-        return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) && !gr_thread.own_stream;
+        return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) &&
+               !atomic_load_explicit(&gr_core.overlaps, memory_order_relaxed);
 }
 
 void gr_submits(CUstream stream, bool null_is_own)
 {
-        if (!is_first(stream, null_is_own) || !gr_shim_ready())
-                return;
-        gr_thread.own_stream = true;
-        if (atomic_exchange(&gr_core.own_stream, true)) /* it is not the first */
+        if (is_first(stream, null_is_own) && gr_shim_ready())
                 gr_streams_overlap();
 }
 

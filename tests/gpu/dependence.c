@@ -263,11 +263,16 @@ struct waiter {
 static void *launch_waiter(void *arg)
 {
         struct waiter *waiter = arg;
+        CUdeviceptr block;
 
         gt_attach(&gt);
+        GT_MUST(cuMemAlloc(&block, 16 * GT_MIB)); /* what nobody else asks for */
+        GT_MUST(cuMemFree(block));
         waiter->result = gt_await(&gt, CU_STREAM_PER_THREAD, word, 1, 2 * PATIENCE_US);
+        GT_MUST(cuMemAlloc(&block, 16 * GT_MIB));
         atomic_store(&waiter->launched, true);
         GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+        GT_MUST(cuMemFree(block));
         return NULL;
 }
 

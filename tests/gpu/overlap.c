@@ -210,29 +210,6 @@ static void own_stream(void)
         }
 }
 
-static void *in_thread(void *arg)
-{
-        gt_attach(&gt);
-        (*(void (**)(void))arg)();
-        GT_MUST(cuCtxSynchronize());
-        return NULL;
-}
-
-static void by_another(void (*act)(void))
-{
-        pthread_t thread;
-
-        if (pthread_create(&thread, NULL, in_thread, &act))
-                gt_die("no thread");
-        pthread_join(thread, NULL);
-}
-
-/* This thread's work may go to one of its own from now on. */
-static void anothers_stream(void)
-{
-        by_another(own_stream);
-}
-
 static void green(void)
 {
         struct gt_green part;
@@ -245,17 +222,16 @@ static void green(void)
         gt_attach(&gt);
 }
 
-#define BY_TWO(act)                                                                                                    \
-        {"two threads' own streams, " #act, act, .overlaps = true, .by_two = true},                                    \
+#define OWN(act)                                                                                                       \
+        {"the thread's own stream, " #act, act, .overlaps = true},                                                     \
         {                                                                                                              \
-                "two threads' own streams, " #act ", by handle", act, .overlaps = true, .by_two = true,                \
-                                                                      .by_handle = true                                \
+                "the thread's own stream, " #act ", by handle", act, .overlaps = true, .by_handle = true               \
         }
 
 static const struct way {
         const char *name;
         void (*act)(void);
-        bool overlaps, by_two, by_handle;
+        bool overlaps, by_handle;
 } ways[] = {
         {"the default stream alone", nothing, .overlaps = false},
         {"a stream of cuBLAS", by_cublas, .overlaps = false},
@@ -263,22 +239,21 @@ static const struct way {
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
         {"a green context", green, .overlaps = true},
-        {"the thread's own stream", own_stream, .overlaps = false},
-        {"another thread's own stream", anothers_stream, .overlaps = true},
-        BY_TWO(launch),
-        BY_TWO(launch_extended),
-        BY_TWO(launch_cooperative),
-        BY_TWO(launch_graph),
-        BY_TWO(copy),
-        BY_TWO(copy_in),
-        BY_TWO(copy_out),
-        BY_TWO(copy_there),
-        BY_TWO(copy_to_peer),
-        BY_TWO(copy_2d),
-        BY_TWO(copy_3d),
-        BY_TWO(fill_bytes),
-        BY_TWO(fill_halves),
-        BY_TWO(fill_words),
+        {"all that goes to the thread's own stream", own_stream, .overlaps = true},
+        OWN(launch),
+        OWN(launch_extended),
+        OWN(launch_cooperative),
+        OWN(launch_graph),
+        OWN(copy),
+        OWN(copy_in),
+        OWN(copy_out),
+        OWN(copy_there),
+        OWN(copy_to_peer),
+        OWN(copy_2d),
+        OWN(copy_3d),
+        OWN(fill_bytes),
+        OWN(fill_halves),
+        OWN(fill_words),
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -293,8 +268,6 @@ static int try_way(const struct way *way)
         GT_MUST(cuMemAlloc(&before, BYTES));
         GT_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
         by_handle = way->by_handle;
-        if (way->by_two)
-                by_another(way->act);
         way->act();
         GT_MUST(cuCtxSynchronize());
         GT_MUST(gt_spin(&gt, NULL, SPIN_US));

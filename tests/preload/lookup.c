@@ -5,7 +5,8 @@
  *
  *   lookup            everything, one line per question
  *   lookup threads    eight threads ask at the same moment, before anything else did
- *   lookup loading PLUGIN   the first call while another thread loads a plugin whose constructor asks, too
+ *   lookup loading PLUGIN [context|stream]   the first call, or that of a context, while another thread loads a plugin
+ *                     whose constructor asks, too, and makes a context, or waits for a thread that makes a stream
  *   lookup own        whether the driver answers with its own functions whatever is preloaded, as NVIDIA's does; a
  *                     stand-in that gave the preloaded ones would hide that the library does not
  */
@@ -283,9 +284,41 @@ static void *load(void *plugin)
         return dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
 }
 
-/* The loader's lock is held while a plugin's constructors run: no call may wait for them with a lock that they need. */
-static void loading(char *plugin)
+static CUcontext context;
+
+static void make_context(void)
 {
+        CUcontext made;
+
+        GR_CHECK_EQ(cuCtxCreate(&made, NULL, 0, 0), CUDA_SUCCESS);
+}
+
+static void *make_stream(void *arg)
+{
+        CUstream stream;
+
+        GR_CHECK_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+        GR_CHECK_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        return arg;
+}
+
+static void wait_for_stream(void)
+{
+        pthread_t thread;
+
+        GR_CHECK_EQ(pthread_create(&thread, NULL, make_stream, NULL), 0);
+        pthread_join(thread, NULL);
+}
+
+/*
+ * The loader's lock is held while a plugin's constructors run: no call may wait for them with a lock that they need.
+ * What "context": both make one; "stream": the constructor waits for a thread that makes one.
+ */
+static void loading(char *plugin, const char *what)
+{
+        bool makes_context = what && strcmp(what, "context") == 0, makes_stream = what && strcmp(what, "stream") == 0;
+        char address[32];
+        size_t total;
         char number[16], byte;
         void *handle = NULL;
         pthread_t thread;
@@ -295,9 +328,21 @@ static void loading(char *plugin)
         GR_CHECK_EQ(pipe(ends), 0);
         snprintf(number, sizeof(number), "%d", ends[1]);
         setenv("GR_TEST_LOADING", number, 1);
+        snprintf(address, sizeof(address), "%p", makes_stream ? (void *)wait_for_stream : (void *)make_context);
+        if (what)
+                setenv("GR_TEST_LOADING_CALL", address, 1);
+        if (what) {
+                GR_CHECK_EQ(cuInit(0), CUDA_SUCCESS);
+                GR_CHECK_EQ(cuDeviceTotalMem(&total, 0), CUDA_SUCCESS);
+        }
+        if (makes_stream)
+                GR_CHECK_EQ(cuCtxCreate(&context, NULL, 0, 0), CUDA_SUCCESS);
         GR_CHECK_EQ(pthread_create(&thread, NULL, load, plugin), 0);
         GR_CHECK_EQ(read(ends[0], &byte, 1), 1);
-        printf("first call: %d\n", (int)cuCtxSynchronize());
+        if (makes_context)
+                make_context();
+        else
+                printf("call: %d\n", (int)cuCtxSynchronize());
         pthread_join(thread, &handle);
         GR_CHECK(handle != NULL);
         GR_CHECK_EQ(read(ends[0], &byte, 1), 1);
@@ -309,7 +354,7 @@ int main(int argc, char **argv)
         void *driver;
 
         if (argc > 2 && strcmp(argv[1], "loading") == 0) {
-                loading(argv[2]);
+                loading(argv[2], argc > 3 ? argv[3] : NULL);
                 return GR_CHECK_RESULT();
         }
 
