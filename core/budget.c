@@ -275,6 +275,7 @@ void gr_budget_note_live(struct gr_device *device)
 
         raise_to(&device->peak_live_bytes, live);
         raise_to(&device->late_live_bytes[0], live);
+        raise_to(&device->peak_charged_bytes, live); /* the peak of that was taken at another moment */
 }
 
 uint64_t gr_budget_late_live(struct gr_device *device)
