@@ -142,7 +142,7 @@ RULES = [
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
      "the library may find room where the driver finds none; what follows is another program"),
     (("most",), most_in_segments, ALLOWED, "as info"),
-    (("alloc", "pitch", "async", "map"), less_room, END,
+    (("alloc", "pitch", "async", "map", "managed"), less_room, END,
      "with what blocks may hold beside what was asked for (as info) the card is full"),
 ]
 

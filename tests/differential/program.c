@@ -440,7 +440,7 @@ static const char *room(const struct memory *m)
         size_t small, asked, live, others = 0;
         int device = device_of(m->context);
 
-        if (race || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH)
+        if (race || m->kind == HOST || (m->kind == MANAGED && !limited) || m->kind == OF_GRAPH)
                 return "";
         live = live_bytes(device, &small, &asked);
         for (int c = 0; c < SLOTS; c++)
@@ -750,7 +750,7 @@ static void run_free_async(struct op *op)
         if (op->arg[3] == 1 && result == CUDA_SUCCESS && m->kind != OF_GRAPH && !race && !strict_captures)
                 twice = doors[door_of(op->arg[2])].cuMemFreeAsync(m->at, handle_by(s, op->arg[2]));
         m->live = result != CUDA_SUCCESS;
-        if (!m->live && m->kind == DEVICE)
+        if (!m->live && m->kind != OF_GRAPH) /* a pool may be destroyed already */
                 late_bytes += gt_pages(m->bytes);
         say(op, "%d %d", (int)result, (int)twice);
 }
