@@ -1125,8 +1125,18 @@ static void run_exec_destroy(struct op *op)
         say_code(op, result);
 }
 
+/* Only what has no launch going on is trimmed, so that all must have ended. */
 static void run_graph_trim(struct op *op)
 {
+        if (open_captures) {
+                say(op, "skip");
+                return;
+        }
+        for (int c = 0; c < SLOTS; c++)
+                if (enter(c)) {
+                        cuCtxSynchronize();
+                        leave();
+                }
         say_code(op, cuDeviceGraphMemTrim(0));
 }
 
