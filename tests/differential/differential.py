@@ -102,7 +102,7 @@ def near_left(native, shim, settings):
 
 
 def refused_share(native, shim, settings):
-    return shim == "1" and ("POOL=split" in settings or "POOL=auto" in settings)
+    return code(shim) == 1 and ("POOL=split" in settings or "POOL=auto" in settings)
 
 
 def refused_beside(native, shim, _settings):
@@ -136,7 +136,7 @@ RULES = [
      "stream order, and what pools keep, is free at once, or when the stream comes to it; but they keep it until the program waits, which a free is not; of a "
      "larger piece that is partly live the rest is nobody's to have whole"),
     (("left",), near_left, ALLOWED, "as info, with nothing live"),
-    (("share",), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
+    (("share", "lend"), refused_share, ALLOWED, "a part of a larger mapping has no legacy handle of its own: the documentation says so"),
     (("free", "free-async"), refused_beside, END, "beside a capture a free that the library does not take is the driver's, and refused as without it"),
     (("free",), freed_beside_dead, END, "a block's context says where it goes, whatever ended context is current"),
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
@@ -365,6 +365,7 @@ class Writer:
             "check m%d" % m,
             "copy m%d m%d" % (m, other),
             "range m%d %d" % (m, self.random.randrange(MIB)),
+            "lend m%d" % m,
             "share m%d" % m if self.memory[m][0] != "host" else "check m%d" % m,
         )))
 

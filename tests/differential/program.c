@@ -8,6 +8,8 @@
  * the first device, s0 the legacy stream and s1 the thread's own. A line whose objects are not there says "skip", so
  * that any part of a program is a program.
  *
+ * "lend" starts the same program once more, as "program --partner SOCKET", which opens the memory, compares and writes.
+ *
  * Lines run one after the other, each in its thread. With --race a thread waits only for earlier lines that have an
  * object in common with its own, and for those that must be alone.
  *
@@ -17,6 +19,7 @@
  * of requests, so that "most" is to ask for less. --limited says that managed memory counts as memory of the device.
  */
 #include "gputest.h"
+#include "partner.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -111,6 +114,7 @@ static struct gt gt;
 static struct op *ops;
 static int n_ops, last_alone = -1, devices;
 static bool race, own_frees, wide, limited;
+static char *program_path;
 static int n_captures = 1, open_captures, strict_captures; /* changed by lines that are alone */
 static _Atomic unsigned n_made;
 static _Thread_local int me;                             /* a number that no other thread has, nor had */
@@ -918,6 +922,81 @@ static void run_most(struct op *op)
         say(op, "%d %d", (int)result, (int)freed);
 }
 
+/* ---- another process ---- */
+
+struct lent {
+        CUipcMemHandle handle;
+        size_t bytes;
+        uint32_t expected, written;
+};
+struct returned {
+        int opened, right, closed;
+};
+
+/* Opens what it is lent, compares both ends and writes others. */
+static int be_partner(int socket)
+{
+        struct lent lent;
+        int fd;
+
+        gt_open(&gt);
+        while (partner_receive(socket, &lent, sizeof lent, &fd)) {
+                struct returned returned = {.closed = -1};
+                size_t words = lent.bytes / 4, part = ends_bytes / 4;
+                uint32_t seen[2] = {0};
+                CUdeviceptr at;
+
+                returned.opened = (int)cuIpcOpenMemHandle(&at, lent.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+                if (returned.opened == CUDA_SUCCESS) {
+                        GT_MUST(cuMemcpyDtoH(&seen[0], at, 4));
+                        GT_MUST(cuMemcpyDtoH(&seen[1], at + (words - 1) * 4, 4));
+                        returned.right = seen[0] == lent.expected && seen[1] == lent.expected;
+                        GT_MUST(cuMemsetD32(at, lent.written, part));
+                        GT_MUST(cuMemsetD32(at + (words - part) * 4, lent.written, part));
+                        GT_MUST(cuCtxSynchronize());
+                        returned.closed = (int)cuIpcCloseMemHandle(at);
+                }
+                partner_send(socket, &returned, sizeof returned, -1);
+        }
+        return EXIT_SUCCESS;
+}
+
+/* The memory goes to the other process and comes back with what that one wrote. */
+static void run_lend(struct op *op)
+{
+        static char mode[] = "--partner";
+        static int socket = -1;
+        struct memory *m = &memories[op->arg[0]];
+        struct lent lent = {.bytes = m->bytes, .expected = m->value, .written = (uint32_t)op->line * 2654435761u | 1};
+        struct returned returned = {0};
+        CUresult result;
+        int fd;
+
+        if (m->kind != DEVICE || !m->known || m->bytes <= 2 * GT_MIB || !at_home(m) || open_captures ||
+            device_of(m->context) || !enter(m->context)) {
+                say(op, "skip");
+                return;
+        }
+        GT_MUST(cuStreamSynchronize(handle_of(m->home)));
+        result = cuIpcGetMemHandle(&lent.handle, m->at);
+        leave();
+        m->shared = true;
+        if (result == CUDA_SUCCESS) {
+                if (socket < 0)
+                        partner_start(program_path, mode, false, &socket);
+                partner_send(socket, &lent, sizeof lent, -1);
+                if (!partner_receive(socket, &returned, sizeof returned, &fd))
+                        gt_die("program: the other process ended");
+                if (returned.opened == CUDA_SUCCESS)
+                        m->value = lent.written;
+        }
+        if (result != CUDA_SUCCESS)
+                say_code(op, result);
+        else
+                say(op, "0, opened %d, %s, closed %d", returned.opened, returned.right ? "right" : "WRONG",
+                    returned.closed);
+}
+
 /* ---- verbs: streams, events, captures ---- */
 
 static void run_stream(struct op *op)
@@ -1215,6 +1294,7 @@ static const struct verb verbs[] = {
         {"check", "m", run_check, false},
         {"range", "mi", run_range, false},
         {"share", "m", run_share, false},
+        {"lend", "m", run_lend, true},
         {"info", "", run_info, true},
         {"most", "i", run_most, true},
         {"stream", "Si", run_stream, false},
@@ -1493,6 +1573,9 @@ int main(int argc, char **argv)
 {
         const char *path = NULL;
 
+        if (argc == 3 && !strcmp(argv[1], "--partner"))
+                return be_partner(atoi(argv[2]));
+        program_path = argv[0];
         for (int i = 1; i < argc; i++) {
                 if (!strcmp(argv[i], "--race"))
                         race = true;
