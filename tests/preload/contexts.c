@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../unit/check.h"
@@ -29,6 +30,7 @@
 #define ROUNDS        40
 #define MANY_CAPTURES 300
 #define MANY_ENDS     500
+#define ENDS_S        10
 #define OK(call)                                                                                                       \
         do {                                                                                                           \
                 CUresult ok_result = (call);                                                                           \
@@ -264,12 +266,14 @@ static void use_block(uint32_t value)
         OK(cuMemFree(ptr));
 }
 
+static _Atomic time_t ends_late; /* a card takes a tenth of a second and more for a context */
+
 /* As two libraries of one program do it, each of which believes that the primary context is its own. */
 static void *retain_and_release(void *arg)
 {
         CUcontext context;
 
-        for (int i = 0; i < MANY_ENDS; i++) {
+        for (int i = 0; i < MANY_ENDS && time(NULL) < ends_late; i++) {
                 OK(cuDevicePrimaryCtxRetain(&context, 0));
                 OK(cuCtxSetCurrent(context));
                 use_block((uint32_t)i);
@@ -282,7 +286,7 @@ static void *retain_and_release(void *arg)
 
 static void *create_and_destroy(void *arg)
 {
-        for (int i = 0; i < MANY_ENDS; i++) {
+        for (int i = 0; i < MANY_ENDS && time(NULL) < ends_late; i++) {
                 CUcontext context = create();
 
                 for (int k = 0; k < 3; k++)
@@ -322,7 +326,7 @@ static void *capture(void *context)
 
         OK(cuCtxSetCurrent(context));
         OK(cuMemAlloc(&ptr, SMALL_BLOCK));
-        for (int i = 0; i < MANY_ENDS; i++) {
+        for (int i = 0; i < MANY_ENDS && time(NULL) < ends_late; i++) {
                 OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
                 OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
                 for (int k = 0; k < 20; k++) {
@@ -346,6 +350,7 @@ static void side_by_side(const char *what, void *arg, void *(*first)(void *), vo
         pthread_t threads[3];
         int count = third ? 3 : 2;
 
+        ends_late = time(NULL) + ENDS_S;
         for (int i = 0; i < count; i++)
                 GR_CHECK_EQ(pthread_create(&threads[i], NULL, runs[i], arg), 0);
         for (int i = 0; i < count; i++)

@@ -377,6 +377,7 @@ void facts_graphs(void)
         GT_MUST(cuGraphExecDestroy(exec));
         graph_memory_is("destroyed with the memory left");
         fact_code("cuMemsetD8 of the memory left", cuMemsetD8(p, 2, 64 * GT_MIB));
+        GT_MUST(cuCtxSynchronize()); /* the free does not wait for it */
         fact_code("cuMemFree of the memory left", cuMemFree(p));
         GT_MUST(cuDeviceGraphMemTrim(gt.device));
         graph_memory_is("trimmed in the end");
