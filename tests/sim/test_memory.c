@@ -3,6 +3,7 @@
 
 #include "grsim.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 static size_t used(void)
@@ -186,6 +187,24 @@ static void test_context_takes_its_memory_along(void)
         EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p));
 }
 
+/* Looked up, as the header calls them deprecated. Nothing of an ended context is left to the next one. */
+static void test_attached(void)
+{
+        CUresult (*attach)(CUcontext *, unsigned), (*detach)(CUcontext);
+        void *found = dlsym(RTLD_DEFAULT, "cuCtxAttach");
+        CUcontext ctx;
+
+        memcpy(&attach, &found, sizeof found);
+        found = dlsym(RTLD_DEFAULT, "cuCtxDetach");
+        memcpy(&detach, &found, sizeof found);
+        OK(cuCtxCreate_v4(&ctx, NULL, 0, 0));
+        OK(attach(&ctx, 0));
+        OK(cuCtxDestroy(ctx));
+        OK(cuCtxCreate_v4(&ctx, NULL, 0, 0));
+        OK(detach(ctx));
+        EXPECT(CUDA_ERROR_CONTEXT_IS_DESTROYED, detach(ctx));
+}
+
 int main(void)
 {
         test_before_init_and_without_context();
@@ -198,5 +217,6 @@ int main(void)
         test_host_and_managed();
         test_context_takes_its_memory_along();
         test_misuse();
+        test_attached();
         return done("memory");
 }

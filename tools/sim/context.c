@@ -313,6 +313,7 @@ static CUresult destroy(CUcontext ctx, bool counted)
                 ctx->retained--;
         } else if (rc == CUDA_SUCCESS) {
                 tear_down(ctx);
+                ctx->retained = 0;
                 if (thread.depth && thread.stack[thread.depth - 1] == ctx)
                         thread.depth--;
                 ctx->next = dead_contexts;
