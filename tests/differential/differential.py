@@ -122,6 +122,8 @@ def most_in_segments(native, shim, settings):
 
 
 def less_room(native, shim, settings):
+    if in_segments(settings) and code(native) == 0 and code(shim) == 2:
+        return True  # a segment of any size is held by the smallest block in it
     found = re.search(r", asked (\d+) live (\d+) small (\d+) others (\d+) of (\d+)", native)
     if not found or code(native) not in (0, 900) or code(shim) != 2:  # beyond a limit the driver, which may forbid it, is not asked
         return False
