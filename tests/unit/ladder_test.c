@@ -1026,8 +1026,8 @@ enum { OVERTAKERS = 15 };
 
 static struct {
         uint64_t ptrs[OVERTAKERS];
-        unsigned rounds;
-        pthread_t thread;
+        unsigned rounds, begun;
+        pthread_t threads[8];
         _Atomic bool holding;
 } overtaker;
 
@@ -1053,11 +1053,10 @@ static int overtaken_drain(void *handle)
         if (overtaker.rounds > 0) {
                 overtaker.rounds--;
                 atomic_store(&overtaker.holding, false);
-                if (pthread_create(&overtaker.thread, NULL, overtake, NULL))
+                if (pthread_create(&overtaker.threads[overtaker.begun++], NULL, overtake, NULL))
                         abort();
                 while (!atomic_load(&overtaker.holding))
                         sched_yield();
-                pthread_detach(overtaker.thread);
         }
         return sg_driver.context_drain(handle);
 }
@@ -1078,9 +1077,12 @@ static void test_overtaken(unsigned rounds)
         for (unsigned i = 0; i < OVERTAKERS; i++)
                 free_ok(overtaker.ptrs[i]);
         overtaker.rounds = rounds;
+        overtaker.begun = 0;
         GR_CHECK_EQ(sg_alloc(context, 16 * MIB, &ptr), 0);
         GR_CHECK_EQ(overtaker.rounds, 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), rounds + 1);
+        while (overtaker.begun > 0)
+                pthread_join(overtaker.threads[--overtaker.begun], NULL);
         sg_capture(-1);
         gr_gate_end(&core.gate);
         finish();

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 #include "check.h"
 #include "trim.h"
@@ -288,16 +289,33 @@ static int mem_info(void *handle, uint64_t *ret_free_bytes, uint64_t *ret_total_
         return 0;
 }
 
+struct event {
+        uint32_t submitted; /* first: who asks has a pointer to it */
+        struct event *prev, *next;
+};
+
+static struct event *events; /* all that there are: some end with their context; guarded by gpu.lock */
+
 static int event_create(void *handle, void **ret_event)
 {
+        struct event *event = calloc(1, sizeof(*event));
+
         (void)handle;
-        *ret_event = calloc(1, sizeof(uint32_t));
-        return *ret_event ? 0 : -ENOMEM;
+        if (!event)
+                return -ENOMEM;
+        pthread_mutex_lock(&gpu.lock);
+        DL_APPEND(events, event);
+        pthread_mutex_unlock(&gpu.lock);
+        *ret_event = event;
+        return 0;
 }
 
 static void event_destroy(void *handle, void *event)
 {
         (void)handle;
+        pthread_mutex_lock(&gpu.lock);
+        DL_DELETE(events, (struct event *)event);
+        pthread_mutex_unlock(&gpu.lock);
         free(event);
 }
 
@@ -442,13 +460,9 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 
 void gpu_end(void)
 {
-        for (struct gr_context *c = core.contexts; c; c = c->next)
-                for (unsigned i = 0; i < c->fence.spare_count; i++)
-                        free(c->fence.spare_events[i]);
-        for (struct gr_context *c = core.contexts; c; c = c->next)
-                for (unsigned i = 0; i < c->fence.pending_count; i++)
-                        free(c->fence.pending[(c->fence.first_pending + i) % GR_EPOCHS_PENDING].events[0].handle);
         gr_core_destroy(&core);
+        while (events)
+                event_destroy(NULL, events);
         GR_CHECK_EQ(atomic_exchange(&gpu.bad, 0), 0);
 }
 
