@@ -122,6 +122,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what is done,
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const size_t context_bytes = GT_PAGE; /* of the simulated device */
 static size_t total_bytes;
+static size_t left_bytes; /* of contexts that ended: what pools and mapped memory hold outlives them */
 
 __attribute__((format(printf, 2, 3))) static void say(const struct op *op, const char *format, ...)
 {
@@ -360,8 +361,11 @@ static void lose_context(int c)
 {
         contexts[c].live = false;
         for (int i = 0; i < SLOTS; i++) {
-                if (memories[i].live && memories[i].context == c)
+                if (memories[i].live && memories[i].context == c) {
+                        if (memories[i].kind == POOLED || memories[i].kind == MAPPED)
+                                left_bytes += gt_pages(memories[i].bytes);
                         memories[i].live = false;
+                }
                 if (streams[i].live && streams[i].context == c) {
                         lose_capture(streams[i].capture);
                         streams[i].live = false;
@@ -449,7 +453,7 @@ static const char *room(const struct memory *m)
         live = live_bytes(device, &small, &asked);
         for (int c = 0; c < SLOTS; c++)
                 others += contexts[c].live && contexts[c].device == device ? context_bytes : 0;
-        others += managed_bytes(device);
+        others += managed_bytes(device) + left_bytes;
         snprintf(text, sizeof text, ", asked %zu live %zu small %zu others %zu of %zu", m->bytes >> 10, live >> 10,
                  small >> 10, others >> 10, total_bytes >> 10);
         return text;
@@ -907,7 +911,7 @@ static void run_most(struct op *op)
 
         for (int c = 0; c < SLOTS; c++)
                 others += contexts[c].live && contexts[c].device == device ? context_bytes + GT_PAGE : 0;
-        others += managed_bytes(device);
+        others += managed_bytes(device) + left_bytes;
         /* A block may be an eighth larger than was asked for, a small one twice as large; with --wide it may lie in a
          * mapping for more. */
         live += (wide ? live : live / 8) + 2 * small;
