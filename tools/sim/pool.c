@@ -177,14 +177,16 @@ static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream st
                         sim_node_after(node, alloc->freed);
                         sim_node_start(node);
                         sim_node_replace(&stream->last, node);
-                        alloc->reuses++;
                 }
                 sim_node_replace(&alloc->freed, NULL);
                 sim_memory_lock();
                 alloc->bytes = bytes;
+                /* Whether the free has run is told by its effect: its node is done only a moment later. */
+                if (alloc->idle)
+                        alloc->idle = false;
+                else
+                        alloc->reuses++;
                 sim_memory_unlock();
-                if (!alloc->reuses)
-                        sim_heap_set_idle(alloc, false);
                 return alloc;
         }
         return NULL;
