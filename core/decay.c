@@ -107,10 +107,13 @@ static void give_back(struct gr_context *context, unsigned steps)
 void gr_decay_look(struct gr_context *context, uint64_t now_ns)
 {
         struct gr_decay *decay = &context->decay;
-        bool first = !decay->stepped_ns;
         uint64_t idle_bytes = 0;
+        bool first;
 
-        if (context->core->config.decay_ns || (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS))
+        if (context->core->config.decay_ns) /* then all of it is the helper's */
+                return;
+        first = !decay->stepped_ns;
+        if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
                 return;
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 idle_bytes += gr_trim_unneeded(context, class);
