@@ -135,7 +135,7 @@ static bool first_one(struct gr_context *context, void *arg)
         return false;
 }
 
-/* A context of ours on device, or NULL. */
+/* A context of ours on device, or NULL. It may end at any time: the driver is asked about it in a visit only. */
 static struct gr_context *context_on(int device)
 {
         struct gr_context *context = NULL;
@@ -143,6 +143,28 @@ static struct gr_context *context_on(int device)
         if (gr_shim_ready() && device >= 0 && device < GR_DEVICES_MAX)
                 gr_core_each_context(&gr_core, device, first_one, &context);
         return context;
+}
+
+struct order {
+        enum gr_level rung;
+        uint64_t want_bytes, given_bytes;
+};
+
+/* One context suffices: the rung goes over all of its device. */
+static bool give_from(struct gr_context *context, void *arg)
+{
+        struct order *order = arg;
+
+        order->given_bytes = gr_reclaim(context, order->rung, order->want_bytes);
+        return false;
+}
+
+static uint64_t run_rung(int device, enum gr_level rung, uint64_t want_bytes)
+{
+        struct order order = {.rung = rung, .want_bytes = want_bytes};
+
+        gr_core_each_context(&gr_core, device, give_from, &order);
+        return order.given_bytes;
 }
 
 GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes)
@@ -162,17 +184,27 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         if (!want_bytes)
                 want_bytes = UINT64_MAX;
         for (enum gr_level rung = GR_LEVEL_PURGE; rung <= last && back < want_bytes; rung++) {
-                uint64_t given = gr_reclaim(context, rung, want_bytes - back);
-
-                /* What reclaimables gave up lies in the cache: the next rung counts it when it has gone. */
+                /* Reclaimables ask the driver nothing, and may wait for a thread that ends the context. What they gave
+                 * up lies in the cache: the next rung counts it when it has gone. */
+                if (rung == GR_LEVEL_PURGE || rung == GR_LEVEL_DROP)
+                        gr_reclaim(context, rung, want_bytes - back);
                 if (rung == GR_LEVEL_DROP)
-                        given = gr_reclaim(context, GR_LEVEL_SYNC, want_bytes - back);
-                else if (rung == GR_LEVEL_PURGE)
-                        given = 0;
-                back += given;
+                        back += run_rung(device, GR_LEVEL_SYNC, want_bytes - back);
+                else if (rung != GR_LEVEL_PURGE)
+                        back += run_rung(device, rung, want_bytes - back);
         }
         errno = saved_errno;
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
+}
+
+static bool ask_card(struct gr_context *context, void *arg)
+{
+        struct gpureclaim_status *status = arg;
+        uint64_t free_bytes, total_bytes;
+
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
+                status->card_free_bytes = free_bytes;
+        return false;
 }
 
 GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status)
@@ -180,7 +212,6 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         struct gpureclaim_status status = {0};
         struct gr_context *context;
         struct gr_device *of;
-        uint64_t free_bytes, total_bytes;
         int saved_errno = errno;
 
         if (!ret_status || ret_status->struct_bytes < offsetof(struct gpureclaim_status, peak_live_bytes) ||
@@ -200,8 +231,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         status.soft_limit_bytes = atomic_load(&of->soft_bytes);
         status.spilled_bytes = atomic_load(&of->spilled_bytes);
         status.card_total_bytes = atomic_load(&of->total_bytes);
-        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
-                status.card_free_bytes = free_bytes;
+        gr_core_each_context(&gr_core, device, ask_card, &status);
         if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes)) {
                 gr_own_look(of, STATUS_AGE_NS);
                 status.driver_bytes = atomic_load(&of->own_bytes);
