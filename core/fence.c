@@ -23,6 +23,7 @@ void gr_gate_init(struct gr_gate *gate)
 {
         pthread_rwlock_init(&gate->lock, NULL);
         atomic_init(&gate->captures, 0);
+        atomic_init(&gate->awaited, 0);
         atomic_init(&gate->times, 0);
         atomic_init(&gate->vain, 0);
 }
@@ -34,6 +35,8 @@ void gr_gate_destroy(struct gr_gate *gate)
 
 void gr_gate_begin_enter(struct gr_gate *gate)
 {
+        for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
+                gr_pause(n);
         gr_rank_enter(GR_RANK_GATE);
         /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
         if (atomic_fetch_add(&gate->captures, 1) == 0)
@@ -52,6 +55,16 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began)
 void gr_gate_end(struct gr_gate *gate)
 {
         atomic_fetch_sub(&gate->captures, 1);
+}
+
+void gr_gate_await_begin(struct gr_gate *gate)
+{
+        atomic_fetch_add(&gate->awaited, 1);
+}
+
+void gr_gate_await_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->awaited, 1);
 }
 
 void gr_gate_note_vain(struct gr_gate *gate)

@@ -34,6 +34,7 @@ struct gr_context;
 struct gr_gate {
         pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
         _Atomic int captures;         /* going on, or about to begin */
+        _Atomic int awaited;          /* threads that wait for those going on to end: no other begins meanwhile */
         _Atomic unsigned times, vain; /* how often there came to be some; and which of these was waited for in vain */
 };
 
@@ -91,6 +92,13 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began);
 
 /* A capture is over. */
 void gr_gate_end(struct gr_gate *gate);
+
+/*
+ * Around a bounded wait for the captures that go on to end. Others hold off meanwhile: where threads capture in turn,
+ * one is always going on.
+ */
+void gr_gate_await_begin(struct gr_gate *gate);
+void gr_gate_await_end(struct gr_gate *gate);
 
 /* The captures that go on have been waited for in vain; and whether that is so, of them or those that have joined. */
 void gr_gate_note_vain(struct gr_gate *gate);

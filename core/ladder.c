@@ -99,6 +99,9 @@ static int close_soon(struct gr_context *context)
         uint64_t deadline_ns = driver->now_ns() + GATE_NS;
         int rc = gr_fence_close(context);
 
+        if (rc != -EBUSY || gr_gate_is_vain(gate))
+                return rc;
+        gr_gate_await_begin(gate);
         while (rc == -EBUSY && !gr_gate_is_vain(gate)) {
                 if (driver->now_ns() >= deadline_ns) {
                         gr_gate_note_vain(gate);
@@ -108,6 +111,7 @@ static int close_soon(struct gr_context *context)
                 gr_fence_poll(context);
                 rc = gr_fence_close(context);
         }
+        gr_gate_await_end(gate);
         return rc;
 }
 

@@ -693,6 +693,55 @@ static void test_capture_long(void)
         finish();
 }
 
+static _Atomic unsigned captures_begun;
+static _Atomic bool captures_stop;
+
+/* Ends its capture when the other thread has begun the next one, or does not come to it. */
+static void *capture_in_turn(void *arg)
+{
+        (void)arg;
+        while (!atomic_load(&captures_stop)) {
+                unsigned mine;
+
+                gr_gate_begin_enter(&core.gate);
+                gr_gate_begin_leave(&core.gate, true);
+                mine = atomic_fetch_add(&captures_begun, 1) + 1;
+                for (int i = 0; i < 20 && atomic_load(&captures_begun) == mine && !atomic_load(&captures_stop); i++)
+                        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+                gr_gate_end(&core.gate);
+        }
+        return NULL;
+}
+
+static void sleep_for_all(uint64_t ns)
+{
+        sg_advance(ns);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* Where threads capture in turn, and one is always capturing, new ones hold off for whoever is out of memory. */
+static void test_captures_in_turn(void)
+{
+        struct gr_driver driver = sg_driver;
+        pthread_t threads[2];
+        uint64_t ptr = 0;
+
+        driver.sleep_ns = sleep_for_all;
+        start_with(&driver, GR_REUSE_AUTO);
+        gr_core_stream_will_wait(&core); /* somewhere, and for long */
+        ptr = alloc(40 * MIB);
+        for (int i = 0; i < 2; i++)
+                GR_CHECK_EQ(pthread_create(&threads[i], NULL, capture_in_turn, NULL), 0);
+        while (atomic_load(&captures_begun) < 4)
+                sched_yield();
+        free_ok(ptr);
+        GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), 0);
+        atomic_store(&captures_stop, true);
+        for (int i = 0; i < 2; i++)
+                pthread_join(threads[i], NULL);
+        finish();
+}
+
 static struct gr_context *polled; /* by another thread, while memory of it goes back */
 
 static int polled_release(void *handle, const uint64_t *ptrs, size_t count, size_t *ret_done)
@@ -1161,6 +1210,7 @@ int main(void)
         test_capture_and_waits(3600000, false, false);
         test_capture_and_waits(2, true, false);
         test_capture_long();
+        test_captures_in_turn();
         test_report();
         test_hard_limit();
         test_what_lacks(true);
