@@ -278,6 +278,41 @@ static void test_empty_bins(void)
         finish();
 }
 
+/*
+ * Of blocks of one size the oldest is looked at alone, whether it is usable or not: others wait for the lock meanwhile.
+ * A walk that goes on ends in memory that cannot be read.
+ */
+static void test_first_alone(void)
+{
+        unsigned class = gr_class_of(4096);
+        struct gr_block *first, *second, *third, *taken;
+        struct gr_arena *arena;
+        uint64_t ptrs[3];
+        bool much;
+
+        start();
+        for (int i = 0; i < 3; i++)
+                ptrs[i] = alloc(4096);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        arena = gr_arena_own(context);
+        first = arena->bins[class].blocks;
+        second = first->next;
+        third = second->next;
+        GR_CHECK(first->ptr == ptrs[0] && third->ptr == ptrs[2] && !third->next);
+        first->next = gr_check_wall();
+        GR_CHECK(gr_arena_take(arena, class, class, 4096, SIZE_MAX) == NULL);
+        first->next = second;
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        second->next = gr_check_wall();
+        taken = gr_arena_take(arena, class, class, 4096, SIZE_MAX);
+        second->next = third;
+        GR_CHECK(taken == first);
+        gr_arena_put(context, taken, true, &much);
+        GR_CHECK_EQ(sg_cached_bytes(device), 3 * 4096);
+        finish();
+}
+
 /* The driver gives out an address that a recent block has. */
 static void test_stale(void)
 {
@@ -416,6 +451,7 @@ int main(void)
         test_shut();
         test_forget_others();
         test_empty_bins();
+        test_first_alone();
         test_stale();
         test_end_of_context();
         test_race();

@@ -945,8 +945,8 @@ static void test_old_addresses_shared(void)
         gpu_end();
 }
 
-/* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well.
- */
+/* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well,
+ * and a free beside it waits for nothing. */
 static void test_stuck_refused(void)
 {
         uint64_t a, b;
@@ -964,6 +964,12 @@ static void test_stuck_refused(void)
         GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
         GR_CHECK_EQ(gpu_device()->pinned_bytes, 0); /* nothing of the page can be handed out */
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
+        gpu_take(2 * MIB);
+        gpu_take(6 * MIB); /* at the end */
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        GR_CHECK_EQ(gpu.done, gpu.submitted);
+        gpu_give(a, 6 * MIB); /* up to that page */
+        GR_CHECK(gpu.done < gpu.submitted);
         gr_context_ending(context);
         gpu_forget();
         gr_context_drop(context);
