@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "ledger.h"
@@ -101,6 +102,7 @@ static void test_stale(void)
         GR_CHECK_EQ(old->state, GR_BLOCK_GONE);
         GR_CHECK(!hand_out(old, 1));
         gr_ledger_remove(&ledger, old); /* must leave its successor alone */
+        GR_CHECK_EQ(gr_ledger_drop(&ledger, old), GR_BLOCK_GONE);
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK_EQ(info.capacity_bytes, 8192);
         gr_block_free(old);
@@ -244,6 +246,86 @@ static void test_threads(void)
         gr_ledger_destroy(&ledger);
 }
 
+/* What is done with the ledger, each in a thread that has to wait for a shard. */
+enum deed { ADD, FORGET, REMOVE, DROP, CLAIM, FIND, COUNT_LIVE, MARK_EXPORTED, DROP_CONTEXT, DEEDS };
+
+struct waiter {
+        enum deed deed;
+        struct gr_block *block;
+        _Atomic bool begun, done;
+};
+
+static void *do_deed(void *arg)
+{
+        static uint64_t counts[GR_CLASS_COUNT], bytes[GR_CLASS_COUNT];
+        struct waiter *waiter = arg;
+        struct gr_block *block = waiter->block, *other;
+        struct gr_block_info info;
+
+        atomic_store(&waiter->begun, true);
+        switch (waiter->deed) {
+        case ADD:
+                GR_CHECK_EQ(gr_ledger_add(&ledger, block_new(BASE + 512, 512, name_of(0)), &other), 0);
+                break;
+        case FORGET:
+                GR_CHECK(gr_ledger_forget(&ledger, BASE + 512) == NULL);
+                break;
+        case REMOVE:
+                GR_CHECK(gr_ledger_remove(&ledger, block));
+                break;
+        case DROP:
+                GR_CHECK_EQ(gr_ledger_drop(&ledger, block), GR_BLOCK_LIVE);
+                break;
+        case CLAIM:
+                GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &other), 0);
+                break;
+        case FIND:
+                GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
+                break;
+        case COUNT_LIVE:
+                gr_ledger_count_live(&ledger, 0, counts, bytes);
+                break;
+        case MARK_EXPORTED:
+                GR_CHECK_EQ(gr_ledger_mark_exported(&ledger, BASE), 0);
+                break;
+        case DROP_CONTEXT:
+        case DEEDS:
+                gr_ledger_drop_context(&ledger, name_of(0), count_dropped);
+                break;
+        }
+        atomic_store(&waiter->done, true);
+        return NULL;
+}
+
+/* Nobody reads or changes a shard that another thread is at. */
+static void test_locked(void)
+{
+        static struct gr_device device;
+
+        for (enum deed deed = 0; deed < DEEDS; deed++) {
+                struct waiter waiter = {.deed = deed, .block = block_new(BASE, 4096, name_of(0))};
+                pthread_t thread;
+
+                gr_ledger_init(&ledger);
+                name_of(0)->device = &device;
+                add(waiter.block);
+                GR_CHECK(hand_out(waiter.block, 1));
+                for (int i = 0; i < GR_LEDGER_SHARDS; i++)
+                        atomic_store(&ledger.shards[i].lock.taken, 1);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, do_deed, &waiter), 0);
+                while (!atomic_load(&waiter.begun))
+                        usleep(100);
+                usleep(2000);
+                GR_CHECK(!atomic_load(&waiter.done));
+                for (int i = 0; i < GR_LEDGER_SHARDS; i++)
+                        atomic_store(&ledger.shards[i].lock.taken, 0);
+                pthread_join(thread, NULL);
+                if (deed == REMOVE || deed == DROP)
+                        gr_block_free(waiter.block);
+                gr_ledger_destroy(&ledger);
+        }
+}
+
 #define PLACES 3000
 
 /* The block is found where it is held to be, and nowhere else. */
@@ -311,5 +393,6 @@ int main(void)
         test_stale();
         test_drop_context();
         test_threads();
+        test_locked();
         return GR_CHECK_RESULT();
 }

@@ -415,6 +415,36 @@ static void test_decay(void)
         end();
 }
 
+static _Atomic bool looked;
+
+static void *look(void *arg)
+{
+        GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns()) > 0);
+        looked = true;
+        return arg;
+}
+
+/* Who looks how old blocks are finds none that another thread takes out meanwhile. */
+static void test_decay_locked(void)
+{
+        static const struct gr_config config = {
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
+        pthread_t thread;
+
+        begin(&sg_driver, &config);
+        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        looked = false;
+        gr_lock(&core.pinned.lock);
+        pthread_create(&thread, NULL, look, NULL);
+        for (int n = 0; n < 20 && !looked; n++)
+                usleep(1000);
+        GR_CHECK(!looked);
+        gr_unlock(&core.pinned.lock);
+        pthread_join(thread, NULL);
+        GR_CHECK(looked);
+        end();
+}
+
 static void test_ladder(void)
 {
         for (int i = 0; i < 2; i++) {
@@ -619,6 +649,12 @@ static void test_short_looks(void)
         GR_CHECK_EQ(gr_pinned_free(&core, get(one, more, KIND)), 0);
         GR_CHECK_EQ(allocs, MANY + 2);
         last->prev = before;
+        last = bin->ready->prev->prev; /* beside the one that fits exactly */
+        before = last->prev;
+        last->prev = gr_check_wall();
+        GR_CHECK_EQ(gr_pinned_free(&core, get(one, bytes, KIND)), 0);
+        GR_CHECK_EQ(allocs, MANY + 2);
+        last->prev = before;
 
         /* Those of another kind or context lie elsewhere, or among them, and stay. */
         GR_CHECK(get(one, bytes, KIND + 1) > ptrs[MANY - 1]);
@@ -715,6 +751,7 @@ int main(void)
         test_limit_in_capture();
         test_retry_alone();
         test_decay();
+        test_decay_locked();
         test_ladder();
         test_contexts();
         test_ending();
