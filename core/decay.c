@@ -16,20 +16,14 @@ double gr_decay_curve(double x)
 
 static unsigned step_count(const struct gr_core *core)
 {
-        uint64_t count = core->config.decay_ns / GR_DECAY_STEP_MIN_NS;
-
-        if (count < 1)
-                count = 1;
-        return count < GR_DECAY_STEPS ? (unsigned)count : GR_DECAY_STEPS;
+        return (unsigned)gr_min(gr_max(core->config.decay_ns / GR_DECAY_STEP_MIN_NS, 1), GR_DECAY_STEPS);
 }
 
 uint64_t gr_decay_step_ns(const struct gr_core *core)
 {
         uint64_t step_ns = core->config.decay_ns / step_count(core);
 
-        if (!core->config.decay_ns)
-                return 0;
-        return step_ns < GR_DECAY_STEP_MIN_NS ? GR_DECAY_STEP_MIN_NS : step_ns;
+        return core->config.decay_ns ? gr_max(step_ns, GR_DECAY_STEP_MIN_NS) : 0;
 }
 
 /* `times` steps at once: what the bins held least in between counts for all of them. */
@@ -44,12 +38,12 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
         }
 }
 
-/* Of what remains after j steps, the part that goes with the next. */
+/* Of what remains after j of the steps, but not all, the part that goes with the next. */
 static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);
 
-        return before < 1 ? (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before) : 1;
+        return (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before);
 }
 
 /* How much should have gone by now and is still there. */

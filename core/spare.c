@@ -45,10 +45,10 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
 /* From the bins of others to the calling thread's. */
 static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
 {
-        uint64_t usable = atomic_load_explicit(&context->fence.usable_epoch, memory_order_acquire);
+        uint64_t usable = gr_fence_usable_epoch(&context->fence);
         size_t moved = 0;
 
-        if (usable <= LEFT_EPOCHS || class >= GR_CLASS_EXACT || gr_fence_overflow(&context->fence))
+        if (usable <= LEFT_EPOCHS || class >= GR_CLASS_EXACT)
                 return 0;
         for (unsigned i = 1; i < GR_SHARDS && moved < count; i++) {
                 struct gr_arena *arena = gr_arena_at(context, (own->shard + i) % GR_SHARDS);

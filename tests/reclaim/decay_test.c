@@ -192,6 +192,7 @@ static void test_capture(void)
 static void test_settings(void)
 {
         start(0);
+        GR_CHECK_EQ(gr_decay_step_ns(&core), 0);
         cache_blocks(4, BLOCK);
         GR_CHECK_EQ(wakes, 0);
         GR_CHECK_EQ(tick(100 * DECAY_NS), 0);

@@ -1,6 +1,7 @@
 /* The short way of allocations and frees, and those who take a block from it: other threads, exports, ends. */
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -313,6 +314,152 @@ static void test_first_alone(void)
         finish();
 }
 
+/* What nobody needed of a bin is the least that it held, whatever it holds now. */
+static void test_unneeded(void)
+{
+        unsigned class = gr_class_of(4096);
+        uint64_t ptrs[4];
+
+        start();
+        for (int i = 0; i < 4; i++)
+                ptrs[i] = alloc(4096);
+        for (int i = 0; i < 4; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
+        for (int i = 0; i < 3; i++)
+                ptrs[i] = alloc(4096);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), 4096);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
+        finish();
+}
+
+/* What is done with arenas, each by a thread that has to wait for one. */
+enum deed {
+        ALLOC,
+        ADOPT_NUMBER,
+        FREE,
+        PUT,
+        TAKE,
+        OLDEST_EPOCH,
+        MOVE_FROM,
+        MOVE_TO,
+        FORGET,
+        SHUT,
+        TRIM,
+        UNNEEDED,
+        DEEDS
+};
+
+struct waiter {
+        enum deed deed;
+        sem_t there, go;
+        struct gr_arena *main_arena;
+        _Atomic bool done;
+};
+
+static void *do_deed(void *arg)
+{
+        struct waiter *waiter = arg;
+        struct gr_arena *arena, *main_arena = waiter->main_arena;
+        unsigned class = gr_class_of(4096);
+        struct gr_block *block;
+        bool much = false;
+        uint64_t recent;
+
+        recent = alloc_recent(4096);
+        GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        arena = gr_arena_own(context);
+        block = gr_arena_take(main_arena, class, class, 4096, SIZE_MAX);
+        sem_post(&waiter->there);
+        sem_wait(&waiter->go);
+        switch (waiter->deed) {
+        case ALLOC:
+                GR_CHECK(gr_arena_alloc(context, 4096) != 0);
+                break;
+        case ADOPT_NUMBER:
+                GR_CHECK_EQ(gr_arena_handout(context), 1);
+                break;
+        case FREE:
+                GR_CHECK(gr_arena_free(&core, recent, &much) == context);
+                break;
+        case PUT:
+                gr_arena_put(context, block, true, &much);
+                break;
+        case TAKE:
+                GR_CHECK(gr_arena_take(arena, class, class, 4096, SIZE_MAX) != NULL);
+                break;
+        case OLDEST_EPOCH:
+                GR_CHECK(gr_arena_oldest_epoch(arena, class) > 0);
+                break;
+        case MOVE_FROM:
+                GR_CHECK_EQ(gr_arena_move(arena, main_arena, class, 1, UINT64_MAX), 1);
+                break;
+        case MOVE_TO:
+                GR_CHECK_EQ(gr_arena_move(main_arena, arena, class, 1, UINT64_MAX), 1);
+                break;
+        case FORGET:
+                gr_arena_forget(arena, recent);
+                break;
+        case SHUT:
+                gr_arenas_shut(context);
+                break;
+        case TRIM:
+                GR_CHECK(gr_trim_class(context, class, UINT64_MAX) > 0);
+                break;
+        case UNNEEDED:
+        case DEEDS:
+                gr_trim_unneeded(context, class);
+                break;
+        }
+        atomic_store(&waiter->done, true);
+        return NULL;
+}
+
+/* Nobody reads or changes an arena that another thread is at. */
+static void test_locked(void)
+{
+        for (enum deed deed = 0; deed < DEEDS; deed++) {
+                struct waiter waiter = {.deed = deed};
+                struct gr_arena *locked = NULL;
+                uint64_t ptrs[6];
+                pthread_t thread;
+
+                start();
+                for (int i = 0; i < 6; i++)
+                        ptrs[i] = alloc(4096);
+                for (int i = 0; i < 6; i++)
+                        GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                waiter.main_arena = gr_arena_own(context);
+                sem_init(&waiter.there, 0, 0);
+                sem_init(&waiter.go, 0, 0);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, do_deed, &waiter), 0);
+                sem_wait(&waiter.there);
+                for (unsigned i = 0; i < GR_SHARDS; i++)
+                        if (gr_arena_at(context, i) && gr_arena_at(context, i) != waiter.main_arena)
+                                locked = gr_arena_at(context, i);
+                GR_CHECK(locked != NULL);
+                if (deed == ADOPT_NUMBER)
+                        locked = &context->first_arena;
+                atomic_store(&locked->lock.taken, 1);
+                sem_post(&waiter.go);
+                for (int n = 0; n < 10 && !atomic_load(&waiter.done); n++)
+                        usleep(500);
+                GR_CHECK(!atomic_load(&waiter.done));
+                atomic_store(&locked->lock.taken, 0);
+                pthread_join(thread, NULL);
+                sem_destroy(&waiter.there);
+                sem_destroy(&waiter.go);
+                gr_core_destroy(&core);
+        }
+}
+
 /* The driver gives out an address that a recent block has. */
 static void test_stale(void)
 {
@@ -452,6 +599,8 @@ int main(void)
         test_forget_others();
         test_empty_bins();
         test_first_alone();
+        test_unneeded();
+        test_locked();
         test_stale();
         test_end_of_context();
         test_race();

@@ -422,48 +422,95 @@ static void test_quick_ends(void)
         }
 }
 
-struct adopted {
-        struct gr_block *block;
-        uint64_t ptr;
-        _Atomic bool begun;
+/* What is done with quick lists, each by a thread that has to wait for them. */
+enum deed { ADOPT, TAKE, PUT, MERGE, DEEDS };
+
+struct waiter {
+        enum deed deed;
+        struct gr_block *block; /* out of the lists: CACHED, or what was taken */
+        uint64_t ptr;           /* that was handed out */
+        _Atomic bool begun, done;
 };
 
-static void *adopt(void *arg)
+static void *do_deed(void *arg)
 {
-        struct adopted *adopted = arg;
+        struct waiter *waiter = arg;
+        bool much = false;
 
-        atomic_store(&adopted->begun, true);
-        adopted->ptr = gr_arena_adopt(adopted->block, 6 * MIB);
+        atomic_store(&waiter->begun, true);
+        switch (waiter->deed) {
+        case ADOPT:
+                waiter->ptr = gr_arena_adopt(waiter->block, 6 * MIB);
+                break;
+        case TAKE:
+                waiter->block = gr_split_take(context, 4 * MIB, false);
+                break;
+        case PUT:
+                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(&context->fence, 6 * MIB), false, &much), 0);
+                break;
+        case MERGE:
+        case DEEDS:
+                gr_split_settle(context);
+                break;
+        }
+        atomic_store(&waiter->done, true);
         return NULL;
 }
 
-/* What the short way may take back is handed out under the lock that a free takes, and not beside it. */
-static void test_adopted(void)
+/* Quick lists, and what the short way may take back, change under the lock that a free takes, and not beside it. */
+static void test_quick_locked(void)
 {
-        struct adopted adopted = {0};
-        pthread_t thread;
-        uint64_t ptr;
+        for (enum deed deed = 0; deed < DEEDS; deed++) {
+                struct waiter waiter = {.deed = deed};
+                uint64_t ptr, other, count;
+                pthread_t thread;
 
-        begin_moved();
-        ptr = gpu_take(6 * MIB);
-        gpu_give(ptr, 6 * MIB);
-        gpu_sync();
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
-        adopted.block = gr_split_take(context, 6 * MIB, false);
-        GR_CHECK(adopted.block != NULL);
-        gr_arena_lock(&context->first_arena);
-        GR_CHECK_EQ(pthread_create(&thread, NULL, adopt, &adopted), 0);
-        while (!atomic_load(&adopted.begun))
-                usleep(1000);
-        usleep(20000);
-        GR_CHECK_EQ(atomic_load(&adopted.block->state), GR_BLOCK_CACHED);
-        gr_arena_unlock(&context->first_arena);
-        pthread_join(thread, NULL);
-        GR_CHECK_EQ(adopted.ptr, ptr);
-        GR_CHECK(gr_block_is_live(adopted.block));
-        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-        gpu_settle();
-        gpu_end();
+                begin_moved();
+                ptr = gpu_take(6 * MIB);
+                other = gpu_take(4 * MIB);
+                gpu_give(ptr, 6 * MIB);
+                gpu_give(other, 4 * MIB);
+                gpu_sync();
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                if (deed == ADOPT || deed == PUT) {
+                        waiter.block = gr_split_take(context, 6 * MIB, false);
+                        GR_CHECK(waiter.block && waiter.block->ptr == ptr);
+                }
+                count = context->quick.count;
+                gr_arena_lock(&context->first_arena);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, do_deed, &waiter), 0);
+                while (!atomic_load(&waiter.begun))
+                        usleep(1000);
+                for (int n = 0; n < 20 && !atomic_load(&waiter.done); n++)
+                        usleep(1000);
+                GR_CHECK(!atomic_load(&waiter.done));
+                GR_CHECK_EQ(context->quick.count, count);
+                if (deed == ADOPT)
+                        GR_CHECK_EQ(atomic_load(&waiter.block->state), GR_BLOCK_CACHED);
+                gr_arena_unlock(&context->first_arena);
+                pthread_join(thread, NULL);
+                switch (deed) {
+                case ADOPT:
+                        GR_CHECK_EQ(waiter.ptr, ptr);
+                        GR_CHECK(gr_block_is_live(waiter.block));
+                        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+                        break;
+                case TAKE:
+                        GR_CHECK(waiter.block && waiter.block->ptr == other);
+                        GR_CHECK(gr_ledger_hand_out(waiter.block, 4 * MIB));
+                        GR_CHECK_EQ(gr_pool_free(&core, other), 0);
+                        break;
+                case PUT:
+                        GR_CHECK_EQ(context->quick.count, 2);
+                        break;
+                case MERGE:
+                case DEEDS:
+                        GR_CHECK_EQ(context->quick.count, 0);
+                        break;
+                }
+                gpu_settle();
+                gpu_end();
+        }
 }
 
 /* Bins ask what all have only where they pass what they were granted. What split has is granted to nobody, so each who
@@ -509,7 +556,7 @@ int main(int argc, char **argv)
         test_slight();
         test_quick_waits();
         test_quick_ends();
-        test_adopted();
+        test_quick_locked();
         test_moved_threshold();
         gpu_close();
         return GR_CHECK_RESULT();

@@ -92,14 +92,14 @@ static void test_bins_leave(bool woken)
         live = gpu_take(300 * MIB);
         for (int i = 0; i < 2; i++)
                 idle[i] = gpu_take(160 * MIB);
-        small = gpu_take(16 * KIB);
-        gpu_give(small, 16 * KIB);
+        small = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
+        gpu_give(small, GR_SPLIT_LEAST_AUTO_BYTES);
         for (int i = 0; i < 2; i++)
                 gpu_give(idle[i], 160 * MIB);
         gr_fence_close(context);
         gpu_sync();
         cached = gr_arenas_cached(context);
-        GR_CHECK_EQ(cached, 320 * MIB + 16 * KIB);
+        GR_CHECK_EQ(cached, 320 * MIB + GR_SPLIT_LEAST_AUTO_BYTES);
         atomic_store(&context->split_active, true);
         gpu_wakes = 0;
         a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
@@ -120,8 +120,9 @@ static void test_bins_leave(bool woken)
         gpu_sync();
         atomic_store(&context->split.unwanted_bytes, cached);
         gr_core_maintain(&core);
-        GR_CHECK_EQ(gpu_device()->peak_live_bytes, 620 * MIB + 16 * KIB); /* what is on its way back is not live */
-        GR_CHECK_EQ(gr_arenas_cached(context), 16 * KIB);
+        GR_CHECK_EQ(gpu_device()->peak_live_bytes,
+                    620 * MIB + GR_SPLIT_LEAST_AUTO_BYTES); /* what is on its way back is not live */
+        GR_CHECK_EQ(gr_arenas_cached(context), GR_SPLIT_LEAST_AUTO_BYTES);
         GR_CHECK_EQ(gpu_device()->charged_bytes, (woken ? 460 : 448) * MIB); /* where there was room: 12 ahead of c */
         gpu_give(a, 85 * MIB);
         gpu_give(b, 40 * MIB);

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "pool.h"
@@ -96,6 +97,15 @@ static void test_left(void)
         finish();
 }
 
+/* An arena that has blocks of the class; NULL. */
+static struct gr_arena *holder(unsigned class)
+{
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i) && gr_bin_count(&gr_arena_at(context, i)->bins[class]) > 0)
+                        return gr_arena_at(context, i);
+        return NULL;
+}
+
 /* Blocks that are not usable, or lie where a thread is at work, stay where they are. */
 static void test_not_moved(void)
 {
@@ -108,10 +118,7 @@ static void test_not_moved(void)
         own = gr_arena_own(context);
         GR_CHECK_EQ(pthread_create(&thread, NULL, leave_many, NULL), 0);
         pthread_join(thread, NULL);
-        other = NULL;
-        for (unsigned i = 0; i < GR_SHARDS; i++)
-                if (gr_arena_at(context, i) && gr_bin_count(&gr_arena_at(context, i)->bins[class]) > 0)
-                        other = gr_arena_at(context, i);
+        other = holder(class);
         GR_CHECK(other && other != own);
         epoch = gr_arena_oldest_epoch(other, class);
         GR_CHECK(epoch > 0);
@@ -126,6 +133,121 @@ static void test_not_moved(void)
         GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch), 27);
         GR_CHECK_EQ(sg_cached_bytes(device), 32 * MIB);
         GR_CHECK_EQ(gr_arenas_cached(context), 32 * MIB);
+        finish();
+}
+
+/* So many epochs are closed, and have passed. */
+static void pass_epochs(int count)
+{
+        for (int i = 0; i < count; i++) {
+                pairs(4096, 1);
+                GR_CHECK_EQ(gr_fence_sync(context), 0);
+        }
+}
+
+static void *leave_one(void *arg)
+{
+        GR_CHECK_EQ(sg_free(&core, alloc(*(size_t *)arg)), 0);
+        return NULL;
+}
+
+/* The largest, of many sizes, stay where they are as well: whoever needs one looks there. */
+static void test_large_stay(void)
+{
+        size_t bytes = 1100 * MIB;
+        unsigned class = gr_class_of(bytes);
+        struct gr_arena *other;
+        pthread_t thread;
+
+        start(8192 * MIB);
+        GR_CHECK(class >= GR_CLASS_EXACT);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, leave_one, &bytes), 0);
+        pthread_join(thread, NULL);
+        other = holder(class);
+        GR_CHECK(other && other != gr_arena_own(context));
+        pass_epochs(8);
+        GR_CHECK(!gr_spare_take(context, bytes));
+        GR_CHECK(holder(class) == other);
+        finish();
+}
+
+/* A block more is paid for once fences have been that were more than the bin has blocks; also for one of two threads.
+ */
+static void test_earned(bool alone)
+{
+        size_t bytes = 4096;
+        pthread_t thread;
+
+        start(4096 * MIB);
+        if (!alone) {
+                GR_CHECK_EQ(pthread_create(&thread, NULL, leave_one, &bytes), 0);
+                pthread_join(thread, NULL);
+                pass_epochs(8);
+        }
+        pairs(MIB, 3);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), 0);
+        pairs(MIB, 1);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), MIB);
+
+        /* Those that it did not ask for count as well. */
+        gr_arena_own(context)->bins[gr_class_of(MIB / 2)].deaf = 3;
+        pairs(MIB / 2, 4);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), MIB);
+        pairs(MIB / 2, 1);
+        GR_CHECK_EQ(atomic_load(&device->spare_bytes), MIB + MIB / 2);
+        finish();
+}
+
+static struct {
+        sem_t there, go;
+        struct gr_arena *arena;
+        _Atomic bool done;
+} asking;
+
+static void *ask(void *arg)
+{
+        asking.arena = gr_arena_own(context);
+        sem_post(&asking.there);
+        sem_wait(&asking.go);
+        GR_CHECK(!gr_spare_take(context, MIB));
+        atomic_store(&asking.done, true);
+        return arg;
+}
+
+static bool is_done_soon(void)
+{
+        for (int n = 0; n < 20 && !atomic_load(&asking.done); n++)
+                usleep(500);
+        return atomic_load(&asking.done);
+}
+
+/* What is noted of a bin after a look at those of others is noted with its lock held, as before it. */
+static void test_locked(void)
+{
+        struct gr_arena *own;
+        pthread_t thread;
+
+        start(1024 * MIB);
+        pass_epochs(8);
+        pairs(MIB, 1); /* too late to move */
+        own = gr_arena_own(context);
+        sem_init(&asking.there, 0, 0);
+        sem_init(&asking.go, 0, 0);
+        asking.done = false;
+        GR_CHECK_EQ(pthread_create(&thread, NULL, ask, NULL), 0);
+        sem_wait(&asking.there);
+        GR_CHECK(asking.arena != own);
+        atomic_store(&own->lock.taken, 1);
+        sem_post(&asking.go);
+        GR_CHECK(!is_done_soon()); /* at the other's bin */
+        atomic_store(&asking.arena->lock.taken, 1);
+        atomic_store(&own->lock.taken, 0);
+        GR_CHECK(!is_done_soon());
+        atomic_store(&asking.arena->lock.taken, 0);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(asking.arena->bins[gr_class_of(MIB)].fences, 1);
+        sem_destroy(&asking.there);
+        sem_destroy(&asking.go);
         finish();
 }
 
@@ -390,6 +512,10 @@ int main(void)
 {
         test_left();
         test_not_moved();
+        test_large_stay();
+        test_earned(true);
+        test_earned(false);
+        test_locked();
         test_bounds();
         test_ends();
         test_many();

@@ -283,7 +283,8 @@ static void test_ahead(void)
 static void test_misuse(void)
 {
         struct gr_split_place place;
-        uint64_t a, b;
+        struct gr_context *other;
+        uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(100 * 1024);
@@ -300,6 +301,13 @@ static void test_misuse(void)
         /* Nobody's, or addresses of ours without memory. */
         GR_CHECK(gr_split_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
         GR_CHECK_EQ(gr_split_find(&core, a - 1, &place), -ENOENT);
+        /* Whichever context it is of. */
+        other = gr_context_add(&core, GPU_CONTEXT2, 0);
+        GR_CHECK_EQ(gr_pool_alloc(other, 100 * 1024, &c), 0);
+        GR_CHECK_EQ(gr_split_find(&core, c + 1000, &place), 0);
+        GR_CHECK_EQ(place.base_ptr, c);
+        GR_CHECK_EQ(gr_split_find(&core, b + 1000, &place), 0);
+        GR_CHECK_EQ(place.base_ptr, b);
         gpu_end();
 }
 
@@ -315,7 +323,9 @@ static void test_exported(void)
         GR_CHECK(gpu_take(512 * 1024) != a);
         gpu_give(b + 512 * 1024, 512 * 1024);
         GR_CHECK_EQ(gpu_device()->charged_bytes, GR_PAGE_BYTES);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], 0);
         gpu_give(b, 512 * 1024); /* the last of the segment: all of it goes, exported block included */
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], core.driver->mem_reserve ? 0 : 1);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         gpu_end();
