@@ -12,6 +12,7 @@
 #include <utlist.h>
 
 #include "check.h"
+#include "log.h"
 #include "metadata.h"
 #include "moves.h"
 #include "pages.h"
@@ -19,6 +20,34 @@
 #include "range.h"
 #include "split_gpu.h"
 #include "trim.h"
+
+static unsigned told; /* lines of the log, from INFO on */
+
+static void count_line(const char *line, size_t line_bytes, void *arg)
+{
+        (void)line, (void)line_bytes, (void)arg;
+        told++;
+}
+
+/* Where the driver has no addresses to map memory behind, it is told once, and segments serve instead. */
+static void test_no_heap(void)
+{
+        uint64_t a, small;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu.reserve_refused = true;
+        told = 0;
+        a = gpu_take(5 * MIB);
+        small = gpu_take(100 * KIB);
+        GR_CHECK(a && a < GPU_VBASE && small && small < GPU_VBASE);
+        GR_CHECK(!context->split.heaps[0] && !context->split.heaps[1]);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 8 * MIB);
+        GR_CHECK_EQ(told, 1);
+        gpu_give(a, 5 * MIB);
+        gpu_give(small, 100 * KIB);
+        gpu_settle();
+        gpu_end();
+}
 
 /* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more, or back
  * where the driver is known to map none twice. */
@@ -591,6 +620,7 @@ static void test_heap_moves(bool possible)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu.no_moves = !possible;
+        told = 0;
         context->split.credit_at_ns = 1; /* no time for waits */
         context->split.credit_ns = -1;
         a = gpu_take(100 * MIB);
@@ -602,6 +632,7 @@ static void test_heap_moves(bool possible)
                 GR_CHECK(gpu.moves >= 16);
                 GR_CHECK(gpu_device()->peak_charged_bytes <= 140 * MIB);
         }
+        GR_CHECK_EQ(told, possible ? 0 : 1);
         GR_CHECK_EQ(gpu.done, 0);
         d = gpu_take(40 * MIB); /* not at the old addresses, which work may still use */
         GR_CHECK(!possible || d > c);
@@ -950,9 +981,9 @@ static void test_old_addresses_shared(void)
 
 /* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well,
  * and a free beside it waits for nothing. */
-static void test_stuck_refused(void)
+static void test_stuck_refused(bool again)
 {
-        uint64_t a, b;
+        uint64_t a, b, charged;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(7 * MIB);
@@ -971,8 +1002,12 @@ static void test_stuck_refused(void)
         gpu_take(6 * MIB); /* at the end */
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
         GR_CHECK_EQ(gpu.done, gpu.submitted);
+        charged = gpu_device()->charged_bytes;
+        if (again)
+                GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
         gpu_give(a, 6 * MIB); /* up to that page */
-        GR_CHECK(gpu.done < gpu.submitted);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, again ? charged - 6 * MIB : charged);
+        GR_CHECK_EQ(gpu.done == gpu.submitted, again);
         gr_context_ending(context);
         gpu_forget();
         gr_context_drop(context);
@@ -1050,6 +1085,9 @@ int main(void)
 {
         if (!gpu_open(true))
                 return 1;
+        gr_log_set_level(GR_LOG_INFO);
+        gr_log_set_sink(count_line, NULL);
+        test_no_heap();
         test_heap(true);
         test_heap(false);
         test_heap_fails();
@@ -1082,7 +1120,8 @@ int main(void)
         test_old_addresses_shared();
         test_no_addresses();
         test_structures();
-        test_stuck_refused();
+        test_stuck_refused(false);
+        test_stuck_refused(true);
         test_stuck_end();
         /* Last: what they touch is cleared for every test after them. */
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);

@@ -162,6 +162,8 @@ static void give_back(uint64_t ptr, uint32_t done)
 static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
 {
         (void)handle;
+        if (gpu.reserve_refused)
+                return -ENOMEM;
         pthread_mutex_lock(&gpu.lock);
         /* Threads may open a heap at once; all but one give theirs up. */
         if (bytes > VPAGES * GR_PAGE_BYTES || gpu.areas == AREAS) {
@@ -449,7 +451,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.slab_next = GPU_BASE;
         gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = gpu.unmap_refused = false;
+        gpu.no_moves = gpu.unmap_refused = gpu.reserve_refused = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);
