@@ -246,6 +246,59 @@ static void test_threads(void)
         gr_ledger_destroy(&ledger);
 }
 
+/* What the program has of the device's own memory, by class. */
+static void test_count_live(void)
+{
+        static struct gr_device devices[2] = {{.ordinal = 0}, {.ordinal = 1}};
+        static uint64_t counts[GR_CLASS_COUNT], bytes[GR_CLASS_COUNT], all;
+        uint64_t ptr = BASE;
+
+        gr_ledger_init(&ledger);
+        for (int i = 0; i < 2; i++)
+                name_of(i)->device = &devices[i];
+        for (unsigned flags = 0; flags <= (GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST); flags++)
+                for (int live = 0; live < 2; live++)
+                        for (int device = 0; device < 2; device++, ptr += UINT64_C(1) << 24) {
+                                struct gr_block *block = block_new(ptr, 4096, name_of(device));
+
+                                block->flags = (uint8_t)flags;
+                                block->class = (uint8_t)(3 + flags);
+                                add(block);
+                                if (live)
+                                        GR_CHECK(hand_out(block, 1));
+                        }
+        gr_ledger_count_live(&ledger, 1, counts, bytes);
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                all += counts[class];
+        GR_CHECK_EQ(all, 2);
+        GR_CHECK(counts[3] == 1 && bytes[3] == 4096);
+        GR_CHECK(counts[3 + GR_BLOCK_EXPORTED] == 1 && bytes[3 + GR_BLOCK_EXPORTED] == 4096);
+        gr_ledger_destroy(&ledger);
+}
+
+/* The structures of all that is left serve others. */
+static void test_destroy(void)
+{
+        enum { MANY = 500 };
+        static struct gr_block *blocks[MANY], *again[MANY];
+        unsigned count = 0;
+
+        gr_ledger_init(&ledger);
+        for (unsigned i = 0; i < MANY; i++) {
+                blocks[i] = block_new(BASE + i * 512, 512, name_of(0));
+                add(blocks[i]);
+        }
+        gr_ledger_destroy(&ledger);
+        for (unsigned i = 0; i < MANY; i++) {
+                again[i] = gr_block_new();
+                for (unsigned k = 0; k < MANY; k++)
+                        count += again[i] == blocks[k];
+        }
+        GR_CHECK(count == MANY || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
+        for (unsigned i = 0; i < MANY; i++)
+                gr_block_free(again[i]);
+}
+
 /* What is done with the ledger, each in a thread that has to wait for a shard. */
 enum deed { ADD, FORGET, REMOVE, DROP, CLAIM, FIND, COUNT_LIVE, MARK_EXPORTED, DROP_CONTEXT, DEEDS };
 
@@ -394,5 +447,7 @@ int main(void)
         test_drop_context();
         test_threads();
         test_locked();
+        test_count_live();
+        test_destroy();
         return GR_CHECK_RESULT();
 }

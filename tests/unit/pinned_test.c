@@ -188,6 +188,13 @@ static void test_reuse(void)
         GR_CHECK(gr_pinned_free(&core, b) == 0);
         GR_CHECK(get(one, 8 * MIB, KIND) == a);
         GR_CHECK(get(one, 8 * MIB, KIND) == b);
+        a = get(one, 8 * MIB - 8192, KIND);
+        b = get(one, 8 * MIB - 4096, KIND);
+        GR_CHECK(gr_class_of(8 * MIB - 8192) == gr_class_of(8 * MIB - 4096));
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(one, 8 * MIB - 8192, KIND) == a);
+        GR_CHECK(get(one, 8 * MIB - 8192, KIND) == b);
         GR_CHECK(gr_pinned_alloc(one, GR_BLOCK_MAX_BYTES + 1, KIND, allocate, one->handle, &a) == -E2BIG);
         end();
 }
@@ -415,17 +422,57 @@ static void test_decay(void)
         end();
 }
 
+/* It goes when it is due, and not a moment later. */
+static void test_decay_due(void)
+{
+        static const struct gr_config config = {
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
+        uint64_t next_ns;
+
+        begin(&sg_driver, &config);
+        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        sg_advance(next_ns - sg_driver.now_ns());
+        GR_CHECK(gr_core_decay(&core, next_ns) == 0 && frees == 1);
+        GR_CHECK(sg_counter(&core, GR_STAT_pinned_returned_bytes) == MIB);
+        end();
+}
+
+/* What was freed first goes first, whatever its size. */
+static void test_oldest_first(void)
+{
+        for (int i = 0; i < 2; i++) {
+                uint64_t blocks[3];
+
+                begin(&sg_driver, &plain);
+                for (int k = 0; k < 3; k++)
+                        blocks[k] = get(one, (i ? 9 - 3 * k : 3 + 3 * k) * MIB, KIND);
+                for (int k = 0; k < 3; k++) {
+                        GR_CHECK(gr_pinned_free(&core, blocks[k]) == 0);
+                        sg_advance(1);
+                }
+                for (unsigned k = 0; k < 3; k++) {
+                        GR_CHECK(gr_pinned_reclaim(&core, 1) > 0);
+                        GR_CHECK(!find(blocks[k]) && frees == k + 1);
+                }
+                end();
+        }
+}
+
 static _Atomic bool looked;
 
 static void *look(void *arg)
 {
-        GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns()) > 0);
+        if (arg)
+                gr_pinned_drop(arg);
+        else
+                GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns()) > 0);
         looked = true;
         return arg;
 }
 
-/* Who looks how old blocks are finds none that another thread takes out meanwhile. */
-static void test_decay_locked(void)
+/* Who looks how old blocks are, or whose, finds none that another thread takes out meanwhile. */
+static void test_looks_locked(bool drop)
 {
         static const struct gr_config config = {
                 .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
@@ -433,15 +480,18 @@ static void test_decay_locked(void)
 
         begin(&sg_driver, &config);
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        if (drop)
+                gr_ledger_drop_context(&core.ledger, one, NULL); /* as whoever drops it does before */
         looked = false;
         gr_lock(&core.pinned.lock);
-        pthread_create(&thread, NULL, look, NULL);
+        pthread_create(&thread, NULL, look, drop ? one : NULL);
         for (int n = 0; n < 20 && !looked; n++)
                 usleep(1000);
         GR_CHECK(!looked);
         gr_unlock(&core.pinned.lock);
         pthread_join(thread, NULL);
         GR_CHECK(looked);
+        GR_CHECK(gr_budget_cached(&core.host) == (drop ? 0 : MIB));
         end();
 }
 
@@ -751,7 +801,10 @@ int main(void)
         test_limit_in_capture();
         test_retry_alone();
         test_decay();
-        test_decay_locked();
+        test_looks_locked(false);
+        test_looks_locked(true);
+        test_decay_due();
+        test_oldest_first();
         test_ladder();
         test_contexts();
         test_ending();
