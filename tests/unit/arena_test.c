@@ -460,18 +460,26 @@ static void test_locked(void)
         }
 }
 
+static struct gr_block *block_new(uint64_t ptr, struct gr_context *owner)
+{
+        struct gr_block *block = gr_block_new();
+
+        block->ptr = ptr;
+        block->capacity_bytes = 4096;
+        block->context = owner;
+        block->state = GR_BLOCK_CACHED;
+        return block;
+}
+
 /* The driver gives out an address that a recent block has. */
 static void test_stale(void)
 {
-        struct gr_block *fresh = gr_block_new(), *stale = NULL, *got = NULL;
+        struct gr_block *fresh, *stale = NULL, *got = NULL;
         uint64_t ptr;
 
         start();
         ptr = alloc_recent(4096);
-        fresh->ptr = ptr;
-        fresh->capacity_bytes = 4096;
-        fresh->context = context;
-        fresh->state = GR_BLOCK_CACHED;
+        fresh = block_new(ptr, context);
         GR_CHECK_EQ(gr_ledger_add(&core.ledger, fresh, &stale), 0);
         GR_CHECK_EQ(homes(ptr), 0);
         GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
@@ -483,6 +491,44 @@ static void test_stale(void)
         alloc_recent(8192);
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
+}
+
+static void *forget(void *arg)
+{
+        GR_CHECK(gr_ledger_forget(&core.ledger, *(uint64_t *)arg) == NULL);
+        return NULL;
+}
+
+/* While whoever has found a stale block waits for its context, the address becomes a block of another one: in the end
+ * neither is kept from the short way. */
+static void test_stale_changes(void)
+{
+        struct gr_context *other;
+        struct gr_block *first, *second, *stale;
+        uint64_t ptr = UINT64_C(1) << 45;
+        struct gr_arena *arena;
+        pthread_t thread;
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        arena = gr_arena_own(context);
+        first = block_new(ptr, context);
+        second = block_new(ptr, other);
+        GR_CHECK_EQ(gr_ledger_add(&core.ledger, first, &stale), 0);
+        atomic_store(&arena->lock.taken, 1);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, forget, &ptr), 0);
+        while (atomic_load(&context->arenas_shut) == 0)
+                usleep(100);
+        GR_CHECK_EQ(gr_ledger_drop(&core.ledger, first), GR_BLOCK_CACHED);
+        GR_CHECK_EQ(gr_ledger_add(&core.ledger, second, &stale), 0);
+        atomic_store(&arena->lock.taken, 0);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(second->state, GR_BLOCK_GONE);
+        GR_CHECK_EQ(context->arenas_shut, 0);
+        GR_CHECK_EQ(other->arenas_shut, 0);
+        gr_block_free(first);
+        gr_block_free(second);
+        finish();
 }
 
 static void test_end_of_context(void)
@@ -602,6 +648,7 @@ int main(void)
         test_unneeded();
         test_locked();
         test_stale();
+        test_stale_changes();
         test_end_of_context();
         test_race();
         return GR_CHECK_RESULT();
