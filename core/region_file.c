@@ -134,8 +134,6 @@ static int make_dir(const char *base, const char *name, char *buf, size_t buf_by
         snprintf(buf, buf_bytes, "%s/%s", base, name);
         if (mkdir(buf, 0700) == 0)
                 return 0;
-        if (errno != EEXIST)
-                return -errno;
         snprintf(buf, buf_bytes, "%s/%s-XXXXXX", base, name);
         return mkdtemp(buf) ? 0 : -errno;
 }
@@ -372,7 +370,6 @@ int gr_region_file_open(struct gr_region *region, bool *ret_same)
         struct stat status;
         int dir_fd = open_dir(region->dir, false), fd, rc;
 
-        *ret_same = false;
         if (dir_fd < 0)
                 return -1;
         fd = open_file(dir_fd, region->file, false, &status);

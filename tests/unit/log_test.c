@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -53,6 +54,13 @@ static void test_lines(void)
         GR_CHECK(strstr(last_line, "error: a 31mb   31mc             \n") != NULL);
         gr_log(GR_LOG_ERROR, "%s", "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xa7 \xc2\xa0");
         GR_CHECK(strstr(last_line, "error: gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xa7 \xc2\xa0\n") != NULL);
+
+        /* Nor one that is cut short by what follows; the first and the last characters of each length are whole. */
+        gr_log(GR_LOG_ERROR, "%s", "\xe2\x82( \xf0\x9f\x90( \xc3(");
+        GR_CHECK(strstr(last_line, "error:   (    (  (\n") != NULL);
+        gr_log(GR_LOG_ERROR, "%s", "\xdf\xbf \xe0\xa0\x80 \xef\xbf\xbd \xf0\x90\x80\x80 \xf4\x8f\xbf\xbf ~");
+        GR_CHECK(strstr(last_line, ": \xdf\xbf \xe0\xa0\x80 \xef\xbf\xbd \xf0\x90\x80\x80 \xf4\x8f\xbf\xbf ~\n") !=
+                 NULL);
 
         memset(long_text, 'y', sizeof(long_text));
         long_text[sizeof(long_text) - 1] = '\0';
@@ -134,6 +142,45 @@ static void test_stderr(void)
         GR_CHECK(strstr(buf, "never") == NULL);
 }
 
+static void *read_slowly(void *arg)
+{
+        static char got[3 * PIPE_BUF + 1];
+        const int *fds = arg;
+        size_t length = 0;
+        ssize_t part;
+
+        while ((part = read(fds[0], got + length, 1000)) > 0 && (length += (size_t)part) < sizeof(got) - 1000)
+                ;
+        return (void *)(strlen(got) == length ? got : "torn");
+}
+
+/* All of it, however little the reader takes at a time; and not for ever where nobody reads. */
+static void test_write(void)
+{
+        static char text[2 * PIPE_BUF + 5];
+        int fds[2];
+        pthread_t reader;
+        void *got;
+
+        for (size_t i = 0; i < sizeof(text) - 1; i++)
+                text[i] = (char)('a' + i % 23);
+        GR_CHECK_EQ(pipe(fds), 0);
+        fcntl(fds[1], F_SETPIPE_SZ, PIPE_BUF);
+        errno = EDOM;
+        GR_CHECK_EQ(gr_write(fds[1], text, PIPE_BUF, 0), 0);
+        GR_CHECK_EQ(gr_write(fds[1], "x", 1, 1), -ETIMEDOUT);
+        GR_CHECK_EQ(errno, EDOM);
+        GR_CHECK_EQ(gr_write(fds[1], "", 0, 0), 0);
+        GR_CHECK_EQ(read(fds[0], text, PIPE_BUF), PIPE_BUF);
+        GR_CHECK_EQ(pthread_create(&reader, NULL, read_slowly, fds), 0);
+        GR_CHECK_EQ(gr_write(fds[1], text, sizeof(text) - 1, 10000), 0);
+        close(fds[1]);
+        pthread_join(reader, &got);
+        GR_CHECK_STR(got, text);
+        GR_CHECK_EQ(gr_write(fds[1], "x", 1, 0), -EBADF);
+        close(fds[0]);
+}
+
 /* The reader of standard error is gone: the line is lost, the program lives, and no signal stays pending. */
 static void test_closed_pipe(void)
 {
@@ -207,6 +254,7 @@ int main(void)
         test_full_line();
         test_levels();
         test_stderr();
+        test_write();
         test_closed_pipe();
         test_ratelimit();
         return GR_CHECK_RESULT();

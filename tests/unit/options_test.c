@@ -101,7 +101,7 @@ static void test_values(void)
 {
         LOAD("GPURECLAIM_HARD_LIMIT=0=8GiB,1=25%", "GPURECLAIM_SOFT_LIMIT=6 GiB", "GPURECLAIM_RELEASE_THRESHOLD=0",
              "GPURECLAIM_REUSE=Barrier", "GPURECLAIM_POOL=none", "GPURECLAIM_STATS=1",
-             "GPURECLAIM_STATS_FILE=/tmp/s.%p", "GPURECLAIM_LOG=debug");
+             "GPURECLAIM_STATS_FILE=/tmp/s.%p", "GPURECLAIM_LOG=debug", "GPURECLAIM_GROUP=g");
         GR_CHECK_EQ(warning_count, 0);
         GR_CHECK_EQ(gr_size_resolve(&options.hard_limit, 0, 80 * GIB, NULL), 8 * GIB);
         GR_CHECK_EQ(gr_size_resolve(&options.hard_limit, 1, 80 * GIB, NULL), 20 * GIB);
@@ -112,6 +112,7 @@ static void test_values(void)
         GR_CHECK(options.stats);
         GR_CHECK_STR(options.stats_file.text, "/tmp/s.%p");
         GR_CHECK_EQ(options.log, GR_LOG_DEBUG);
+        GR_CHECK_STR(options.group.text, "g"); /* and nothing of the longer default */
         GR_CHECK(options.from_env[GR_OPTION_HARD_LIMIT] && options.from_env[GR_OPTION_LOG]);
         LOAD("GPURECLAIM_STATS=off");
         GR_CHECK(!options.stats && options.from_env[GR_OPTION_STATS]);

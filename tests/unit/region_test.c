@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,9 +63,11 @@ static void fake_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns
                 now_ns += until - now_ns < 1000000 ? until - now_ns : 1000000;
 }
 
+static _Atomic uint32_t *woken; /* the last */
+
 static void fake_wake(_Atomic uint32_t *word)
 {
-        (void)word;
+        woken = word;
 }
 
 static const struct gr_region_ops ops = {fake_now, fake_peer, fake_wait, fake_wake};
@@ -169,6 +173,10 @@ static void test_names(void)
 {
         static const uint8_t uuid[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff};
         char file[GR_REGION_FILE_BYTES], group[GR_GROUP_NAME_BYTES], text[37], longest[80];
+        char other[GR_REGION_FILE_BYTES + 1];
+        struct {
+                char group[GR_GROUP_NAME_BYTES], behind;
+        } room;
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
         GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v5");
@@ -190,6 +198,27 @@ static void test_names(void)
         GR_CHECK_EQ(gr_region_file_name(longest, uuid, file, sizeof(file)), -EINVAL);
         longest[GR_GROUP_NAME_BYTES - 1] = '\0';
         GR_CHECK_EQ(gr_region_file_name(longest, uuid, file, sizeof(file)), 0);
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
+        GR_CHECK_STR(group, longest);
+
+        /* Files of others: a group whose name is too long or is none, and what is no UUID. */
+        snprintf(other, sizeof(other), "x%s", file);
+        room.behind = '!';
+        GR_CHECK_EQ(gr_region_parse_file_name(other, room.group, text), -EINVAL);
+        GR_CHECK_EQ(room.behind, '!');
+        file[0] = '.';
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
+        GR_CHECK_EQ(gr_region_file_name("g", uuid, file, sizeof(file)), 0);
+        file[1] = '_';
+        GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
+        file[1] = '-';
+        for (size_t i = 2; i < 38; i += 35) {
+                char was = file[i];
+
+                file[i] = 'g';
+                GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), -EINVAL);
+                file[i] = was;
+        }
 }
 
 static void put_file(const char *name, const void *bytes, size_t length)
@@ -320,6 +349,62 @@ static void test_file_changes(void)
         one = join_as(1, "cut");
         GR_CHECK_EQ(used_slots(one), 1);
         drop(one);
+}
+
+static int lock_error; /* what flock says instead of locking; 0: it locks */
+static unsigned locks;
+
+int flock(int fd, int how)
+{
+        locks++;
+        if (!lock_error)
+                return (int)syscall(SYS_flock, fd, how);
+        errno = lock_error;
+        return -1;
+}
+
+static void *let_go(void *arg)
+{
+        usleep(20000);
+        close(*(int *)arg);
+        return NULL;
+}
+
+/* Another process is about to make the region: it is waited for, and the memory is attached once. */
+static void test_made_at_once(void)
+{
+        struct gr_identity self = identity(1);
+        struct gr_region region;
+        struct shmid_ds status;
+        struct stat folder;
+        pthread_t other;
+        char path[256];
+        int fd;
+
+        /* The folder as well; nobody else may look into it. */
+        snprintf(path, sizeof(path), "%s/new", dir);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, path, "made", false), -ENOENT);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, path, "made", true), 0);
+        gr_region_close(&region);
+        GR_CHECK(stat(path, &folder) == 0 && (folder.st_mode & 0777) == 0700);
+
+        snprintf(path, sizeof(path), "%s/made", dir);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        GR_CHECK(fd >= 0 && flock(fd, LOCK_EX) == 0);
+        GR_CHECK_EQ(pthread_create(&other, NULL, let_go, &fd), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "made"), 0);
+        pthread_join(other, NULL);
+        GR_CHECK(shmctl(region.segment, IPC_STAT, &status) == 0 && status.shm_nattch == 1);
+        gr_region_close(&region);
+        GR_CHECK(shmctl(region.segment, IPC_STAT, &status) != 0); /* gone with the last process */
+
+        /* Where the file system has no locks that is said at once. */
+        unlink(path);
+        locks = 0;
+        lock_error = ENOLCK;
+        GR_CHECK_EQ(open_as(&region, 1, "made"), -ENOENT);
+        GR_CHECK(locks <= 2); /* another unlocks */
+        lock_error = 0;
 }
 
 /* Growing a file past this limit is a signal. */
@@ -753,6 +838,19 @@ static void test_ask(void)
         GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, false), 2 * GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
+        /* Of equals the one that has been quiet for longer. */
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *quiet = i ? two : three, *busy = i ? three : two;
+
+                publish_cached(quiet, GIB, 100);
+                publish_cached(busy, GIB, 200);
+                server = quiet;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(busy, &request));
+        }
+        publish_cached(two, GIB, 0);
+        publish_cached(three, 3 * GIB, 0);
+
         /* Its share makes it the later one; and the busy come after the idle. */
         three->map->slots[three->slot].share = 4;
         server = two;
@@ -921,7 +1019,23 @@ static void test_orders(void)
         struct gr_region *one = join_as(1, "orders"), *two = join_as(2, "orders");
         struct gr_request request;
         struct gr_patience patience;
-        uint32_t sequence;
+        uint64_t begin;
+        uint32_t sequence, seen;
+
+        /* What has been seen is waited behind, and no longer than until something comes or one wakes itself. */
+        seen = gr_region_seen(two);
+        begin = now_ns;
+        gr_region_wait(two, seen, 5000000);
+        GR_CHECK_EQ(now_ns - begin, 5000000);
+        gr_region_wake_self(two);
+        GR_CHECK(woken == &two->map->slots[two->slot].request);
+        GR_CHECK_EQ(gr_region_seen(two), seen + 1);
+        gr_region_wait(two, seen, 5000000);
+        GR_CHECK_EQ(now_ns - begin, 5000000);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(!request.orders && !request.want_bytes && !request.level);
+        gr_region_answer(two, &request, 0);
+        GR_CHECK(woken == &two->map->slots[two->slot].answer);
 
         GR_CHECK(!gr_region_take(two, &request));
         sequence = gr_region_request(one, (unsigned)two->slot,
@@ -951,7 +1065,9 @@ static void test_orders(void)
 int main(void)
 {
         char command[96];
+        int lowest = dup(0), left;
 
+        close(lowest);
         strcpy(dir, "/tmp/gr-region-XXXXXX");
         if (!mkdtemp(dir))
                 return 1;
@@ -959,6 +1075,7 @@ int main(void)
         test_names();
         test_hostile_files();
         test_file_changes();
+        test_made_at_once();
         test_file_limit();
         test_hostile_tickets();
         test_garbage_inside();
@@ -972,6 +1089,8 @@ int main(void)
         test_patience();
         test_sweep_again();
         test_orders();
+        left = dup(0);
+        GR_CHECK_EQ(left, lowest); /* no descriptor was lost */
         snprintf(command, sizeof(command), "rm -rf %s", dir);
         return system(command) != 0 || GR_CHECK_RESULT();
 }

@@ -1,0 +1,259 @@
+/* Ranges of split: who lies where, the lists of free ones, and which of them fits, against plain searches. */
+#include "range.h"
+
+#include <stdlib.h>
+
+#include "check.h"
+#include "class.h"
+#include "core.h"
+
+#define PAGE  ((uint64_t)GR_PAGE_BYTES)
+#define BASE  (UINT64_C(1) << 40)
+#define PAGES 16
+#define UNIT  GR_SPLIT_UNIT_BYTES
+
+static struct gr_context context;
+static struct gr_split *split = &context.split;
+static struct gr_range *begins[PAGES];
+static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
+static struct gr_segment heap;
+static uint64_t seed = 1;
+
+static uint64_t random_below(uint64_t end)
+{
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (seed >> 33) % end;
+}
+
+/* A heap of one busy range; or a segment of the driver's. */
+static void start(bool is_heap, size_t pages)
+{
+        struct gr_range *range = gr_block_new();
+
+        memset(&context, 0, sizeof(context));
+        memset(begins, 0, sizeof(begins));
+        heap = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
+        if (is_heap) {
+                heap.pages = mapped;
+                heap.begins = begins;
+                begins[0] = range;
+        }
+        range->block.ptr = BASE;
+        range->block.capacity_bytes = heap.bytes;
+        range->block.context = &context;
+        range->segment = &heap;
+        range->state = GR_RANGE_BUSY;
+}
+
+static void finish(void)
+{
+        struct gr_range *range, *after;
+
+        for (range = heap.first; range; range = after) {
+                after = range->after;
+                gr_block_free(range);
+        }
+        gr_range_forget_kept(split);
+        GR_CHECK_EQ(split->kept_count, 0);
+}
+
+/* The ranges cover the segment, know each other, and each address leads to its own. */
+static void check_all(void)
+{
+        uint64_t at = BASE, free_count = 0;
+
+        for (struct gr_range *range = heap.first, *before = NULL; range; before = range, range = range->after) {
+                GR_CHECK_EQ(range->block.ptr, at);
+                GR_CHECK(range->before == before);
+                GR_CHECK(range->block.capacity_bytes > 0);
+                if (random_below(4) == 0)
+                        GR_CHECK(gr_range_at(&heap, at + random_below(range->block.capacity_bytes)) == range);
+                GR_CHECK(gr_range_at(&heap, at) == range);
+                at = gr_range_end(range);
+                free_count += range->state == GR_RANGE_FREE;
+        }
+        GR_CHECK_EQ(at, BASE + heap.bytes);
+        GR_CHECK_EQ(split->free_count, free_count);
+}
+
+/* Sizes from a unit to pages, now and then to the border of a page. */
+static size_t some_bytes(const struct gr_range *range)
+{
+        uint64_t most = range->block.capacity_bytes, bytes = UNIT * (1 + random_below(most / UNIT - 1));
+
+        if (random_below(3) == 0)
+                bytes = PAGE * (1 + (range->block.ptr - BASE + bytes) / PAGE) - (range->block.ptr - BASE);
+        else if (random_below(3) == 0)
+                bytes = UNIT * (1 + random_below(16));
+        return bytes < most ? bytes : UNIT;
+}
+
+static void test_cut_and_swallow(bool is_heap)
+{
+        struct gr_range *range, *rest;
+
+        start(is_heap, PAGES / 2);
+        for (int i = 0; i < 1200; i++) {
+                range = gr_range_at(&heap, BASE + random_below(heap.bytes));
+                if (random_below(100) < (i / 200 % 2 ? 30 : 60)) {
+                        rest = range->block.capacity_bytes > UNIT ? gr_range_cut(range, some_bytes(range))
+                                                                  : range->after;
+                        GR_CHECK(rest == range->after);
+                } else if (range->after) {
+                        uint64_t mine = random_below(10), its = random_below(10);
+
+                        range->block.freed_epoch = mine;
+                        range->after->block.freed_epoch = its;
+                        gr_range_swallow(range, range->after);
+                        GR_CHECK_EQ(range->block.freed_epoch, gr_max(mine, its));
+                }
+                check_all();
+        }
+        finish();
+}
+
+static bool is_free(const struct gr_range *range, bool whole)
+{
+        return range->state == GR_RANGE_FREE && (!heap.pages && range->block.capacity_bytes == heap.bytes) == whole;
+}
+
+/* What is free lies in its list, the smallest first as far as a class is short; the best is the first that will do. */
+static void check_lists(const struct gr_free_lists *lists, bool whole)
+{
+        size_t bytes = UNIT * (1 + random_below(random_below(2) ? 64 : heap.bytes / UNIT));
+        uint64_t last_epoch = random_below(4);
+        struct gr_range *best = NULL;
+        unsigned smaller = 0, listed = 0;
+
+        for (struct gr_range *range = heap.first; range; range = range->after) {
+                if (!is_free(range, whole) || range->block.capacity_bytes < bytes)
+                        continue;
+                smaller++;
+                if (range->block.freed_epoch <= last_epoch &&
+                    (!best || range->block.capacity_bytes < best->block.capacity_bytes))
+                        best = range;
+        }
+        GR_CHECK(gr_range_best(lists, bytes, last_epoch) == best);
+        for (struct gr_range *range = gr_range_first(lists, bytes); range; range = gr_range_next(lists, range)) {
+                GR_CHECK(is_free(range, whole));
+                GR_CHECK(range->block.capacity_bytes > bytes / 17 * 16); /* of its class at least */
+                listed += range->block.capacity_bytes >= bytes;
+        }
+        GR_CHECK_EQ(listed, smaller);
+}
+
+/* Free ranges become one with their free neighbours, with the latest epoch of all, and are parted again. */
+static void test_free_and_isolate(bool is_heap)
+{
+        const struct gr_free_lists *lists = split->free;
+        struct gr_range *range;
+
+        start(is_heap, PAGES / 2);
+        for (int i = 0; i < 1500; i++) {
+                range = gr_range_at(&heap, BASE + random_below(heap.bytes));
+                if (range->state == GR_RANGE_FREE) {
+                        uint64_t at = range->block.ptr + UNIT * random_below(range->block.capacity_bytes / UNIT);
+                        uint64_t left = (gr_range_end(range) - at) / UNIT, bytes = UNIT * (1 + random_below(left));
+
+                        range = gr_range_isolate(split, range, at, bytes);
+                        GR_CHECK_EQ(range->block.ptr, at);
+                        GR_CHECK_EQ(range->block.capacity_bytes, bytes);
+                        GR_CHECK_EQ(range->state, GR_RANGE_BUSY);
+                        GR_CHECK(range->segment == &heap && range->block.context == &context);
+                } else {
+                        range->block.freed_epoch = random_below(4);
+                        gr_range_free(split, range);
+                }
+                range = gr_range_at(&heap, BASE);
+                for (; range->after; range = range->after)
+                        GR_CHECK(range->state != GR_RANGE_FREE || range->after->state != GR_RANGE_FREE);
+                check_all();
+                check_lists(&lists[GR_FREE_LARGE], false);
+                if (!is_heap)
+                        check_lists(&lists[GR_FREE_WHOLE], true);
+                GR_CHECK(!gr_range_first(&lists[GR_FREE_SMALL], UNIT));
+        }
+        finish();
+}
+
+/* Free from `first` to `end`, both in tenths of a page. */
+static struct gr_range *free_between(unsigned first, unsigned end, uint64_t epoch)
+{
+        uint64_t from = BASE + first * PAGE / 10 / UNIT * UNIT, to = BASE + end * PAGE / 10 / UNIT * UNIT;
+        struct gr_range *range = gr_range_at(&heap, from);
+
+        if (range->block.ptr < from)
+                range = gr_range_cut(range, from - range->block.ptr);
+        if (gr_range_end(range) > to)
+                gr_range_cut(range, to - range->block.ptr);
+        range->block.freed_epoch = epoch;
+        gr_range_free(split, range);
+        return range;
+}
+
+static void check_fit(size_t bytes, uint64_t last_epoch, const struct gr_range *range, uint64_t at)
+{
+        uint64_t found_at;
+
+        GR_CHECK(gr_range_fit(&split->free[GR_FREE_LARGE], bytes, last_epoch, &found_at) == range);
+        GR_CHECK_EQ(found_at, at);
+}
+
+static void test_fit(void)
+{
+        struct gr_range *whole, *parts, *late;
+
+        start(true, PAGES);
+        atomic_store(&context.fence.usable_epoch, 1);
+        check_fit(UNIT, 9, NULL, 0);
+        /* It opens one page wherever it lies in these: where it begins, not where it ends. */
+        whole = free_between(0, 30, 1);
+        check_fit(PAGE, 9, whole, BASE);
+        /* None at all at an end that is shared with others, though more is left of pages then. */
+        parts = free_between(45, 85, 1);
+        check_fit(PAGE / 2, 9, parts, parts->block.ptr);
+        check_fit(PAGE / 4, 9, parts, parts->block.ptr);
+        /* Two pages and a half: one less from within a page. Three and a half: no less, and so from a page's begin. */
+        check_fit(2 * PAGE + PAGE / 2, 9, parts, parts->block.ptr);
+        check_fit(3 * PAGE + PAGE / 2, 9, parts, BASE + 5 * PAGE);
+        check_fit(4 * PAGE, 9, parts, parts->block.ptr); /* from there it would not end within the range */
+        /* Of equals the one that needs no barrier, unless it is more than twice as large; none that was freed later. */
+        late = free_between(95, 114, 2);
+        check_fit(PAGE / 2, 9, late, late->block.ptr);
+        check_fit(PAGE / 2, 1, parts, parts->block.ptr);
+        free_between(114, 115, 2);
+        check_fit(PAGE / 2, 9, parts, parts->block.ptr);
+        check_fit(4 * PAGE + UNIT, 9, NULL, 0);
+        finish();
+}
+
+static void test_soon(void)
+{
+        const struct gr_free_lists *lists = &split->free[GR_FREE_LARGE];
+        struct gr_range *small, *twice, *larger;
+
+        start(true, PAGES);
+        atomic_store(&context.fence.usable_epoch, 1);
+        GR_CHECK(!gr_range_soon(lists, PAGE, 9));
+        small = free_between(0, 10, 5);
+        GR_CHECK(gr_range_soon(lists, PAGE, 9) == small);
+        larger = free_between(20, 41, 1);
+        GR_CHECK(gr_range_soon(lists, PAGE, 9) == small); /* rather a barrier than twice as much */
+        twice = free_between(50, 70, 1);
+        GR_CHECK(gr_range_soon(lists, PAGE, 9) == twice);
+        GR_CHECK(gr_range_soon(lists, PAGE, 1) == twice);
+        GR_CHECK(gr_range_soon(lists, 2 * PAGE + UNIT, 9) == larger);
+        GR_CHECK(!gr_range_soon(lists, 3 * PAGE, 9));
+        finish();
+}
+
+int main(void)
+{
+        test_cut_and_swallow(true);
+        test_cut_and_swallow(false);
+        test_free_and_isolate(true);
+        test_free_and_isolate(false);
+        test_fit();
+        test_soon();
+        return GR_CHECK_RESULT();
+}
