@@ -34,7 +34,7 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
 
-                unused[j] = before < low ? before : low;
+                unused[j] = gr_min(before, low);
         }
 }
 

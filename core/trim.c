@@ -134,8 +134,7 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned l
 
                 do {
                         count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
-                        if (count > 0)
-                                back += release(context, blocks, count);
+                        back += release(context, blocks, count);
                 } while (count > 0 && back < want_bytes);
         }
         if (split_too && back < want_bytes)

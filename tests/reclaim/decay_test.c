@@ -1,4 +1,6 @@
 /* Decay against a scripted GPU: the clock is the test's own. */
+#include <errno.h>
+
 #include "check.h"
 #include "decay.h"
 #include "pool.h"
@@ -216,6 +218,29 @@ static void test_settings(void)
         finish();
 }
 
+/* Each context decays, also beside one that has nothing and one whose fence is broken. */
+static void test_contexts(void)
+{
+        struct gr_context *contexts[4];
+        uint64_t ptr;
+
+        start(DECAY_NS);
+        contexts[0] = context;
+        for (int i = 1; i < 4; i++)
+                contexts[i] = gr_context_add(&core, sg_context_new(i), i);
+        for (int i = 0; i < 4; i++)
+                if (i != 1) {
+                        GR_CHECK_EQ(sg_alloc(contexts[i], BLOCK, &ptr), 0);
+                        GR_CHECK_EQ(sg_free(&core, ptr), 0);
+                }
+        atomic_store(&contexts[2]->fence.broken, -EIO);
+        tick(0);
+        tick(2 * DECAY_NS);
+        for (int i = 0; i < 4; i++)
+                GR_CHECK_EQ(gr_budget_cached(contexts[i]->device), i == 2 ? BLOCK : 0);
+        finish();
+}
+
 int main(void)
 {
         test_curve();
@@ -225,5 +250,6 @@ int main(void)
         test_busy();
         test_capture();
         test_settings();
+        test_contexts();
         return GR_CHECK_RESULT();
 }

@@ -423,7 +423,7 @@ static void test_quick_ends(void)
 }
 
 /* What is done with quick lists, each by a thread that has to wait for them. */
-enum deed { ADOPT, TAKE, PUT, MERGE, DEEDS };
+enum deed { ADOPT, TAKE, TAKE_SHORT, PUT, MERGE, DEEDS };
 
 struct waiter {
         enum deed deed;
@@ -437,6 +437,7 @@ static void *do_deed(void *arg)
         struct waiter *waiter = arg;
         bool much = false;
 
+        gr_arena_own(context);
         atomic_store(&waiter->begun, true);
         switch (waiter->deed) {
         case ADOPT:
@@ -444,6 +445,9 @@ static void *do_deed(void *arg)
                 break;
         case TAKE:
                 waiter->block = gr_split_take(context, 4 * MIB, false);
+                break;
+        case TAKE_SHORT:
+                waiter->ptr = gr_arena_alloc(context, 4 * MIB);
                 break;
         case PUT:
                 GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(&context->fence, 6 * MIB), false, &much), 0);
@@ -498,6 +502,10 @@ static void test_quick_locked(void)
                 case TAKE:
                         GR_CHECK(waiter.block && waiter.block->ptr == other);
                         GR_CHECK(gr_ledger_hand_out(waiter.block, 4 * MIB));
+                        GR_CHECK_EQ(gr_pool_free(&core, other), 0);
+                        break;
+                case TAKE_SHORT:
+                        GR_CHECK_EQ(waiter.ptr, other);
                         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
                         break;
                 case PUT:

@@ -12,6 +12,7 @@
 #include <utlist.h>
 
 #include "check.h"
+#include "heap.h"
 #include "log.h"
 #include "metadata.h"
 #include "moves.h"
@@ -79,6 +80,8 @@ static void test_heap(bool moves)
         GR_CHECK_EQ(gpu_device()->charged_bytes, 98 * MIB);
         gpu_give(c, 48 * MIB);
         gpu_give(d, 50 * MIB);
+        GR_CHECK(moves || gpu.moves == 0);
+        GR_CHECK_EQ(context->split.moves_refused, !moves);
         gpu_settle();
         gpu_end();
 }
@@ -630,6 +633,7 @@ static void test_heap_moves(bool possible)
         GR_CHECK(c > b);
         if (possible) {
                 GR_CHECK(gpu.moves >= 16);
+                GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], gpu.moves * GR_PAGE_BYTES);
                 GR_CHECK(gpu_device()->peak_charged_bytes <= 140 * MIB);
         }
         GR_CHECK_EQ(told, possible ? 0 : 1);
@@ -810,7 +814,7 @@ static uint64_t given;
 /* Once, in the thread that gives back. */
 static void stop(void)
 {
-        gpu_before_record = gpu_before_unmap = NULL;
+        gpu_before_record = gpu_before_unmap = gpu_before_map = gpu_before_reserve = gpu_before_info = NULL;
         sem_post(&inside);
         sem_wait(&go_on);
 }
@@ -855,6 +859,125 @@ static void test_exported_alone(bool at_unmap)
         pthread_join(thread, NULL);
         GR_CHECK_EQ(split->busy, 0);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 2 * MIB);
+        gpu_end();
+}
+
+struct deed {
+        void *(*run)(void *);
+        void (**before)(void); /* the call of the driver's that it stops before */
+        bool (*held)(void);    /* whether it has changed nothing since */
+};
+
+/* What a thread does in a call of the driver's is followed by nothing as long as another one is at the split. */
+static void check_held(const struct deed *deed, void *arg)
+{
+        pthread_t thread;
+
+        sem_init(&inside, 0, 0);
+        sem_init(&go_on, 0, 0);
+        *deed->before = stop;
+        pthread_create(&thread, NULL, deed->run, arg);
+        sem_wait(&inside);
+        gr_lock(&context->split.lock);
+        GR_CHECK(deed->held());
+        sem_post(&go_on);
+        for (int n = 0; n < 20 && deed->held(); n++)
+                usleep(500);
+        GR_CHECK(deed->held());
+        gr_unlock(&context->split.lock);
+        pthread_join(thread, NULL);
+        GR_CHECK(!deed->held());
+        sem_destroy(&inside);
+        sem_destroy(&go_on);
+}
+
+static struct gr_block *grown;
+static int grow_rc;
+
+static void *grow(void *arg)
+{
+        grow_rc = gr_heap_grow(context, 4 * MIB, &grown);
+        return arg;
+}
+
+static bool no_heap(void)
+{
+        return !context->split.heaps[false];
+}
+
+static bool is_busy(void)
+{
+        return context->split.busy == 1 && context->split.refused_bytes == 0;
+}
+
+/* A heap is opened, a request maps what it lacks, or is refused it. */
+static void test_grow_held(const struct deed *deed, bool fails)
+{
+        uint64_t first = 0;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        if (deed->held != no_heap)
+                first = gpu_take(2 * MIB);
+        gpu.map_fails = fails;
+        grown = NULL;
+        check_held(deed, NULL);
+        GR_CHECK_EQ(grow_rc, fails ? -ENOMEM : 0);
+        GR_CHECK_EQ(context->split.refused_bytes, fails ? 4 * MIB : 0);
+        if (grown && gr_ledger_hand_out(grown, 4 * MIB))
+                GR_CHECK_EQ(gr_pool_free(&core, grown->ptr), 0);
+        if (first)
+                gpu_give(first, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static void *give_shared(void *arg)
+{
+        gpu_give(*(uint64_t *)arg, 8 * MIB);
+        return NULL;
+}
+
+static bool is_at_work(void)
+{
+        return context->split.heaps[false]->first->state == GR_RANGE_BUSY;
+}
+
+static void *take_moved(void *arg)
+{
+        *(uint64_t *)arg = gpu_take(120 * MIB);
+        return NULL;
+}
+
+static bool no_ghosts(void)
+{
+        return !context->split.ghosts;
+}
+
+static void test_held(void)
+{
+        uint64_t a, b, c;
+
+        test_grow_held(&(struct deed){grow, &gpu_before_reserve, no_heap}, false);
+        test_grow_held(&(struct deed){grow, &gpu_before_map, is_busy}, false);
+        test_grow_held(&(struct deed){grow, &gpu_before_info, is_busy}, true);
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(8 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        check_held(&(struct deed){give_shared, &gpu_before_unmap, is_at_work}, &a);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        check_held(&(struct deed){take_moved, &gpu_before_map, no_ghosts}, &c);
+        gpu_give(b, 2 * MIB);
+        gpu_give(c, 120 * MIB);
+        gpu_settle();
         gpu_end();
 }
 
@@ -1116,6 +1239,7 @@ int main(void)
         test_heap_exported(true);
         test_exported_alone(false);
         test_exported_alone(true);
+        test_held();
         test_old_addresses();
         test_old_addresses_shared();
         test_no_addresses();

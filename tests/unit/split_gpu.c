@@ -162,6 +162,8 @@ static void give_back(uint64_t ptr, uint32_t done)
 static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
 {
         (void)handle;
+        if (gpu_before_reserve)
+                gpu_before_reserve();
         if (gpu.reserve_refused)
                 return -ENOMEM;
         pthread_mutex_lock(&gpu.lock);
@@ -203,6 +205,8 @@ static int mem_map(void *handle, int ordinal, uint64_t ptr, size_t bytes, uint64
         bool fails, fresh = *memory == 0;
 
         (void)ordinal;
+        if (gpu_before_map)
+                gpu_before_map();
         if (bytes == 0 || (bytes | ptr) % GR_PAGE_BYTES)
                 bad("no whole pages are mapped", ptr);
         pthread_mutex_lock(&gpu.lock);
@@ -282,6 +286,8 @@ static int mem_release(void *handle, const uint64_t *ptrs, size_t count, size_t 
 static int mem_info(void *handle, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         (void)handle;
+        if (gpu_before_info)
+                gpu_before_info();
         *ret_free_bytes = 0;
         pthread_mutex_lock(&gpu.lock);
         for (size_t i = 0; i < GPU_PAGES; i++)
@@ -542,7 +548,8 @@ uint64_t gpu_random(uint64_t *seed)
 }
 
 unsigned gpu_wakes;
-void (*gpu_before_record)(void), (*gpu_before_unmap)(void);
+void (*gpu_before_record)(void), (*gpu_before_unmap)(void), (*gpu_before_map)(void), (*gpu_before_reserve)(void),
+        (*gpu_before_info)(void);
 
 void gpu_wake(struct gr_core *woken)
 {

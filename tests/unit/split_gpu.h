@@ -80,8 +80,9 @@ void gpu_sleep(uint64_t ns);
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
 
-/* Called before the driver records an event or unmaps memory, where it is set. */
-extern void (*gpu_before_record)(void), (*gpu_before_unmap)(void);
+/* Called before the driver does so, where it is set. */
+extern void (*gpu_before_record)(void), (*gpu_before_unmap)(void), (*gpu_before_map)(void), (*gpu_before_reserve)(void),
+        (*gpu_before_info)(void);
 
 /* For core.wake: counts. */
 extern unsigned gpu_wakes;
