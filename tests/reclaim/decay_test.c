@@ -218,6 +218,37 @@ static void test_settings(void)
         finish();
 }
 
+/* Where decay is off, who looks now and then learns what went unneeded between two looks; too soon nothing new. */
+static void test_looks(void)
+{
+        const struct gr_decay *decay;
+
+        start(0);
+        decay = &context->decay;
+        cache_blocks(4, BLOCK);
+        gr_decay_look(context, clock_ns);
+        GR_CHECK_EQ(decay->idle_bytes, 0); /* in no known time */
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        cache_blocks(1, BLOCK);
+        gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS - 1);
+        GR_CHECK_EQ(decay->idle_bytes, 0);
+        gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS);
+        GR_CHECK_EQ(decay->idle_bytes, 3 * BLOCK);
+        gr_decay_look(context, clock_ns + 2 * GR_DECAY_LOOK_NS - 1);
+        GR_CHECK_EQ(decay->idle_bytes, 3 * BLOCK);
+        gr_decay_look(context, clock_ns + 2 * GR_DECAY_LOOK_NS);
+        GR_CHECK_EQ(decay->idle_bytes, 4 * BLOCK);
+        finish();
+
+        start(DECAY_NS); /* then it is the helper's */
+        cache_blocks(4, BLOCK);
+        gr_decay_look(context, clock_ns);
+        gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS);
+        GR_CHECK_EQ(context->decay.idle_bytes, 0);
+        GR_CHECK_EQ(context->decay.stepped_ns, 0);
+        finish();
+}
+
 /* Each context decays, also beside one that has nothing and one whose fence is broken. */
 static void test_contexts(void)
 {
@@ -251,5 +282,6 @@ int main(void)
         test_capture();
         test_settings();
         test_contexts();
+        test_looks();
         return GR_CHECK_RESULT();
 }

@@ -864,7 +864,7 @@ static void test_exported_alone(bool at_unmap)
 
 struct deed {
         void *(*run)(void *);
-        void (**before)(void); /* the call of the driver's that it stops before */
+        void (**before)(void); /* the call of the driver's that it stops before; NULL: none */
         bool (*held)(void);    /* whether it has changed nothing since */
 };
 
@@ -875,11 +875,15 @@ static void check_held(const struct deed *deed, void *arg)
 
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
-        *deed->before = stop;
-        pthread_create(&thread, NULL, deed->run, arg);
-        sem_wait(&inside);
+        if (deed->before) {
+                *deed->before = stop;
+                pthread_create(&thread, NULL, deed->run, arg);
+                sem_wait(&inside);
+        }
         gr_lock(&context->split.lock);
         GR_CHECK(deed->held());
+        if (!deed->before)
+                pthread_create(&thread, NULL, deed->run, arg);
         sem_post(&go_on);
         for (int n = 0; n < 20 && deed->held(); n++)
                 usleep(500);
@@ -953,9 +957,26 @@ static bool no_ghosts(void)
         return !context->split.ghosts;
 }
 
+static void *drop(void *arg)
+{
+        gr_split_drop(context);
+        return arg;
+}
+
+static bool is_whole(void)
+{
+        return context->split.segment_count == 1 && context->split.segments[0]->first->state == GR_RANGE_USED;
+}
+
 static void test_held(void)
 {
         uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        gpu_take(3 * MIB);
+        gpu_forget();
+        check_held(&(struct deed){drop, NULL, is_whole}, NULL);
+        gpu_end();
 
         test_grow_held(&(struct deed){grow, &gpu_before_reserve, no_heap}, false);
         test_grow_held(&(struct deed){grow, &gpu_before_map, is_busy}, false);

@@ -459,40 +459,85 @@ static void test_oldest_first(void)
         }
 }
 
+/* What looks at cached blocks, each in a thread that has to wait for them. */
+enum look { LOOK_ALLOC, LOOK_DECAY, LOOK_RECLAIM, LOOK_DROP, LOOKS, LOOK_DECAY_DUE, LOOK_ENDING };
+
 static _Atomic bool looked;
 
 static void *look(void *arg)
 {
-        if (arg)
-                gr_pinned_drop(arg);
-        else
+        switch (*(enum look *)arg) {
+        case LOOK_ALLOC:
+                GR_CHECK(get(one, MIB, KIND) && allocs == 1);
+                break;
+        case LOOK_DECAY:
                 GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns()) > 0);
+                break;
+        case LOOK_RECLAIM:
+                GR_CHECK(gr_pinned_reclaim(&core, 1) == MIB);
+                break;
+        case LOOK_DROP:
+        case LOOKS:
+                gr_pinned_drop(one);
+                break;
+        case LOOK_DECAY_DUE:
+                GR_CHECK(gr_pinned_decay(&core, SG_FIRST_NS + 10000 * SG_MS) == 0);
+                break;
+        case LOOK_ENDING:
+                gr_pinned_ending(one);
+                break;
+        }
         looked = true;
-        return arg;
+        return NULL;
 }
 
-/* Who looks how old blocks are, or whose, finds none that another thread takes out meanwhile. */
-static void test_looks_locked(bool drop)
+/* With the lock held nothing of it happens. */
+static void check_locked(enum look what, struct gr_lock *held)
+{
+        pthread_t thread;
+
+        looked = false;
+        gr_lock(held);
+        pthread_create(&thread, NULL, look, &what);
+        for (int n = 0; n < 20 && !looked; n++)
+                usleep(500);
+        GR_CHECK(!looked);
+        GR_CHECK(gr_budget_cached(&core.host) == MIB && frees == 0);
+        gr_unlock(held);
+        pthread_join(thread, NULL);
+        GR_CHECK(gr_budget_cached(&core.host) == (what == LOOK_DECAY ? MIB : 0));
+}
+
+/* Who looks at cached blocks finds none that another thread takes out meanwhile. */
+static void test_looks_locked(void)
 {
         static const struct gr_config config = {
                 .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
-        pthread_t thread;
 
-        begin(&sg_driver, &config);
-        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-        if (drop)
-                gr_ledger_drop_context(&core.ledger, one, NULL); /* as whoever drops it does before */
-        looked = false;
-        gr_lock(&core.pinned.lock);
-        pthread_create(&thread, NULL, look, drop ? one : NULL);
-        for (int n = 0; n < 20 && !looked; n++)
-                usleep(1000);
-        GR_CHECK(!looked);
-        gr_unlock(&core.pinned.lock);
-        pthread_join(thread, NULL);
-        GR_CHECK(looked);
-        GR_CHECK(gr_budget_cached(&core.host) == (drop ? 0 : MIB));
-        end();
+        for (enum look what = 0; what < LOOKS; what++) {
+                begin(&sg_driver, &config);
+                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+                if (what == LOOK_DROP)
+                        gr_ledger_drop_context(&core.ledger, one, NULL); /* as whoever drops it does before */
+                check_locked(what, &core.pinned.lock);
+                end();
+        }
+}
+
+/* What goes back does so while nobody else waits for just that. */
+static void test_unpin_alone(void)
+{
+        static const enum look looks[] = {LOOK_RECLAIM, LOOK_DECAY_DUE, LOOK_ENDING};
+        static const struct gr_config config = {
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
+
+        for (int i = 0; i < 3; i++) {
+                begin(&sg_driver, &config);
+                GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+                check_locked(looks[i], &core.pinned.unpin_lock);
+                GR_CHECK(frees == 1);
+                end();
+        }
 }
 
 static void test_ladder(void)
@@ -801,8 +846,8 @@ int main(void)
         test_limit_in_capture();
         test_retry_alone();
         test_decay();
-        test_looks_locked(false);
-        test_looks_locked(true);
+        test_looks_locked();
+        test_unpin_alone();
         test_decay_due();
         test_oldest_first();
         test_ladder();

@@ -195,6 +195,12 @@ static void test_earned(bool alone)
         GR_CHECK_EQ(atomic_load(&device->spare_bytes), MIB);
         pairs(MIB / 2, 1);
         GR_CHECK_EQ(atomic_load(&device->spare_bytes), MIB + MIB / 2);
+
+        /* Where there is no room for one, the looks at other bins are saved for a while. */
+        atomic_fetch_add(&device->spare_bytes, 4096 * MIB / 256);
+        pairs(MIB / 4, 4);
+        GR_CHECK_EQ(gr_arena_own(context)->bins[gr_class_of(MIB / 4)].deaf, alone ? 0 : 64);
+        atomic_fetch_sub(&device->spare_bytes, 4096 * MIB / 256);
         finish();
 }
 
