@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include <utlist.h>
+
 #include "hash.h"
 #include "shim.h"
 
@@ -35,13 +37,21 @@ struct request {
         CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
 };
 
-/* Guards what follows; held across reading pools and, under a limit, across allocations. */
+/* Guards what follows; held across reading pools and, under a limit, across allocations. Before frees_lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools;
 static struct orphans orphans[GR_DEVICES_MAX];
 static uint64_t graph_charged_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
 static bool frees_lost; /* this driver counts what cuMemFree took from a pool as used for ever */
 
+/*
+ * Guards the frees in stream order that have begun. Held while a pool is destroyed: what begins then sees it gone, and
+ * what began before is found by the pool's end.
+ */
+static pthread_mutex_t frees_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_async_free *frees;
+
+static _Atomic bool pools_made;         /* the program made a pool, which it may destroy */
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
 static _Atomic unsigned orphan_devices; /* that have any */
 static _Atomic bool pools_seen;         /* a pool was seen, so there may be something to correct */
@@ -449,8 +459,10 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-        CUresult result = GR_REAL(cuMemPoolCreate, pool, props);
+        CUresult result;
 
+        atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before there is memory of it to free */
+        result = GR_REAL(cuMemPoolCreate, pool, props);
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 seen(*pool, &props->location, props->allocType);
         return result;
@@ -475,9 +487,48 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
         return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
+/* What the driver says of memory of a pool, where that is there or has been destroyed; false: it is none. */
+static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
+{
+        CUmemoryPool handle = NULL;
+        size_t bytes = 0;
+
+        if (gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
+            !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
+            gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
+            *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
+                return false;
+        *ret_pool = handle;
+        *ret_bytes = bytes;
+        return true;
+}
+
+/* frees_lock held. What of the frees that have begun is memory of the pool, which the driver still has as used. */
+static void find_frees(CUmemoryPool handle)
+{
+        for (struct gr_async_free *free = frees; free; free = free->next) {
+                CUmemoryPool its = NULL;
+
+                if (!is_pooled(free->ptr, &its, &free->found_device, &free->found_bytes) || its != handle)
+                        free->found_bytes = 0;
+        }
+}
+
+/* frees_lock held. The pool was destroyed, and what was found is left over until it is freed. */
+static void orphan_frees(void)
+{
+        for (struct gr_async_free *free = frees; free; free = free->next) {
+                if (free->found_bytes == 0)
+                        continue;
+                free->device = free->found_device;
+                free->orphan_bytes = free->found_bytes;
+        }
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
 {
         CUstreamCaptureMode mode;
+        uint64_t used_bytes;
         struct pool *pool;
         CUresult result;
 
@@ -486,18 +537,26 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         /* Locked meanwhile: a new pool may get the old one's handle. */
         pthread_mutex_lock(&lock);
         pool = known(handle);
+        pthread_mutex_lock(&frees_lock);
         if (pool) {
                 /* What is left then is what the program has, whatever the driver still counts as used. */
                 mode = gr_capture_relax();
                 if (gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(handle, 0);
-                settle(pool, 0);
+                /* Again where the driver took one of the frees in between: it counts as used, or is not left over. */
+                do {
+                        used_bytes = used(pool, 0);
+                        settle(pool, 0);
+                        find_frees(handle);
+                } while (used(pool, 0) != used_bytes);
                 gr_capture_restore(mode);
         }
         result = GR_REAL(cuMemPoolDestroy, handle);
         if (pool && result == CUDA_SUCCESS) {
-                uint64_t used_bytes = pool->charged_bytes - pool->idle_bytes, left = whole_pages(used_bytes);
+                uint64_t left;
 
+                used_bytes = pool->charged_bytes - pool->idle_bytes;
+                left = whole_pages(used_bytes);
                 if (pool->family == GR_FAMILY_HOST)
                         left = 0;
                 else if (left > pool->charged_bytes)
@@ -515,31 +574,18 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                                 atomic_fetch_add(&orphan_devices, 1);
                         orphan->charged_bytes += left;
                         orphan->used_bytes += used_bytes;
+                        orphan_frees();
                 }
                 HASH_DEL(pools, pool);
                 free(pool);
         }
+        pthread_mutex_unlock(&frees_lock);
         pthread_mutex_unlock(&lock);
         return result;
 }
 
-/* What the driver says of memory of a pool, where that is there or has been destroyed; false: it is none. */
-static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
-{
-        CUmemoryPool handle = NULL;
-        size_t bytes = 0;
-
-        if (gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
-            !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
-            gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
-            *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
-                return false;
-        *ret_pool = handle;
-        *ret_bytes = bytes;
-        return true;
-}
-
-uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device)
+/* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. */
+static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
 {
         CUmemoryPool handle;
         uint64_t bytes;
@@ -554,7 +600,7 @@ uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device)
         return bytes;
 }
 
-void gr_async_orphan_freed(int device, uint64_t bytes)
+static void orphan_freed(int device, uint64_t bytes)
 {
         struct orphans *orphan = &orphans[device];
         uint64_t keep;
@@ -574,6 +620,38 @@ void gr_async_orphan_freed(int device, uint64_t bytes)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
         pthread_mutex_unlock(&lock);
+}
+
+void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
+{
+        uint64_t bytes;
+        int device;
+
+        *free = (struct gr_async_free){.ptr = ptr};
+        free->noted = atomic_load_explicit(&pools_made, memory_order_relaxed);
+        if (!free->noted)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        DL_APPEND(frees, free);
+        pthread_mutex_unlock(&frees_lock);
+        bytes = orphan_of(ptr, &device);
+        if (bytes == 0)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        free->device = device;
+        free->orphan_bytes = bytes;
+        pthread_mutex_unlock(&frees_lock);
+}
+
+void gr_async_free_end(struct gr_async_free *free, CUresult result)
+{
+        if (!free->noted)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        DL_DELETE(frees, free);
+        pthread_mutex_unlock(&frees_lock);
+        if (result == CUDA_SUCCESS)
+                orphan_freed(free->device, free->orphan_bytes);
 }
 
 CUresult gr_async_free(CUdeviceptr ptr)
@@ -602,7 +680,7 @@ CUresult gr_async_free(CUdeviceptr ptr)
                 pool->lost_bytes += bytes;
         pthread_mutex_unlock(&lock);
         if (!pool)
-                gr_async_orphan_freed(device, bytes);
+                orphan_freed(device, bytes);
         return result;
 }
 

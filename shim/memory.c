@@ -195,8 +195,8 @@ static int give_back(void *arg, uint64_t ptr)
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {
         struct free_request request = {stream, real};
-        uint64_t orphan_bytes;
-        int saved_errno = errno, rc, device = 0;
+        struct gr_async_free freed;
+        int saved_errno = errno, rc;
         CUresult result;
 
         if (!real)
@@ -209,10 +209,9 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
         errno = saved_errno;
         if (rc != -ENOENT)
                 return gr_result(rc);
-        orphan_bytes = gr_async_orphan(dptr, &device);
+        gr_async_free_begin(&freed, dptr);
         result = real(dptr, stream);
-        if (result == CUDA_SUCCESS)
-                gr_async_orphan_freed(device, orphan_bytes);
+        gr_async_free_end(&freed, result);
         return result;
 }
 

@@ -295,9 +295,22 @@ void gr_async_trim_host(void);
  */
 CUresult gr_async_free(CUdeviceptr ptr);
 
-/* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. Then: it was freed. */
-uint64_t gr_async_orphan(CUdeviceptr ptr, int *ret_device);
-void gr_async_orphan_freed(int device, uint64_t bytes);
+/* A free in stream order that has begun; of async.c, the memory is the caller's until the end. */
+struct gr_async_free {
+        struct gr_async_free *prev, *next;
+        CUdeviceptr ptr;
+        uint64_t orphan_bytes; /* of a pool that was destroyed before the driver freed it; 0: none */
+        uint64_t found_bytes;  /* the same where its pool is just being destroyed */
+        int device, found_device;
+        bool noted; /* in the list of those that have begun */
+};
+
+/*
+ * Around the driver's cuMemFreeAsync, outside of captures, of what is not the library's: memory that outlived its pool
+ * is charged until here, also where the pool is destroyed in between.
+ */
+void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr);
+void gr_async_free_end(struct gr_async_free *free, CUresult result);
 
 /*
  * The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture.

@@ -1,15 +1,22 @@
 /*
- * Stream-ordered pools that keep what is freed, and are destroyed when all of it is: one thread frees by cuMemFree
- * while another one frees in stream order. Every line must be the same natively and under the library, also where its
- * limit has room for a few of the pools: a charge that one leaves behind is refused to a later one.
+ * Stream-ordered pools that keep what is freed, and are destroyed. Every line must be the same natively and under the
+ * library, also where its limit has room for a few of the pools: a charge that one leaves behind is refused to a later
+ * one.
  *
- *   pools     as a rule with GRSIM_LATENCY=cuMemFree_v2=...: the other thread is done while memory is freed
+ *   pools         When all is freed: one thread frees by cuMemFree while another one frees in stream order. As a rule
+ *                 with GRSIM_LATENCY=cuMemFree_v2=...: the other thread is done while memory is freed.
+ *   pools inside  While another thread is inside cuMemFreeAsync, of which the driver has done nothing yet. With
+ *                 GRSIM_LATENCY=cuMemFreeAsync=...: as long as the pool needs to be destroyed.
  */
 #include <cuda.h>
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { ROUNDS = 24, APART_US = 1000 };
@@ -38,6 +45,39 @@ static void *free_in_order(void *arg)
         return NULL;
 }
 
+static unsigned long (*call_count)(const char *symbol);
+
+static void *free_inside(void *arg)
+{
+        OK(cuCtxSetCurrent(context));
+        OK(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
+        return NULL;
+}
+
+/* One piece is freed as the pool ends, one later. */
+static void one_inside(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        unsigned long calls = call_count("cuMemFreeAsync");
+        CUdeviceptr meanwhile, later;
+        CUmemoryPool pool;
+        pthread_t thread;
+
+        OK(cuMemPoolCreate(&pool, &props));
+        OK(cuMemAllocFromPoolAsync(&meanwhile, piece_bytes, pool, stream));
+        OK(cuMemAllocFromPoolAsync(&later, piece_bytes, pool, stream));
+        OK(cuStreamSynchronize(stream));
+        if (pthread_create(&thread, NULL, free_inside, &meanwhile) != 0)
+                exit(EXIT_FAILURE);
+        while (call_count("cuMemFreeAsync") == calls)
+                sched_yield();
+        OK(cuMemPoolDestroy(pool));
+        pthread_join(thread, NULL);
+        OK(cuMemFreeAsync(later, stream));
+        OK(cuStreamSynchronize(stream));
+}
+
 static void one_round(void)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -61,9 +101,14 @@ static void one_round(void)
         OK(cuMemPoolDestroy(pool));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+        const bool inside = argc > 1 && !strcmp(argv[1], "inside");
         size_t before, after, total;
+
+        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        if (!call_count)
+                exit(EXIT_FAILURE);
 
         OK(cuInit(0));
         OK(cuDevicePrimaryCtxRetain(&context, 0));
@@ -72,7 +117,7 @@ int main(void)
         pthread_barrier_init(&begin, NULL, 2);
         OK(cuMemGetInfo(&before, &total));
         for (int i = 0; i < ROUNDS; i++)
-                one_round();
+                inside ? one_inside() : one_round();
         OK(cuMemGetInfo(&after, &total));
         printf("%d pools, %zu MiB left\n", ROUNDS, (before - after) >> 20);
         return EXIT_SUCCESS;
