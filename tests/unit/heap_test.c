@@ -761,7 +761,7 @@ static void test_many_holes(void)
 
 static void test_heap_trim(void)
 {
-        uint64_t a, b;
+        uint64_t a, b, c, d;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(7 * MIB);
@@ -777,6 +777,23 @@ static void test_heap_trim(void)
         GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), MIB);
         gpu_give(b, 3 * MIB);
+        gpu_settle();
+
+        /* One whose work is not done keeps none beside it, and nobody takes it for one of them. */
+        a = gpu_take(2 * MIB);
+        b = gpu_take(2 * MIB);
+        c = gpu_take(2 * MIB);
+        d = gpu_take(2 * MIB);
+        gpu_give(a, 2 * MIB);
+        gpu_give(c, 2 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gpu_give(b, 2 * MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(context->split.free_count, 1);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        gpu_give(d, 2 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -814,7 +831,7 @@ static uint64_t given;
 /* Once, in the thread that gives back. */
 static void stop(void)
 {
-        gpu_before_record = gpu_before_unmap = gpu_before_map = gpu_before_reserve = gpu_before_info = NULL;
+        memset(gpu_before, 0, sizeof(gpu_before));
         sem_post(&inside);
         sem_wait(&go_on);
 }
@@ -843,9 +860,9 @@ static void test_exported_alone(bool at_unmap)
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
         if (at_unmap)
-                gpu_before_unmap = stop;
+                gpu_before[GPU_UNMAP] = stop;
         else
-                gpu_before_record = stop;
+                gpu_before[GPU_RECORD] = stop;
         pthread_create(&thread, NULL, give_last, NULL);
         sem_wait(&inside);
         gr_lock(&split->lock);
@@ -864,8 +881,8 @@ static void test_exported_alone(bool at_unmap)
 
 struct deed {
         void *(*run)(void *);
-        void (**before)(void); /* the call of the driver's that it stops before; NULL: none */
-        bool (*held)(void);    /* whether it has changed nothing since */
+        enum gpu_call before; /* the call of the driver's that it stops before; GPU_CALLS: none */
+        bool (*held)(void);   /* whether it has changed nothing since */
 };
 
 /* What a thread does in a call of the driver's is followed by nothing as long as another one is at the split. */
@@ -875,14 +892,14 @@ static void check_held(const struct deed *deed, void *arg)
 
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
-        if (deed->before) {
-                *deed->before = stop;
+        if (deed->before < GPU_CALLS) {
+                gpu_before[deed->before] = stop;
                 pthread_create(&thread, NULL, deed->run, arg);
                 sem_wait(&inside);
         }
         gr_lock(&context->split.lock);
         GR_CHECK(deed->held());
-        if (!deed->before)
+        if (deed->before == GPU_CALLS)
                 pthread_create(&thread, NULL, deed->run, arg);
         sem_post(&go_on);
         for (int n = 0; n < 20 && deed->held(); n++)
@@ -912,6 +929,11 @@ static bool no_heap(void)
 static bool is_busy(void)
 {
         return context->split.busy == 1 && context->split.refused_bytes == 0;
+}
+
+static bool no_more(void)
+{
+        return gpu_device()->charged_bytes == 2 * MIB;
 }
 
 /* A heap is opened, a request maps what it lacks, or is refused it. */
@@ -968,24 +990,57 @@ static bool is_whole(void)
         return context->split.segment_count == 1 && context->split.segments[0]->first->state == GR_RANGE_USED;
 }
 
+static _Atomic bool asked;
+
+static void *would_help(void *arg)
+{
+        asked = !gr_split_would_help(context, 3 * MIB);
+        return arg;
+}
+
+static bool is_unasked(void)
+{
+        return !asked;
+}
+
+static void *take_segment(void *arg)
+{
+        *(uint64_t *)arg = gpu_take(4 * MIB);
+        return NULL;
+}
+
+static bool no_segment(void)
+{
+        return context->split.segment_count == 0;
+}
+
 static void test_held(void)
 {
         uint64_t a, b, c;
 
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        check_held(&(struct deed){would_help, GPU_CALLS, is_unasked}, NULL);
+        gpu.reserve_refused = true;
+        check_held(&(struct deed){take_segment, GPU_ALLOC, no_segment}, &a);
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu_take(3 * MIB);
         gpu_forget();
-        check_held(&(struct deed){drop, NULL, is_whole}, NULL);
+        check_held(&(struct deed){drop, GPU_CALLS, is_whole}, NULL);
         gpu_end();
 
-        test_grow_held(&(struct deed){grow, &gpu_before_reserve, no_heap}, false);
-        test_grow_held(&(struct deed){grow, &gpu_before_map, is_busy}, false);
-        test_grow_held(&(struct deed){grow, &gpu_before_info, is_busy}, true);
+        test_grow_held(&(struct deed){grow, GPU_RESERVE, no_heap}, false);
+        test_grow_held(&(struct deed){grow, GPU_MAP, is_busy}, false);
+        test_grow_held(&(struct deed){grow, GPU_INFO, is_busy}, true);
+        test_grow_held(&(struct deed){grow, GPU_CLOCK, no_more}, false); /* asks what was refused */
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(8 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
-        check_held(&(struct deed){give_shared, &gpu_before_unmap, is_at_work}, &a);
+        check_held(&(struct deed){give_shared, GPU_UNMAP, is_at_work}, &a);
         gpu_settle();
         gpu_end();
 
@@ -995,7 +1050,7 @@ static void test_held(void)
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
-        check_held(&(struct deed){take_moved, &gpu_before_map, no_ghosts}, &c);
+        check_held(&(struct deed){take_moved, GPU_MAP, no_ghosts}, &c);
         gpu_give(b, 2 * MIB);
         gpu_give(c, 120 * MIB);
         gpu_settle();

@@ -320,6 +320,10 @@ static void test_many(void)
         pairs(65536, 100 * MOST);
         GR_CHECK(sg_counter(&core, GR_STAT_barriers) - before <= 101);
         GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
+
+        /* Or a quarter of what all may have, in bytes. */
+        pairs(MIB, MOST * MOST / 2);
+        GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]), 64);
         finish();
 }
 

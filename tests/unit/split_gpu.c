@@ -112,12 +112,19 @@ WATCH static void mark_unused(size_t units)
                 atomic_store_explicit(&gpu.last[i], 0, memory_order_relaxed);
 }
 
+static void before(enum gpu_call call)
+{
+        if (gpu_before[call])
+                gpu_before[call]();
+}
+
 static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
 {
         size_t pages = (bytes + GR_PAGE_BYTES - 1) / GR_PAGE_BYTES, run = 0;
         int rc = -ENOMEM;
 
         (void)handle;
+        before(GPU_ALLOC);
         pthread_mutex_lock(&gpu.lock);
         if (gr_is_small(bytes) && gpu.slab_next % GR_PAGE_BYTES &&
             gpu.slab_next % GR_PAGE_BYTES + bytes <= GR_PAGE_BYTES) {
@@ -162,8 +169,7 @@ static void give_back(uint64_t ptr, uint32_t done)
 static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
 {
         (void)handle;
-        if (gpu_before_reserve)
-                gpu_before_reserve();
+        before(GPU_RESERVE);
         if (gpu.reserve_refused)
                 return -ENOMEM;
         pthread_mutex_lock(&gpu.lock);
@@ -205,8 +211,7 @@ static int mem_map(void *handle, int ordinal, uint64_t ptr, size_t bytes, uint64
         bool fails, fresh = *memory == 0;
 
         (void)ordinal;
-        if (gpu_before_map)
-                gpu_before_map();
+        before(GPU_MAP);
         if (bytes == 0 || (bytes | ptr) % GR_PAGE_BYTES)
                 bad("no whole pages are mapped", ptr);
         pthread_mutex_lock(&gpu.lock);
@@ -236,8 +241,7 @@ static int mem_unmap(void *handle, uint64_t ptr, size_t bytes, uint64_t memory)
         uint32_t done = atomic_load(&gpu.done);
 
         (void)handle;
-        if (gpu_before_unmap)
-                gpu_before_unmap();
+        before(GPU_UNMAP);
         if (gpu.unmap_refused)
                 return -EIO;
         for (uint64_t at = ptr; at < ptr + bytes; at += GR_PAGE_BYTES) {
@@ -286,8 +290,7 @@ static int mem_release(void *handle, const uint64_t *ptrs, size_t count, size_t 
 static int mem_info(void *handle, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
         (void)handle;
-        if (gpu_before_info)
-                gpu_before_info();
+        before(GPU_INFO);
         *ret_free_bytes = 0;
         pthread_mutex_lock(&gpu.lock);
         for (size_t i = 0; i < GPU_PAGES; i++)
@@ -365,8 +368,7 @@ static void check_capture(void)
 static int context_record(void *handle, void *event)
 {
         (void)handle;
-        if (gpu_before_record)
-                gpu_before_record();
+        before(GPU_RECORD);
         check_capture();
         *(uint32_t *)event = atomic_load(&gpu.submitted);
         return 0;
@@ -403,6 +405,7 @@ static int trim_pools(void *handle, int device)
 
 static uint64_t now_ns(void)
 {
+        before(GPU_CLOCK);
         return atomic_fetch_add(&gpu.now_ns, 1000);
 }
 
@@ -548,8 +551,7 @@ uint64_t gpu_random(uint64_t *seed)
 }
 
 unsigned gpu_wakes;
-void (*gpu_before_record)(void), (*gpu_before_unmap)(void), (*gpu_before_map)(void), (*gpu_before_reserve)(void),
-        (*gpu_before_info)(void);
+void (*gpu_before[GPU_CALLS])(void);
 
 void gpu_wake(struct gr_core *woken)
 {

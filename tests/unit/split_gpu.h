@@ -80,9 +80,9 @@ void gpu_sleep(uint64_t ns);
 void gpu_forget(void);
 uint64_t gpu_free_bytes(void);
 
-/* Called before the driver does so, where it is set. */
-extern void (*gpu_before_record)(void), (*gpu_before_unmap)(void), (*gpu_before_map)(void), (*gpu_before_reserve)(void),
-        (*gpu_before_info)(void);
+/* Called before the driver does so, or says the time, where it is set. */
+enum gpu_call { GPU_RECORD, GPU_UNMAP, GPU_MAP, GPU_RESERVE, GPU_ALLOC, GPU_INFO, GPU_CLOCK, GPU_CALLS };
+extern void (*gpu_before[GPU_CALLS])(void);
 
 /* For core.wake: counts. */
 extern unsigned gpu_wakes;

@@ -7,6 +7,7 @@
 #include "split.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -619,6 +620,29 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
         sem_destroy(&handover.back);
 }
 
+/* What the C library has given is given back in the end, each time the same. */
+static void test_left(void)
+{
+        size_t last = 0, bytes = 0;
+        uint64_t a, small;
+
+        for (int i = 0; i < 12; i++) { /* the first ones fill what malloc keeps itself */
+                struct mallinfo2 info;
+
+                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = gpu_take(3 * MIB);
+                small = gpu_take(100 * KIB);
+                gpu_give(a, 3 * MIB);
+                gpu_give(small, 100 * KIB);
+                gpu_settle();
+                gpu_end();
+                info = mallinfo2();
+                last = bytes;
+                bytes = info.uordblks + info.hblkhd;
+        }
+        GR_CHECK_EQ(bytes, last);
+}
+
 static void test_all(void)
 {
         test_least();
@@ -682,6 +706,7 @@ int main(int argc, char **argv)
                 test_cut_and_merge();
                 test_growth();
         }
+        test_left();
         test_all();
         test_barred();
         gpu_close();
