@@ -998,6 +998,33 @@ static void *would_help(void *arg)
         return arg;
 }
 
+static void *is_empty(void *arg)
+{
+        asked = gr_split_empty(context);
+        return arg;
+}
+
+static void *unneeded(void *arg)
+{
+        asked = gr_split_unneeded(context) == 0;
+        return arg;
+}
+
+static void *look_up(void *arg)
+{
+        struct gr_split_place place;
+
+        asked = gr_split_find(&core, *(uint64_t *)arg, &place) == 0;
+        return NULL;
+}
+
+static void *put(void *arg)
+{
+        gpu_give(*(uint64_t *)arg, 3 * MIB);
+        asked = true;
+        return NULL;
+}
+
 static bool is_unasked(void)
 {
         return !asked;
@@ -1019,7 +1046,17 @@ static void test_held(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        check_held(&(struct deed){would_help, GPU_CALLS, is_unasked}, NULL);
+        a = gpu_take(3 * MIB); /* of two pages */
+        for (int i = 0; i < 5; i++) {
+                void *(*const deeds[])(void *) = {would_help, is_empty, unneeded, look_up, put};
+
+                asked = false;
+                check_held(&(struct deed){deeds[i], GPU_CALLS, is_unasked}, &a);
+        }
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gpu.reserve_refused = true;
         check_held(&(struct deed){take_segment, GPU_ALLOC, no_segment}, &a);
         gpu_give(a, 4 * MIB);
