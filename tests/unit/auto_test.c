@@ -423,7 +423,7 @@ static void test_quick_ends(void)
 }
 
 /* What is done with quick lists, each by a thread that has to wait for them. */
-enum deed { ADOPT, TAKE, TAKE_SHORT, PUT, MERGE, DEEDS };
+enum deed { ADOPT, TAKE, TAKE_SHORT, PUT, MERGE, MERGE_SPLIT, DEEDS };
 
 struct waiter {
         enum deed deed;
@@ -453,6 +453,7 @@ static void *do_deed(void *arg)
                 GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(&context->fence, 6 * MIB), false, &much), 0);
                 break;
         case MERGE:
+        case MERGE_SPLIT:
         case DEEDS:
                 gr_split_settle(context);
                 break;
@@ -461,7 +462,8 @@ static void *do_deed(void *arg)
         return NULL;
 }
 
-/* Quick lists, and what the short way may take back, change under the lock that a free takes, and not beside it. */
+/* Quick lists, and what the short way may take back, change under the lock that a free takes, and not beside it; they
+ * are merged under split's as well. */
 static void test_quick_locked(void)
 {
         for (enum deed deed = 0; deed < DEEDS; deed++) {
@@ -481,7 +483,10 @@ static void test_quick_locked(void)
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);
                 }
                 count = context->quick.count;
-                gr_arena_lock(&context->first_arena);
+                if (deed == MERGE_SPLIT)
+                        gr_lock(&context->split.lock);
+                else
+                        gr_arena_lock(&context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, do_deed, &waiter), 0);
                 while (!atomic_load(&waiter.begun))
                         usleep(1000);
@@ -491,7 +496,10 @@ static void test_quick_locked(void)
                 GR_CHECK_EQ(context->quick.count, count);
                 if (deed == ADOPT)
                         GR_CHECK_EQ(atomic_load(&waiter.block->state), GR_BLOCK_CACHED);
-                gr_arena_unlock(&context->first_arena);
+                if (deed == MERGE_SPLIT)
+                        gr_unlock(&context->split.lock);
+                else
+                        gr_arena_unlock(&context->first_arena);
                 pthread_join(thread, NULL);
                 switch (deed) {
                 case ADOPT:
@@ -512,6 +520,7 @@ static void test_quick_locked(void)
                         GR_CHECK_EQ(context->quick.count, 2);
                         break;
                 case MERGE:
+                case MERGE_SPLIT:
                 case DEEDS:
                         GR_CHECK_EQ(context->quick.count, 0);
                         break;
