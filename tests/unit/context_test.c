@@ -395,6 +395,24 @@ static void test_end_waits(bool capturing)
         finish();
 }
 
+/* One that is alone has nobody's blocks in use: the driver waits for its work itself. */
+static void test_end_alone(void)
+{
+        struct gr_context *goes, *gone;
+
+        start();
+        gone = gr_context_add(&core, sg_context_new(0), 0);
+        goes = gr_context_add(&core, sg_context_new(1), 1);
+        sg_context_destroy(gone->handle);
+        gr_context_drop(gone);
+        sg_work(goes->handle, 0, 0, 5 * SG_MS);
+        gr_context_ending(goes);
+        GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC) + sg_calls(SG_CONTEXT_DRAIN), 0);
+        sg_context_destroy(goes->handle);
+        gr_context_drop(goes);
+        finish();
+}
+
 static void *new_handle;
 
 static void *add_new(void *arg)
@@ -487,6 +505,7 @@ int main(void)
         test_may_end_twice();
         test_end_waits(false);
         test_end_waits(true);
+        test_end_alone();
         test_add_at_once();
         test_will_wait();
         test_add_and_find();

@@ -1,7 +1,9 @@
 /* Memory that the pool does not serve: charged, refused, given room by the ladder, remembered, and gone with its owner.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "log.h"
@@ -75,7 +77,9 @@ static void test_limit(void)
         GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 0);
         GR_CHECK(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, allocate, NULL) == 0);
         atomic_store(&core.host.hard_bytes, 6 * MIB);
+        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2);
         GR_CHECK_EQ(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
+        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 3);
         gr_foreign_uncharge(&core.host, GR_FAMILY_HOST, 5 * MIB);
         GR_CHECK_EQ(atomic_load(&core.host.charged_bytes), 0);
         finish(0);
@@ -186,6 +190,53 @@ static void test_idle(void)
         finish(0);
 }
 
+static int owner_of_all;
+
+static void *add_one(void *arg)
+{
+        (void)arg;
+        gr_foreign_add(&core, device, GR_FAMILY_MAPPED, 2, &owner_of_all, MIB);
+        return NULL;
+}
+
+static void *take_one(void *arg)
+{
+        (void)arg;
+        gr_foreign_settle(&core, gr_foreign_take(&core, GR_FAMILY_MAPPED, 1), 1);
+        return NULL;
+}
+
+static void *drop_all(void *arg)
+{
+        (void)arg;
+        gr_foreign_drop_owner(&core, &owner_of_all);
+        return NULL;
+}
+
+/* While one thread is at the entries the others wait. */
+static void test_one_at_a_time(void)
+{
+        static void *(*const others[])(void *) = {add_one, take_one, drop_all};
+        static const unsigned left[] = {2, 1, 0};
+        pthread_t thread;
+
+        start();
+        gr_budget_force(device, GR_FAMILY_MAPPED, 2 * MIB);
+        gr_foreign_add(&core, device, GR_FAMILY_MAPPED, 1, &owner_of_all, MIB);
+        for (int i = 0; i < 3; i++) {
+                unsigned before = HASH_COUNT(core.foreign.entries);
+
+                gr_lock(&core.foreign.lock);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, others[i], NULL), 0);
+                usleep(20000);
+                GR_CHECK_EQ(HASH_COUNT(core.foreign.entries), before);
+                gr_unlock(&core.foreign.lock);
+                pthread_join(thread, NULL);
+                GR_CHECK_EQ(HASH_COUNT(core.foreign.entries), left[i]);
+        }
+        finish(0);
+}
+
 int main(void)
 {
         test_limit();
@@ -193,5 +244,6 @@ int main(void)
         test_ladder();
         test_ledger();
         test_idle();
+        test_one_at_a_time();
         return GR_CHECK_RESULT();
 }

@@ -395,8 +395,15 @@ static void test_order(void)
         finish();
 }
 
+static void *register_one(void *reclaimable)
+{
+        return (void *)(intptr_t)gr_reclaimable_register(&core, reclaimable);
+}
+
 static void test_registry(void)
 {
+        pthread_t thread;
+        void *rc;
         static struct gr_reclaimable many[GR_RECLAIMABLES_MAX + 1];
 
         start();
@@ -407,6 +414,50 @@ static void test_registry(void)
         GR_CHECK_EQ(gr_reclaimable_register(&core, &many[GR_RECLAIMABLES_MAX]), -ENOSPC);
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[3]), 0);
         GR_CHECK_EQ(gr_reclaimable_register(&core, &many[GR_RECLAIMABLES_MAX]), 0);
+
+        /* Not beside another thread that looks at the slots. */
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[4]), 0);
+        gr_lock(&core.registry.lock);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, register_one, &many[4]), 0);
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        GR_CHECK(!core.registry.slots[4].entry);
+        gr_unlock(&core.registry.lock);
+        pthread_join(thread, &rc);
+        GR_CHECK(!rc && core.registry.slots[4].entry == &many[4]);
+        finish();
+}
+
+static struct gr_reclaimable_slot *posted;
+
+static bool post(void (*work)(void *arg), void *arg)
+{
+        (void)work;
+        posted = arg;
+        return true;
+}
+
+/* The run ends, and at once another thread has the next one begin. */
+static void sleep_and_follow(uint64_t ns)
+{
+        sg_driver.sleep_ns(ns);
+        posted->runs++;
+}
+
+/* One run is waited for, not those that follow it. */
+static void test_one_run(void)
+{
+        static struct gr_reclaimable busy = {.name = "busy", .purge = let_go, .apart = true};
+        static struct gr_driver driver;
+
+        driver = sg_driver;
+        driver.sleep_ns = sleep_and_follow;
+        start_with(&driver, GR_REUSE_AUTO);
+        core.registry.apart = post;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &busy), 0);
+        GR_CHECK_EQ(gr_reclaimables_run(&core, false, 0, MIB, 0), 1);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
+        posted->running = false;
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &busy), 0);
         finish();
 }
 
@@ -1192,6 +1243,7 @@ int main(void)
         test_in_order();
         test_order();
         test_registry();
+        test_one_run();
         test_failing_hooks();
         test_reentrant_hook();
         test_capture();

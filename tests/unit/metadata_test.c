@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "shard.h"
@@ -132,10 +134,32 @@ static void test_again(void)
         GR_CHECK(usage.ru_maxrss < 1 << 20); /* KiB; a sanitizer keeps some of it */
 }
 
+/* Where the system has no memory left that is said. */
+static void test_none_left(void)
+{
+        struct rlimit most = {0};
+        int status;
+        pid_t pid;
+
+        if (!GR_METADATA_IN_CHUNKS)
+                return;
+        pid = fork();
+        if (pid == 0) {
+                setrlimit(RLIMIT_AS, &most);
+                for (size_t i = 0; i < 1 << 20; i++)
+                        if (!gr_metadata_alloc(4096))
+                                _exit(0);
+                _exit(1);
+        }
+        GR_CHECK(waitpid(pid, &status, 0) == pid);
+        GR_CHECK_EQ(status, 0);
+}
+
 int main(void)
 {
         test_pieces();
         test_again();
         test_huge();
+        test_none_left();
         return GR_CHECK_RESULT();
 }

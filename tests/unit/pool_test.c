@@ -1,7 +1,9 @@
 #include <errno.h>
+#include <pthread.h>
 
 #include "check.h"
 #include "log.h"
+#include "metadata.h"
 #include "pool.h"
 #include "scripted.h"
 #include "trim.h"
@@ -165,9 +167,16 @@ static void test_best_fit(void)
         finish();
 }
 
+static void *free_elsewhere(void *ptr)
+{
+        free_ok(*(uint64_t *)ptr);
+        return NULL;
+}
+
 static void test_modes(void)
 {
         uint64_t a, b;
+        pthread_t thread;
 
         /* Barrier: at once, behind the work on the GPU, which goes on. */
         start(GR_REUSE_BARRIER);
@@ -213,6 +222,20 @@ static void test_modes(void)
         free_ok(a);
         b = alloc(4 * MIB);
         sg_work(context->handle, 0, b, SG_MS);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
+        finish();
+
+        /* Also a large one, of a class with many sizes, and one that another thread freed into bins of its own. */
+        start(GR_REUSE_AUTO);
+        a = alloc(100 * MIB);
+        sg_work(context->handle, 0, a, 100 * SG_MS);
+        free_ok(a);
+        GR_CHECK_EQ(alloc(99 * MIB), a);
+        b = alloc(4 * MIB);
+        sg_work(context->handle, 0, b, 100 * SG_MS);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, free_elsewhere, &b), 0);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(alloc(4 * MIB), b);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
         finish();
 
@@ -373,6 +396,7 @@ static int refuse(void *arg, uint64_t ptr)
 static void test_free_in_order(void)
 {
         uint64_t a, b, gone = 0, other = 0;
+        void *next[4];
 
         start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
         atomic_store(&device->hard_bytes, 32 * MIB);
@@ -407,10 +431,15 @@ static void test_free_in_order(void)
         /* Without a limit nobody asks when it is there. */
         context = gr_context_add(&core, sg_context_new(0), 0);
         atomic_store(&device->hard_bytes, GR_UNLIMITED);
-        a = alloc(20 * MIB);
-        GR_CHECK(sg_disown(a));
-        GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &gone), 0);
-        GR_CHECK_EQ(sg_driver.mem_free(a), 0);
+        for (int i = 0; i < 4; i++) {
+                a = alloc(20 * MIB);
+                GR_CHECK(sg_disown(a));
+                GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &gone), 0);
+                GR_CHECK_EQ(sg_driver.mem_free(a), 0);
+                next[i] = gr_block_new(); /* what was freed last */
+                gr_block_free(next[i]);
+                GR_CHECK(!GR_METADATA_IN_CHUNKS || next[i] == next[0]); /* so each went back */
+        }
         finish();
 }
 
@@ -629,12 +658,6 @@ static void test_soft_limit(void)
         free_ok(blocks[0]);
         free_ok(live);
         finish();
-}
-
-static void *free_elsewhere(void *ptr)
-{
-        free_ok(*(uint64_t *)ptr);
-        return NULL;
 }
 
 /*

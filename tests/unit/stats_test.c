@@ -1,6 +1,8 @@
 #include <ctype.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "pool.h"
@@ -17,6 +19,7 @@ static void keep(const char *piece, size_t piece_bytes, void *arg)
 {
         GR_CHECK(arg == &core);
         GR_CHECK(length + piece_bytes < sizeof(text));
+        GR_CHECK(memchr(piece, '\0', piece_bytes) == NULL);
         memcpy(text + length, piece, piece_bytes);
         length += piece_bytes;
         text[length] = '\0';
@@ -113,12 +116,20 @@ static uint64_t value_of(const char *name)
 
 static void test_empty(void)
 {
+        char version[600];
+
         sg_reset(64 * MIB);
         gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         check_json();
         text_now();
         GR_CHECK_EQ(value_of("schema"), GR_STATS_SCHEMA);
         GR_CHECK(strstr(json_now(), "\"version\":\"1.2.3\"") != NULL);
+        /* A piece that is too long is cut. */
+        memset(version, 'v', sizeof(version));
+        version[sizeof(version) - 1] = '\0';
+        length = 0;
+        gr_stats_json(&core, version, keep, &core);
+        GR_CHECK(strstr(text, "vvvv") != NULL);
         gr_core_destroy(&core);
 }
 
@@ -195,6 +206,23 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "25.00%") != NULL); /* 64 of 256 MiB of the card are taken */
         GR_CHECK(strstr(text, "8.000 MiB live, 8.000 MiB cached") != NULL);
         GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
+        /* No line of what there is none of. */
+        GR_CHECK(strstr(text, "ladder,") == NULL);
+        GR_CHECK(strstr(text, "host memory") == NULL);
+        GR_CHECK(strstr(text, "beside it") == NULL && strstr(text, "of it") == NULL);
+        GR_CHECK(strstr(text, "device 1") == NULL);
+        GR_CHECK(strstr(text, ": 0 B") == NULL && strstr(text, ": 0\n") == NULL);
+
+        /* What the driver took by itself is told once: as last seen, or as charged where that is done. */
+        atomic_store(&core.devices[0].own_bytes, 5 * MIB);
+        atomic_store(&core.devices[0].spilled_bytes, 7 * MIB);
+        GR_CHECK(strstr(text_now(), "beside it the driver's own memory: 5.000 MiB\n") != NULL);
+        GR_CHECK(strstr(text, "in host memory: 7.000 MiB\n") != NULL);
+        gr_budget_force(&core.devices[0], GR_FAMILY_DRIVER, 6 * MIB);
+        GR_CHECK(strstr(text_now(), "the driver's own memory: 6.000 MiB\n") != NULL);
+        GR_CHECK(strstr(text, "5.000 MiB") == NULL);
+        gr_budget_uncharge(&core.devices[0], GR_FAMILY_DRIVER, 6 * MIB);
+        atomic_store(&core.devices[0].spilled_bytes, 0);
 
         GR_CHECK_EQ(gr_budget_charge(&core.host, GR_FAMILY_HOST, 3 * MIB), 0);
         gr_budget_cache(&core.host, MIB);
@@ -238,6 +266,35 @@ static void test_small(void)
         gr_core_destroy(&core);
 }
 
+static void *ask_slab_bytes(void *arg)
+{
+        struct gr_device *device = arg;
+
+        return (void *)(uintptr_t)gr_pool_slab_bytes(&core, device);
+}
+
+/* What is changed together is read together: whoever asks meanwhile waits. */
+static void test_together(void)
+{
+        struct gr_device *device = &core.devices[0];
+        pthread_t thread;
+        void *found;
+
+        sg_reset(256 * MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_lock(&device->slabs_lock);
+        device->slab_count = 1;
+        GR_CHECK_EQ(pthread_create(&thread, NULL, ask_slab_bytes, device), 0);
+        usleep(20000);
+        atomic_store(&device->slab_rest_bytes, 2 * MIB);
+        gr_unlock(&device->slabs_lock);
+        pthread_join(thread, &found);
+        GR_CHECK_EQ((uintptr_t)found, 2 * MIB);
+        atomic_store(&device->slab_rest_bytes, 0);
+        device->slab_count = 0;
+        gr_core_destroy(&core);
+}
+
 int main(void)
 {
         test_checker();
@@ -245,5 +302,6 @@ int main(void)
         test_names();
         test_figures();
         test_small();
+        test_together();
         return GR_CHECK_RESULT();
 }
