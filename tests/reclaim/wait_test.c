@@ -464,6 +464,13 @@ static void test_early_share(void)
                 GR_CHECK_EQ(purged.calls, 1);
                 GR_CHECK(!core.early.fruitful); /* it freed nothing */
                 GR_CHECK_EQ(core.early.fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
+
+                /* Nothing of nothing is no fruit either. */
+                GR_CHECK_EQ(sg_free(&core, live), 0);
+                sg_advance(10000 * SG_MS);
+                gr_early_run(context);
+                GR_CHECK_EQ(purged.calls, 2);
+                GR_CHECK(!core.early.fruitful);
                 finish();
         }
 }

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "budget.h"
 #include "check.h"
@@ -124,6 +125,37 @@ static void test_limit_full_of_slabs(void)
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(device.slab_count, 0);
         GR_CHECK_EQ(atomic_load(&device.slab_rest_bytes), 0);
+        gr_budget_destroy(&device);
+}
+
+static void *ask_for_little(void *arg)
+{
+        uint64_t reserved;
+
+        (void)arg;
+        return (void *)(intptr_t)gr_budget_reserve(&device, 512, &reserved);
+}
+
+/* Room in a slab that is about to go, as it is between two figures, is none. */
+static void test_slab_between(void)
+{
+        pthread_t thread;
+        void *rc;
+
+        start(PAGE);
+        GR_CHECK_EQ(take(BASE, MIB), 0);
+        GR_CHECK_EQ(take(BASE + MIB, MIB), 0);
+        gr_lock(&device.slabs_lock);
+        atomic_fetch_add(&device.slab_rest_bytes, MIB);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, ask_for_little, NULL), 0);
+        usleep(20000);
+        atomic_fetch_sub(&device.slab_rest_bytes, MIB);
+        gr_unlock(&device.slabs_lock);
+        pthread_join(thread, &rc);
+        GR_CHECK_EQ((intptr_t)rc, -EDQUOT);
+        gr_budget_release(&device, BASE, MIB);
+        gr_budget_release(&device, BASE + MIB, MIB);
+        GR_CHECK_EQ(charged(), 0);
         gr_budget_destroy(&device);
 }
 
@@ -386,6 +418,7 @@ int main(void)
         test_large();
         test_other_size();
         test_limit_full_of_slabs();
+        test_slab_between();
         test_slab_model();
         test_threads();
         test_share_and_excess();

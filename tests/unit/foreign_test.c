@@ -1,6 +1,7 @@
 /* Memory that the pool does not serve: charged, refused, given room by the ladder, remembered, and gone with its owner.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -114,6 +115,7 @@ static void test_imported(void)
 /* The cache makes room, both where the limit and where the driver says no. */
 static void test_ladder(void)
 {
+        struct gr_context *other;
         uint64_t ptr;
 
         start();
@@ -123,6 +125,19 @@ static void test_ladder(void)
         GR_CHECK_EQ(charge(30 * MIB), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         gr_foreign_uncharge(device, GR_FAMILY_MAPPED, 30 * MIB);
+
+        /* The cache of the device that is short, whichever context asks. */
+        other = gr_context_add(&core, sg_context_new(1), 1);
+        for (int i = 0; i < 2; i++) {
+                GR_CHECK_EQ(sg_alloc(context, 24 * MIB, &ptr), 0);
+                GR_CHECK_EQ(sg_free(&core, ptr), 0);
+                GR_CHECK_EQ(
+                        gr_foreign_charge(&core, device, i ? other : NULL, GR_FAMILY_MAPPED, 30 * MIB, allocate, NULL),
+                        0);
+                gr_foreign_uncharge(device, GR_FAMILY_MAPPED, 30 * MIB);
+        }
+        GR_CHECK(gr_climber(&core, device, other) == context && gr_climber(&core, other->device, other) == other);
+        GR_CHECK(!gr_climber(&core, &core.host, other));
 
         elsewhere.rc = -ENOMEM;
         elsewhere.calls = 0;
@@ -168,6 +183,44 @@ static void test_ledger(void)
         gr_foreign_drop_owner(&core, NULL); /* no context: owns nothing */
         GR_CHECK_EQ(family_bytes(GR_FAMILY_MAPPED), 2 * MIB);
         finish(2 * MIB);
+}
+
+/* Bytes that the C library has handed out, where it tells. */
+static size_t taken_bytes(void)
+{
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+        return mallinfo2().uordblks;
+#else
+        return 0;
+#endif
+}
+
+static void add(uint64_t handle)
+{
+        gr_budget_force(device, GR_FAMILY_MAPPED, MIB);
+        gr_foreign_add(&core, device, GR_FAMILY_MAPPED, handle, &core, MIB);
+}
+
+/* However an entry goes, its memory goes, too. None is none. */
+static void test_nothing_is_lost(void)
+{
+        size_t before = 0;
+
+        start();
+        for (int i = 0; i < 40; i++) {
+                add(1);
+                gr_foreign_settle(&core, gr_foreign_take(&core, GR_FAMILY_MAPPED, 1), 1);
+                add(1);
+                add(1);
+                add(2);
+                gr_foreign_drop_owner(&core, &core);
+                gr_foreign_settle(&core, NULL, i % 2);
+                if (i == 0)
+                        before = taken_bytes();
+        }
+        GR_CHECK_EQ(taken_bytes(), before);
+        finish(0);
+        GR_CHECK(!family_bytes(GR_FAMILY_MAPPED));
 }
 
 /* What the driver's pools hold for nobody is free to the program, and never more than there is. */
@@ -244,6 +297,7 @@ int main(void)
         test_ladder();
         test_ledger();
         test_idle();
+        test_nothing_is_lost();
         test_one_at_a_time();
         return GR_CHECK_RESULT();
 }
