@@ -148,7 +148,7 @@ static void test_slab_between(void)
         gr_lock(&device.slabs_lock);
         atomic_fetch_add(&device.slab_rest_bytes, MIB);
         GR_CHECK_EQ(pthread_create(&thread, NULL, ask_for_little, NULL), 0);
-        usleep(20000);
+        usleep(50000);
         atomic_fetch_sub(&device.slab_rest_bytes, MIB);
         gr_unlock(&device.slabs_lock);
         pthread_join(thread, &rc);

@@ -281,7 +281,7 @@ static void test_one_at_a_time(void)
 
                 gr_lock(&core.foreign.lock);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, others[i], NULL), 0);
-                usleep(20000);
+                usleep(50000);
                 GR_CHECK_EQ(HASH_COUNT(core.foreign.entries), before);
                 gr_unlock(&core.foreign.lock);
                 pthread_join(thread, NULL);

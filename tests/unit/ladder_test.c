@@ -419,7 +419,7 @@ static void test_registry(void)
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[4]), 0);
         gr_lock(&core.registry.lock);
         GR_CHECK_EQ(pthread_create(&thread, NULL, register_one, &many[4]), 0);
-        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
         GR_CHECK(!core.registry.slots[4].entry);
         gr_unlock(&core.registry.lock);
         pthread_join(thread, &rc);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "metadata.h"
 #include "pool.h"
 #include "scripted.h"
 #include "stats.h"
@@ -206,6 +207,8 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "25.00%") != NULL); /* 64 of 256 MiB of the card are taken */
         GR_CHECK(strstr(text, "8.000 MiB live, 8.000 MiB cached") != NULL);
         GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
+        GR_CHECK(strstr(json_now(), "\"host\":") == NULL); /* no device's */
+        text_now();
         /* No line of what there is none of. */
         GR_CHECK(strstr(text, "ladder,") == NULL);
         GR_CHECK(strstr(text, "host memory") == NULL);
@@ -229,9 +232,11 @@ static void test_figures(void)
         GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
         GR_CHECK_EQ(value_of("host_cached_bytes"), MIB);
 
-        /* A second device is a second entry. */
+        /* A second device is a second entry; what is free of it is not known. */
         atomic_store(&core.devices[5].total_bytes, MIB);
         check_json();
+        GR_CHECK(strstr(text_now(), "device 5: use of the card unknown\n") != NULL);
+        GR_CHECK(strstr(text, "device 5: effective") == NULL && strstr(text, "device 0: use of") == NULL);
         GR_CHECK(strstr(json_now(), ",{\"device\":5,") != NULL);
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
@@ -273,10 +278,18 @@ static void *ask_slab_bytes(void *arg)
         return (void *)(uintptr_t)gr_pool_slab_bytes(&core, device);
 }
 
+static void *ask_hits(void *arg)
+{
+        (void)arg;
+        return (void *)(uintptr_t)value_of("hits");
+}
+
 /* What is changed together is read together: whoever asks meanwhile waits. */
 static void test_together(void)
 {
         struct gr_device *device = &core.devices[0];
+        struct gr_context *context;
+        struct gr_arena *arena;
         pthread_t thread;
         void *found;
 
@@ -285,13 +298,32 @@ static void test_together(void)
         gr_lock(&device->slabs_lock);
         device->slab_count = 1;
         GR_CHECK_EQ(pthread_create(&thread, NULL, ask_slab_bytes, device), 0);
-        usleep(20000);
+        usleep(50000);
         atomic_store(&device->slab_rest_bytes, 2 * MIB);
         gr_unlock(&device->slabs_lock);
         pthread_join(thread, &found);
         GR_CHECK_EQ((uintptr_t)found, 2 * MIB);
         atomic_store(&device->slab_rest_bytes, 0);
         device->slab_count = 0;
+
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        arena = gr_metadata_alloc(sizeof(*arena));
+        atomic_store(&context->arenas[1], arena);
+        for (int i = 0; i < 3; i++) {
+                if (i == 0)
+                        gr_lock(&context->split.lock);
+                else
+                        gr_arena_lock(i == 1 ? arena : &context->first_arena);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
+                usleep(50000);
+                ++*(i == 0 ? &context->split.hits : i == 1 ? &arena->bins[3].hits : &context->quick.hits);
+                if (i == 0)
+                        gr_unlock(&context->split.lock);
+                else
+                        gr_arena_unlock(i == 1 ? arena : &context->first_arena);
+                pthread_join(thread, &found);
+                GR_CHECK_EQ((uintptr_t)found, i + 1);
+        }
         gr_core_destroy(&core);
 }
 
