@@ -71,6 +71,56 @@ static void enlist_purge(void)
         GR_CHECK_EQ(enlist(&reclaimable, &id), 0);
 }
 
+/* Takes longer than a hook may by default. */
+static int purge_slowly(void *arg, int device, uint64_t want_bytes)
+{
+        gt_sleep_us(1300000);
+        return purge(arg, device, want_bytes);
+}
+
+/* As many as there may be, again and again: each that is taken off the list makes room. */
+static void fill_list(void)
+{
+        enum { MOST = 32 };
+        struct gpureclaim_reclaimable reclaimable = {.struct_bytes = sizeof(reclaimable), .purge = purge};
+        uint64_t ids[MOST], more = 4711;
+
+        for (int round = 0; round < 2; round++) {
+                for (int i = 0; i < MOST; i++)
+                        GR_CHECK_EQ(enlist(&reclaimable, &ids[i]), 0);
+                GR_CHECK_EQ(enlist(&reclaimable, &more), -ENOSPC);
+                GR_CHECK_EQ(more, 4711);
+                for (int i = 0; i < MOST; i++)
+                        GR_CHECK_EQ(unlist(ids[i]), 0);
+        }
+}
+
+/* What a hook gives up counts once it is with the driver, and each level does all that comes before it. */
+static void test_levels(void)
+{
+        struct gpureclaim_reclaimable drops = {
+                .struct_bytes = sizeof(drops), .name = "drops", .drop = purge, .arg = &purges};
+        struct gpureclaim_reclaimable slow = {
+                .struct_bytes = sizeof(slow), .name = "slow", .purge = purge_slowly, .arg = &purges, .limit_ms = 20000};
+        CUdeviceptr ptr;
+
+        GT_MUST(cuMemFree(allocate(16 * GT_MIB)));
+        GT_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(reclaim(gt.device, "trim", 0), 16 * GT_MIB);
+        GR_CHECK_EQ(enlist(&drops, &id), 0);
+        atomic_store(&held, allocate(100 * GT_MIB));
+        GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 0);
+        GR_CHECK_EQ(reclaim(gt.device, "drop", 0), 100 * GT_MIB);
+        GR_CHECK_EQ(held, 0);
+        GR_CHECK_EQ(unlist(id), 0);
+
+        GR_CHECK_EQ(enlist(&slow, &id), 0);
+        atomic_store(&held, allocate(200 * GT_MIB));
+        ptr = allocate(200 * GT_MIB); /* has the time that it asked for */
+        GT_MUST(cuMemFree(ptr));
+        GR_CHECK_EQ(unlist(id), 0);
+}
+
 /* GPURECLAIM_HARD_LIMIT=256MiB */
 static void test_hooks(void)
 {
@@ -105,6 +155,37 @@ static void test_hooks(void)
         result = cuMemAlloc(&ptr, 300 * GT_MIB);
         GR_CHECK_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
         GR_CHECK_EQ(purges, 0);
+        fill_list();
+        gt_sleep_us(300000); /* frees bypass the cache after a failure */
+        test_levels();
+}
+
+static _Atomic bool hook_inside, hook_may_end;
+
+static int purge_without_end(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg, (void)device, (void)want_bytes;
+        atomic_store(&hook_inside, true);
+        while (!atomic_load(&hook_may_end))
+                gt_sleep_us(1000);
+        return 0;
+}
+
+/* GPURECLAIM_HARD_LIMIT=256MiB. Who takes a hook that does not come back off the list is told that it still runs. */
+static void test_busy(void)
+{
+        struct gpureclaim_reclaimable endless = {
+                .struct_bytes = sizeof(endless), .name = "endless", .purge = purge_without_end, .limit_ms = 1};
+        CUdeviceptr ptr;
+
+        gt_open(&gt);
+        GR_CHECK_EQ(enlist(&endless, &id), 0);
+        GR_CHECK_EQ(cuMemAlloc(&ptr, 300 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        while (!atomic_load(&hook_inside))
+                gt_sleep_us(1000);
+        GR_CHECK_EQ(unlist(id), -EBUSY);
+        GR_CHECK_EQ(unlist(id), -ENOENT);
+        atomic_store(&hook_may_end, true);
 }
 
 /* GPURECLAIM_DECAY=1s */
@@ -174,6 +255,34 @@ static void test_questions(void)
         }
         GT_MUST(cuMemFree(live));
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
+}
+
+/* With the split pool: legacy IPC is refused each time it is asked for, and that is said once. */
+static void test_refusal(void)
+{
+        static const char what[] = "legacy IPC was asked for";
+        CUipcMemHandle handle;
+        CUdeviceptr ptr;
+        char said[4096];
+        int ends[2], shown = dup(STDERR_FILENO);
+        unsigned count = 0;
+        ssize_t bytes;
+
+        gt_open(&gt);
+        ptr = allocate(4 * GT_MIB);
+        GR_CHECK_EQ(pipe(ends), 0);
+        dup2(ends[1], STDERR_FILENO);
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
+        if (write(ends[1], ".", 1) != 1)
+                gt_die("the pipe takes nothing");
+        dup2(shown, STDERR_FILENO);
+        bytes = read(ends[0], said, sizeof(said) - 1);
+        said[bytes > 0 ? bytes : 0] = '\0';
+        for (const char *at = strstr(said, what); at; at = strstr(at + 1, what))
+                count++;
+        GR_CHECK_EQ(count, 1);
+        GT_MUST(cuMemFree(ptr));
 }
 
 /* A width of rows is remembered once the driver has told its pitch, and not when it was refused. */
@@ -389,6 +498,10 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "hooks") == 0)
                 test_hooks();
+        else if (strcmp(mode, "busy") == 0)
+                test_busy();
+        else if (strcmp(mode, "refusal") == 0)
+                test_refusal();
         else if (strcmp(mode, "decay") == 0)
                 test_decay();
         else if (strcmp(mode, "no-decay") == 0)
