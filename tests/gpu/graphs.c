@@ -11,6 +11,7 @@
 #include "gpureclaim.h"
 
 #include <dlfcn.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,93 @@ static void give(void *p)
         GT_MUST(cuMemFree((CUdeviceptr)(uintptr_t)p));
 }
 
+/* A graph that runs has its memory, whatever else is in use by now, and keeps it where graph memory is trimmed. */
+static void while_it_runs(CUgraphExec half)
+{
+        CUdeviceptr rest;
+
+        GT_MUST(cuMemAlloc(&rest, limit / 16 * 7));
+        for (int trimmed = 0; trimmed < 2; trimmed++) {
+                GT_MUST(gt_spin(&gt, stream, 100000));
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "with the rest in use", "launched");
+                if (trimmed)
+                        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "while it runs", "launched, %d trims", trimmed);
+                check_footprint("while it runs");
+        }
+        GT_MUST(cuMemFree(rest));
+}
+
+/* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
+static void after_another(void)
+{
+        enum { GRAPHS = 64 };
+        CUgraphExec large = build(limit / 4 * 3, 2, false), execs[GRAPHS];
+        CUdeviceptr p;
+        CUgraph graph;
+
+        GT_MUST(cuMemAlloc(&p, GT_PAGE));
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GT_MUST(gt_fill(&gt, stream, p, 7, 1024));
+        GT_MUST(cuStreamEndCapture(stream, &graph));
+        launch("before its handle is another's", large, CUDA_ERROR_OUT_OF_MEMORY);
+        GT_MUST(cuGraphExecDestroy(large));
+        for (int i = 0; i < GRAPHS; i++) {
+                GT_MUST(cuGraphInstantiate(&execs[i], graph, 0));
+                if (cuGraphLaunch(execs[i], stream) != CUDA_SUCCESS)
+                        gt_check(false, "a graph that allocates nothing", "refused");
+        }
+        GT_MUST(cuStreamSynchronize(stream));
+        for (int i = 0; i < GRAPHS; i++)
+                GT_MUST(cuGraphExecDestroy(execs[i]));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuMemFree(p));
+        gt_sleep_us(BYPASS_US);
+}
+
+/* Of memory alone, without the kernels of the others. */
+static void capture_memory(size_t bytes, int count, CUgraph *ret_graph)
+{
+        CUdeviceptr p;
+
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        for (int i = 0; i < count; i++) {
+                GT_MUST(cuMemAllocAsync(&p, bytes, stream));
+                GT_MUST(cuMemFreeAsync(p, stream));
+        }
+        GT_MUST(cuStreamEndCapture(stream, ret_graph));
+}
+
+/* Graphs that are made and gone leave nothing in the heap, nor do those that are refused. A real driver keeps its own.
+ */
+static void keeps_nothing(void)
+{
+        enum { ROUNDS = 100, LEAST_BYTES = 64 };
+        CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+        CUgraph fits, large;
+        size_t before = 0, after;
+        CUgraphExec exec;
+
+        if (!dlsym(RTLD_DEFAULT, "grSimVersion"))
+                return;
+        capture_memory(GT_PAGE, 8, &fits);
+        capture_memory(limit / 4 * 5, 1, &large);
+        for (int round = 0; round < 2 * ROUNDS; round++) {
+                if (round == ROUNDS)
+                        before = mallinfo2().uordblks;
+                GT_MUST(cuGraphInstantiate(&exec, fits, 0));
+                GT_MUST(cuGraphExecDestroy(exec));
+                if (cuGraphInstantiateWithParams(&exec, large, &params) != CUDA_ERROR_OUT_OF_MEMORY)
+                        gt_check(false, "uploaded at once, too large", "not refused");
+        }
+        after = mallinfo2().uordblks;
+        gt_check(after < before + ROUNDS * LEAST_BYTES, "the heap", "%zu bytes after %d graphs, and %zu after %d",
+                 before, 2 * ROUNDS, after, 4 * ROUNDS);
+        GT_MUST(cuGraphDestroy(fits));
+        GT_MUST(cuGraphDestroy(large));
+        gt_sleep_us(BYPASS_US);
+}
+
 /* With nothing else of the limit in use but what is only cached. */
 static void against_creation(void)
 {
@@ -263,6 +351,9 @@ int main(int argc, char **argv)
         beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
+        while_it_runs(half);
+        after_another();
+        keeps_nothing();
 
         /* One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
          */
