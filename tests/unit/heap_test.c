@@ -30,16 +30,20 @@ static void count_line(const char *line, size_t line_bytes, void *arg)
         told++;
 }
 
-/* Where the driver has no addresses to map memory behind, it is told once, and segments serve instead. */
-static void test_no_heap(void)
+/* Where the driver has no addresses to map memory behind, or does not say for how much, it is told once, and segments
+ * serve instead. */
+static void test_no_heap(bool known)
 {
         uint64_t a, small;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        gpu.reserve_refused = true;
+        gpu.reserve_refused = known;
+        gpu.info_refused = !known;
         told = 0;
         a = gpu_take(5 * MIB);
         small = gpu_take(100 * KIB);
+        gpu.info_refused = false;
+        GR_CHECK_EQ(gpu.reserved, 0);
         GR_CHECK(a && a < GPU_VBASE && small && small < GPU_VBASE);
         GR_CHECK(!context->split.heaps[0] && !context->split.heaps[1]);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 8 * MIB);
@@ -1323,7 +1327,8 @@ int main(void)
                 return 1;
         gr_log_set_level(GR_LOG_INFO);
         gr_log_set_sink(count_line, NULL);
-        test_no_heap();
+        test_no_heap(true);
+        test_no_heap(false);
         test_heap(true);
         test_heap(false);
         test_heap_fails();

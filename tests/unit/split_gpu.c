@@ -291,6 +291,8 @@ static int mem_info(void *handle, uint64_t *ret_free_bytes, uint64_t *ret_total_
 {
         (void)handle;
         before(GPU_INFO);
+        if (gpu.info_refused)
+                return -EIO;
         *ret_free_bytes = 0;
         pthread_mutex_lock(&gpu.lock);
         for (size_t i = 0; i < GPU_PAGES; i++)
@@ -460,7 +462,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
         gpu.slab_next = GPU_BASE;
         gpu.handles = gpu.reserved = gpu.areas = gpu.moves = 0;
         gpu.map_fails = 0;
-        gpu.no_moves = gpu.unmap_refused = gpu.reserve_refused = false;
+        gpu.no_moves = gpu.unmap_refused = gpu.reserve_refused = gpu.info_refused = false;
         memset(gpu.refs, 0, GPU_PAGES);
         memset(gpu.vpages, 0, AREAS * VPAGES * sizeof(*gpu.vpages));
         memset(gpu.owner, 0, GPU_PAGES);
@@ -534,7 +536,7 @@ void gpu_forget(void)
 
 uint64_t gpu_free_bytes(void)
 {
-        uint64_t free_bytes, total_bytes;
+        uint64_t free_bytes = 0, total_bytes;
 
         mem_info(NULL, &free_bytes, &total_bytes);
         for (size_t i = 0; i < GPU_PAGES; i++)

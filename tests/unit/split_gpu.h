@@ -43,7 +43,7 @@ struct split_gpu {
         bool no_moves;
         uint8_t *refs; /* of each page: how many mappings it has, and one for its handle */
         int map_fails; /* so many calls from now on, and the next one fails; 0: none does */
-        bool unmap_refused, reserve_refused;
+        bool unmap_refused, reserve_refused, info_refused;
         struct split_gpu_vpage *vpages;
 };
 extern struct split_gpu gpu;
