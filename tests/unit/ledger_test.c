@@ -14,6 +14,16 @@
 
 static struct gr_ledger ledger;
 
+static bool short_of_memory;
+
+/* In place of the C library's, from which structures get theirs. */
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+        void *ptr = NULL;
+
+        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
+}
+
 /* The ledger asks nothing of contexts but their arenas, and these have none. */
 static struct gr_context *name_of(int i)
 {
@@ -276,19 +286,70 @@ static void test_count_live(void)
         gr_ledger_destroy(&ledger);
 }
 
-/* The structures of all that is left serve others. */
+/* Without memory for a larger table one is filled up to its last slot but one, where looks end. */
+static void test_no_memory(void)
+{
+        enum { ROOM = 16, MORE = 2 * ROOM * sizeof(struct gr_ledger_slot) };
+        struct piece {
+                struct piece *next;
+        } *pieces = NULL, *piece;
+        struct gr_block *blocks[ROOM], *stale;
+        struct gr_block_info info;
+        uint64_t ptr = BASE;
+
+        gr_ledger_init(&ledger);
+        for (unsigned i = 0; i < ROOM; ptr += 512)
+                if (gr_ledger_mix(ptr) >> 58 == gr_ledger_mix(BASE) >> 58)
+                        blocks[i++] = block_new(ptr, 512, name_of(0));
+        add(blocks[0]);
+        short_of_memory = true;
+        while ((piece = gr_metadata_alloc(MORE))) {
+                piece->next = pieces;
+                pieces = piece;
+        }
+        for (unsigned i = 1; i < ROOM - 1; i++)
+                add(blocks[i]);
+        alarm(20); /* or a look may go on for ever */
+        GR_CHECK_EQ(gr_ledger_add(&ledger, blocks[ROOM - 1], &stale), -ENOMEM);
+        GR_CHECK_EQ(gr_ledger_find(&ledger, blocks[ROOM - 1]->ptr, &info), -ENOENT);
+        alarm(0);
+        short_of_memory = false;
+        for (; pieces; pieces = piece) {
+                piece = pieces->next;
+                gr_metadata_free(pieces, MORE);
+        }
+        add(blocks[ROOM - 1]);
+        for (unsigned i = 0; i < ROOM; i++)
+                GR_CHECK_EQ(gr_ledger_find(&ledger, blocks[i]->ptr, &info), 0);
+        gr_ledger_destroy(&ledger);
+}
+
+/* The structures of all that is left serve others, and so do the tables. */
 static void test_destroy(void)
 {
         enum { MANY = 500 };
         static struct gr_block *blocks[MANY], *again[MANY];
+        void *tables[GR_LEDGER_SHARDS], *table;
         unsigned count = 0;
+        size_t bytes;
 
         gr_ledger_init(&ledger);
         for (unsigned i = 0; i < MANY; i++) {
                 blocks[i] = block_new(BASE + i * 512, 512, name_of(0));
                 add(blocks[i]);
         }
+        table = ledger.shards[0].slots;
+        bytes = ledger.shards[0].room * sizeof(*ledger.shards[0].slots);
+        GR_CHECK(table != NULL);
         gr_ledger_destroy(&ledger);
+        for (int i = 0; i < GR_LEDGER_SHARDS; i++) {
+                tables[i] = gr_metadata_alloc(bytes);
+                count += tables[i] == table;
+        }
+        GR_CHECK(count == 1 || !GR_METADATA_IN_CHUNKS);
+        for (int i = 0; i < GR_LEDGER_SHARDS; i++)
+                gr_metadata_free(tables[i], bytes);
+        count = 0;
         for (unsigned i = 0; i < MANY; i++) {
                 again[i] = gr_block_new();
                 for (unsigned k = 0; k < MANY; k++)
@@ -449,5 +510,6 @@ int main(void)
         test_locked();
         test_count_live();
         test_destroy();
+        test_no_memory();
         return GR_CHECK_RESULT();
 }

@@ -188,6 +188,12 @@ static void test_reuse(void)
         GR_CHECK(gr_pinned_free(&core, b) == 0);
         GR_CHECK(get(one, 8 * MIB, KIND) == a);
         GR_CHECK(get(one, 8 * MIB, KIND) == b);
+        a = get(one, 32 * MIB, KIND);
+        b = get(one, 32 * MIB, KIND);
+        GR_CHECK(gr_pinned_free(&core, a) == 0);
+        GR_CHECK(gr_pinned_free(&core, b) == 0);
+        GR_CHECK(get(one, 30 * MIB, KIND) == b);
+        GR_CHECK(get(one, 30 * MIB, KIND) == a);
         a = get(one, 8 * MIB - 8192, KIND);
         b = get(one, 8 * MIB - 4096, KIND);
         GR_CHECK(gr_class_of(8 * MIB - 8192) == gr_class_of(8 * MIB - 4096));
