@@ -335,6 +335,16 @@ static void test_unneeded(void)
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4096);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
+
+        /* Where blocks of a class have several sizes, it is those of the oldest. */
+        class = gr_class_of(33 * SG_MIB);
+        GR_CHECK_EQ(class, gr_class_of(35 * SG_MIB));
+        ptrs[0] = alloc(33 * SG_MIB);
+        ptrs[1] = alloc(35 * SG_MIB);
+        for (int i = 0; i < 2; i++)
+                GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), (34 + 36) * SG_MIB);
         finish();
 }
 
