@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <string.h>
+#include <time.h>
 
 #include "check.h"
 #include "pool.h"
@@ -413,6 +414,32 @@ static void test_end_alone(void)
         finish();
 }
 
+static void *find_other(void *handle)
+{
+        return gr_context_find(&core, handle);
+}
+
+/* Who looks for a context waits for whoever is changing the list. */
+static void test_find_waits(void)
+{
+        struct gr_context *context;
+        void *handle, *found;
+        pthread_t thread;
+
+        start();
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        handle = context->handle;
+        gr_lock(&core.contexts_lock);
+        context->alive = false;
+        GR_CHECK_EQ(pthread_create(&thread, NULL, find_other, handle), 0);
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        context->alive = true;
+        gr_unlock(&core.contexts_lock);
+        pthread_join(thread, &found);
+        GR_CHECK(found == context);
+        finish();
+}
+
 static void *new_handle;
 
 static void *add_new(void *arg)
@@ -506,6 +533,7 @@ int main(void)
         test_end_waits(false);
         test_end_waits(true);
         test_end_alone();
+        test_find_waits();
         test_add_at_once();
         test_will_wait();
         test_add_and_find();

@@ -429,9 +429,11 @@ static void test_registry(void)
 
 static struct gr_reclaimable_slot *posted;
 
+static void (*posted_work)(void *arg);
+
 static bool post(void (*work)(void *arg), void *arg)
 {
-        (void)work;
+        posted_work = work;
         posted = arg;
         return true;
 }
@@ -458,6 +460,37 @@ static void test_one_run(void)
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
         posted->running = false;
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &busy), 0);
+        finish();
+}
+
+static struct gr_reclaimable quitter = {.name = "quitter", .purge = let_go, .apart = true};
+static unsigned sleeps;
+
+/* It leaves before the thread comes to run it, and that comes while it is waited for. */
+static void sleep_and_leave(uint64_t ns)
+{
+        sg_driver.sleep_ns(ns);
+        if (++sleeps == 1)
+                GR_CHECK_EQ(gr_reclaimable_unregister(&core, &quitter), 0);
+        else if (sleeps == 2)
+                posted_work(posted);
+}
+
+static void test_left_before(void)
+{
+        static struct gr_driver driver;
+        struct holder holder = {0};
+
+        driver = sg_driver;
+        driver.sleep_ns = sleep_and_leave;
+        start_with(&driver, GR_REUSE_AUTO);
+        core.registry.apart = post;
+        sleeps = 0;
+        quitter.arg = &holder;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &quitter), 0);
+        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        GR_CHECK(sleeps >= 2);
+        GR_CHECK_EQ(holder.calls, 0);
         finish();
 }
 
@@ -1244,6 +1277,7 @@ int main(void)
         test_order();
         test_registry();
         test_one_run();
+        test_left_before();
         test_failing_hooks();
         test_reentrant_hook();
         test_capture();

@@ -404,6 +404,16 @@ static void test_made_at_once(void)
         lock_error = ENOLCK;
         GR_CHECK_EQ(open_as(&region, 1, "made"), -ENOENT);
         GR_CHECK(locks <= 2); /* another unlocks */
+
+        /* A lock to share is tried for a moment where that may help, the other one once. */
+        locks = 0;
+        GR_CHECK(!gr_region_file_lock(0, LOCK_SH));
+        GR_CHECK_EQ(locks, 1);
+        lock_error = EWOULDBLOCK;
+        GR_CHECK(!gr_region_file_lock(0, LOCK_EX));
+        GR_CHECK_EQ(locks, 2);
+        GR_CHECK(!gr_region_file_lock(0, LOCK_SH));
+        GR_CHECK(locks > 10);
         lock_error = 0;
 }
 
