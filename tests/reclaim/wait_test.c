@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "log.h"
@@ -197,6 +198,14 @@ static void test_wait(void)
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].bytes, 0);
         finish();
 
+        /* Longer than any clock goes is without end. */
+        start((struct gr_config){.wait_ns = UINT64_MAX});
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        event.when_ns = sg_driver.now_ns() + 5000 * SG_MS;
+        event.what = free_block;
+        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        finish();
+
         /* Without the option no time is lost. */
         start((struct gr_config){0});
         sg_hold(0, ROOM_BYTES, 0);
@@ -318,26 +327,133 @@ static void test_spill_returns(void)
                 finish();
         }
 
-        for (int other = 0; other < 2; other++) {
-                struct gr_context *owner;
+        for (int other = 0; other < 3; other++) {
+                struct gr_context *owner, *asker;
                 struct gr_block *spilled;
 
                 start((struct gr_config){0});
                 context->device->spill_bytes = 32 * SG_MIB;
                 sg_hold(0, ROOM_BYTES, 0);
-                owner = other ? gr_context_add(&core, sg_context_new(0), 0) : context;
+                asker = owner = context;
+                if (other)
+                        *(other == 1 ? &owner : &asker) = gr_context_add(&core, sg_context_new(0), 0);
                 GR_CHECK_EQ(gr_pool_alloc(owner, 20 * SG_MIB, &ptr), 0);
                 sg_work(owner->handle, 0, 0, 10 * SG_MS);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_spill_alloc(context, 20 * SG_MIB, &spilled), 0);
+                GR_CHECK_EQ(gr_spill_alloc(asker, 20 * SG_MIB, &spilled), 0);
                 GR_CHECK_EQ(sg_driver.now_ns() >= SG_FIRST_NS + 10 * SG_MS, 1);
                 GR_CHECK_EQ(host_blocks, 1);
                 GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * SG_MIB), 1);
                 GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(asker), 0);
                 GR_CHECK(!gr_core_maintain(&core));
                 finish();
         }
+}
+
+static int no_host_memory(void *handle, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)handle, (void)bytes, (void)ret_ptr;
+        return -ENOMEM;
+}
+
+static int refused(void *arg)
+{
+        (void)arg;
+        return -ENOMEM;
+}
+
+/* What does not come leaves all that is allowed for the next one, and other families than device memory get none. */
+static void test_spill_refused(void)
+{
+        uint64_t ptr;
+
+        start((struct gr_config){0});
+        context->device->spill_bytes = 32 * SG_MIB;
+        sg_hold(0, ROOM_BYTES, 0);
+        driver.host_alloc = no_host_memory;
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        driver.host_alloc = host_alloc;
+        GR_CHECK_EQ(gr_ladder_climb_for(context, 20 * SG_MIB, refused, NULL, -ENOMEM), -ENOMEM);
+        GR_CHECK_EQ(host_blocks, 0);
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 32 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(host_blocks, 1);
+
+        /* Where no fence can be had the driver's free waits, which it must not for what the program may do later. */
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        atomic_store(&context->fence.broken, -EIO);
+        atomic_store(&core.waits_for_others, true);
+        GR_CHECK(!gr_spill_collect(context));
+        GR_CHECK_EQ(host_blocks, 1);
+        atomic_store(&core.waits_for_others, false);
+        GR_CHECK(!gr_spill_collect(context));
+        GR_CHECK_EQ(host_blocks, 0);
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        atomic_store(&context->fence.broken, 0);
+        finish();
+}
+
+static void *hold_freed(void *arg)
+{
+        gr_lock(&context->spilled.lock);
+        sem_post(&slow.inside);
+        sem_wait(&slow.go_on);
+        gr_unlock(&context->spilled.lock);
+        return arg;
+}
+
+static _Atomic bool holding;
+
+/* Another thread is at the list of what was freed from here on. */
+static int query_and_hold(void *handle)
+{
+        if (holding)
+                return sg_driver.event_query(handle);
+        pthread_create(&slow.thread, NULL, hold_freed, NULL);
+        sem_wait(&slow.inside);
+        atomic_store(&holding, true);
+        return sg_driver.event_query(handle);
+}
+
+static _Atomic bool collected;
+
+static void *collect(void *arg)
+{
+        gr_spill_collect(context);
+        atomic_store(&collected, true);
+        return arg;
+}
+
+/* Two threads that took one block off the list would both give it back. */
+static void test_spill_in_turn(void)
+{
+        pthread_t thread;
+        uint64_t ptr;
+
+        start((struct gr_config){0});
+        context->device->spill_bytes = 32 * SG_MIB;
+        sg_hold(0, ROOM_BYTES, 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        sem_init(&slow.inside, 0, 0);
+        sem_init(&slow.go_on, 0, 0);
+        atomic_store(&collected, false);
+        atomic_store(&holding, false);
+        driver.event_query = query_and_hold;
+        pthread_create(&thread, NULL, collect, NULL);
+        while (!holding && !collected)
+                usleep(1000);
+        for (int n = 0; n < 50 && !collected; n++)
+                usleep(1000);
+        GR_CHECK(!collected);
+        GR_CHECK(context->spilled.blocks);
+        sem_post(&slow.go_on);
+        pthread_join(slow.thread, NULL);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(host_blocks, 0);
+        finish();
 }
 
 static void test_report(void)
@@ -594,6 +710,8 @@ int main(void)
         test_wait();
         test_spill();
         test_spill_returns();
+        test_spill_refused();
+        test_spill_in_turn();
         test_report();
         test_early();
         test_early_share();

@@ -480,6 +480,11 @@ static void test_old_driver(void)
         GR_CHECK_EQ(gr_fence_barrier(context), 0); /* by waiting on the host */
         GR_CHECK(gr_fence_idle(fence, epoch));
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
+        epoch = freed_after(5);
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK(gr_fence_idle(fence, epoch));
+        GR_CHECK(!gr_fence_usable(fence, freed_after(5))); /* it is behind the wait */
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -507,6 +512,22 @@ static void test_sync(void)
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
         GR_CHECK(!gr_fence_waiting(context));
         GR_CHECK(!gr_fence_usable(fence, gr_fence_freed(fence, 1)));
+        finish();
+}
+
+/* Work that nobody else will wait for is waited for even beside a capture, and by a driver that cannot drain. */
+static void test_wait_work(void)
+{
+        struct gr_driver driver = sg_driver;
+
+        driver.context_drain = NULL;
+        start_with(&driver);
+        sg_work(context->handle, 0, 0, 5 * SG_MS);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        GR_CHECK_EQ(gr_fence_wait_work(context), 0);
+        GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
+        gr_gate_end(&core.gate);
         finish();
 }
 
@@ -867,6 +888,7 @@ int main(void)
         test_merge_refused();
         test_old_driver();
         test_sync();
+        test_wait_work();
         test_reach();
         test_reach_joined_late();
         test_reach_joined_idle();
