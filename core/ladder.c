@@ -328,6 +328,20 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
 }
 
 /*
+ * What the rungs so far left in segments too large for the request. Beside live blocks it is taken before anybody has
+ * to wait; a free one is not opened as long as it might go back.
+ */
+static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_block)
+{
+        struct gr_context *context = climb->context;
+
+        if (climb->allocate || climb->attempt || !gr_split_active(context) || atomic_load(&context->fence.broken))
+                return climb->error;
+        *ret_block = gr_split_take_any(context, climb->bytes, opens);
+        return *ret_block ? 0 : climb->error;
+}
+
+/*
  * After a failed try: what other threads were giving back to the driver meanwhile was in no cache to be found, and not
  * had back yet. ended: of before that try, and after the look into the caches. What a try itself gives back is nothing
  * to wait for.
@@ -588,10 +602,14 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 case GR_LEVEL_FENCE:
                         rc = from_cache(climb, level, ret_block);
                         break;
-                case GR_LEVEL_PURGE:
                 case GR_LEVEL_TRIM:
-                case GR_LEVEL_DRIVER:
                 case GR_LEVEL_SYNC:
+                        rc = from_rung(climb, level, ret_block);
+                        if (out_of_memory(rc))
+                                rc = from_larger(climb, level == GR_LEVEL_SYNC, ret_block);
+                        break;
+                case GR_LEVEL_PURGE:
+                case GR_LEVEL_DRIVER:
                 case GR_LEVEL_DROP:
                         rc = from_rung(climb, level, ret_block);
                         break;

@@ -102,16 +102,22 @@ struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct g
         return first_from(lists, free_class(range->block.capacity_bytes) + 1);
 }
 
-static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch)
+static inline bool may_serve(const struct gr_range *range, uint64_t last_epoch, uint64_t most_bytes)
 {
-        return range->block.capacity_bytes >= bytes && range->block.freed_epoch <= last_epoch;
+        return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
 }
 
-GR_OFTEN struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
+static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch, uint64_t most_bytes)
+{
+        return range->block.capacity_bytes >= bytes && may_serve(range, last_epoch, most_bytes);
+}
+
+GR_OFTEN struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                        uint64_t most_bytes)
 {
         struct gr_range *range = gr_range_first(lists, bytes);
 
-        for (unsigned looked_at = 0; range && !is_usable(range, bytes, last_epoch);)
+        for (unsigned looked_at = 0; range && !is_usable(range, bytes, last_epoch, most_bytes);)
                 range = ++looked_at == CLASS_LOOK ? first_from(lists, free_class(bytes) + 1)
                                                   : gr_range_next(lists, range);
         return range;
@@ -158,9 +164,9 @@ static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint
 }
 
 GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
-                                       uint64_t *ret_at)
+                                       uint64_t most_bytes, uint64_t *ret_at)
 {
-        struct gr_range *range = gr_range_best(lists, bytes, last_epoch);
+        struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
         struct fit fit = {0};
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
@@ -174,20 +180,21 @@ GR_OFTEN struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t
                         break;
                 do
                         range = gr_range_next(lists, range);
-                while (range && range->block.freed_epoch > last_epoch);
+                while (range && !may_serve(range, last_epoch, most_bytes));
         }
         *ret_at = fit.at;
         return fit.range;
 }
 
-GR_OFTEN struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch)
+GR_OFTEN struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                        uint64_t most_bytes)
 {
-        struct gr_range *best = gr_range_best(lists, bytes, last_epoch), *range = best;
+        struct gr_range *best = gr_range_best(lists, bytes, last_epoch, most_bytes), *range = best;
         uint64_t ready_epoch = best ? gr_fence_usable_epoch(&best->block.context->fence) : 0;
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && range->block.capacity_bytes / 2 <= bytes;
              looked_at++) {
-                if (is_usable(range, bytes, ready_epoch))
+                if (is_usable(range, bytes, ready_epoch, most_bytes))
                         return range;
                 range = gr_range_next(lists, range);
         }

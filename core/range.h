@@ -68,19 +68,25 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
 
-/* The first of them of at least bytes that was freed by the end of last_epoch; NULL. */
-struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch);
+/*
+ * The first of them of at least bytes that was freed by the end of last_epoch, in a heap or a segment of at most
+ * most_bytes; NULL.
+ */
+struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                               uint64_t most_bytes);
 
 /*
  * Of the smallest free ranges of at least bytes the one, and the place *ret_at in it, where a block opens the fewest
  * pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large blocks
  * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. Of equals
- * one that needs no barrier. None that was freed after last_epoch. NULL.
+ * one that needs no barrier. Of those that gr_range_best would look at; NULL.
  */
-struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t *ret_at);
+struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t most_bytes,
+                              uint64_t *ret_at);
 
 /* The same in less time, whatever pages it opens: the smallest, or one up to twice as large that needs no barrier. */
-struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch);
+struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                               uint64_t most_bytes);
 
 /* A range in state FREE enters its list as it is, or leaves it. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);

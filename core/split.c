@@ -18,6 +18,7 @@
 #define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
+#define SEGMENT_TIMES     4                    /* as large as the request a segment may be that serves it */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       8                    /* auto: of live memory, cached and yet of no use */
 
@@ -250,21 +251,38 @@ static bool goes_quick(struct gr_context *context)
         return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
 }
 
+/* In which segments, where they are not heaps, a place is taken. */
+enum segments {
+        WORTH_OPENING, /* used ones up to SEGMENT_TIMES the request, and free ones that are little larger than it */
+        UP_TO_MOST,    /* used and free ones up to SEGMENT_TIMES the request */
+        USED,          /* used ones of any size */
+        ANY,
+};
+
+/* What lives in a segment keeps all of it from the driver. */
+static uint64_t most_segment_bytes(size_t bytes)
+{
+        return gr_round_up(SEGMENT_TIMES * bytes, GR_PAGE_BYTES);
+}
+
 /* A free range for the request, from *ret_at on, freed by the end of last_epoch; NULL. */
-GR_OFTEN static struct gr_range *fit(struct gr_context *context, size_t bytes, bool lax, uint64_t last_epoch,
-                                     uint64_t *ret_at)
+GR_OFTEN static struct gr_range *fit(struct gr_context *context, size_t bytes, enum segments segments,
+                                     uint64_t last_epoch, uint64_t *ret_at)
 {
         struct gr_split *split = &context->split;
         bool small = gr_is_small(bytes);
         const struct gr_free_lists *lists = &split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE];
+        uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
         *ret_at = 0; /* its begin */
-        range = goes_quick(context) ? gr_range_soon(lists, bytes, last_epoch)
-                                    : gr_range_fit(lists, bytes, last_epoch, ret_at);
-        if (!range && !small) {
-                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch);
-                if (range && !lax && range->segment->bytes > gr_bound_worth_opening(context, bytes))
+        range = goes_quick(context) ? gr_range_soon(lists, bytes, last_epoch, most)
+                                    : gr_range_fit(lists, bytes, last_epoch, most, ret_at);
+        if (!range && !small && segments != USED) {
+                range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
+                if (range &&
+                    (range->segment->bytes > most ||
+                     (segments == WORTH_OPENING && range->segment->bytes > gr_bound_worth_opening(context, bytes))))
                         range = NULL;
         }
         return range;
@@ -301,7 +319,7 @@ static bool is_slight(struct gr_context *context, size_t bytes)
 }
 
 /* As gr_split_take; merges: what lies in quick lists, also where the heap could grow instead. Lock not held. */
-GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, bool lax, bool merges)
+GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, enum segments segments, bool merges)
 {
         struct gr_split *split = &context->split;
         struct gr_fence *fence = &context->fence;
@@ -316,7 +334,7 @@ GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, 
         quick = goes_quick(context);
         block = quick ? take_quick(context, bytes, &epoch) : NULL;
         if (!block && quick && is_slight(context, bytes))
-                range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);
+                range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(context)) {
                 gr_unlock(&split->lock);
                 gr_fence_barrier_for(context, epoch);
@@ -324,10 +342,10 @@ GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, 
                 block = take_quick(context, bytes, &epoch);
         }
         if (!block && !range)
-                range = fit(context, bytes, lax, UINT64_MAX, &at);
+                range = fit(context, bytes, segments, UINT64_MAX, &at);
         if (!block && !range && !gr_is_small(bytes) && (merges || !quick || !gr_heap_may_grow(context, bytes))) {
                 merge_quick(context);
-                range = fit(context, bytes, lax, UINT64_MAX, &at);
+                range = fit(context, bytes, segments, UINT64_MAX, &at);
         }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 epoch = range->block.freed_epoch;
@@ -336,7 +354,7 @@ GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, 
                         gr_fence_barrier_for(context, epoch);
                         gr_lock(&split->lock);
                 }
-                range = fit(context, bytes, lax, gr_fence_usable_epoch(fence), &at);
+                range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         }
         if (range) {
                 gr_range_leave(split, range);
@@ -358,7 +376,12 @@ GR_OFTEN static struct gr_block *take(struct gr_context *context, size_t bytes, 
 
 GR_OFTEN struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
-        return take(context, bytes, lax, false);
+        return take(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING, false);
+}
+
+struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens)
+{
+        return take(context, bytes, opens ? ANY : USED, false);
 }
 
 /* Lock not held. */
@@ -383,8 +406,9 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
                 struct gr_segment *segment = gr_range_of(block)->segment;
 
                 helps = segment->small == small && block->capacity_bytes >= bytes &&
-                        (small || segment->pages || segment->used_count > 0 ||
-                         segment->bytes <= gr_bound_worth_opening(context, bytes));
+                        (small || segment->pages ||
+                         (segment->bytes <= most_segment_bytes(bytes) &&
+                          (segment->used_count > 0 || segment->bytes <= gr_bound_worth_opening(context, bytes))));
                 if (helps || ++looked_at == QUEUE_LOOK)
                         break;
         }
@@ -531,7 +555,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 return 0;
         rc = gr_heap_grow(context, range_bytes(bytes), ret_block);
         if (rc == -ENOMEM) {
-                *ret_block = take(context, bytes, false, true);
+                *ret_block = take(context, bytes, WORTH_OPENING, true);
                 if (*ret_block)
                         return 0;
         }

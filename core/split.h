@@ -17,10 +17,11 @@
  *
  * Where the driver maps memory, the segments are two heaps of it (heap.h), whose pages come, go and move one by one.
  * Where it does not, they are allocations of the driver, which go back only as a whole: a request that nothing fits
- * gets one of its own size, and a free one is not cut for a request much smaller than itself. Requests up to 1 MiB are
- * kept apart, in a heap or in segments of one page, so that they do not hold back what large ones leave. The smallest
- * are left to the bins, where barriers are cheap: they serve them in a fraction of the time, in recorded PyTorch
- * programs a sixth to two thirds of all requests, of 1 MiB in all.
+ * gets one of its own size, and none serves a request of less than a quarter of it, as the smallest block in it keeps
+ * all of it; unless the driver has no memory left. Requests up to 1 MiB are kept apart, in a heap or in segments of one
+ * page, so that they do not hold back what large ones leave. The smallest are left to the bins, where barriers are
+ * cheap: they serve them in a fraction of the time, in recorded PyTorch programs a sixth to two thirds of all requests,
+ * of 1 MiB in all.
  *
  * A rule keeps the footprint near the peak of live memory: before it is lifted further, free pages are moved to where
  * they are needed, and idle memory goes back. That costs calls of the driver, and a fixed share of the time is what
@@ -125,6 +126,12 @@ void gr_split_drop(struct gr_context *context);
  * cutting a large free segment for.
  */
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
+
+/*
+ * The same in a segment of any size, which the block then keeps from the driver: where all else was tried. opens: also
+ * in a free one.
+ */
+struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens);
 
 /* Whether freed ranges wait for their fence. */
 bool gr_split_waiting(struct gr_context *context);

@@ -56,7 +56,7 @@ def numbers(text):
 
 
 def in_segments(settings):
-    """Whether a block may lie in a piece of memory, of any size, that goes back as a whole: split where nothing is mapped."""
+    """Whether a block may lie in a piece of memory up to four times its size that goes back as a whole: split where nothing is mapped."""
     return ("POOL=auto" in settings or "POOL=split" in settings) and "DEVICES=2" in settings
 
 
@@ -81,8 +81,6 @@ def code(text):
 
 def larger(live, small, settings):
     """What live blocks may hold beside what was asked for, in KiB."""
-    if in_segments(settings) and live:
-        return 1 << 40
     return 4 * 2048 + (32 * 1024 + live if wide(settings) else live // 8) + small
 
 
@@ -117,13 +115,7 @@ def more_room(native, shim, _settings):
     return code(native) == 2 and code(shim) == 0
 
 
-def most_in_segments(native, shim, settings):
-    return in_segments(settings) and code(native) == 0 and code(shim) == 2
-
-
 def less_room(native, shim, settings):
-    if in_segments(settings) and code(native) == 0 and code(shim) == 2:
-        return True  # a segment of any size is held by the smallest block in it
     found = re.search(r", asked (\d+) live (\d+) small (\d+) others (\d+) of (\d+)", native)
     if not found or code(native) not in (0, 900) or code(shim) != 2:  # beyond a limit the driver, which may forbid it, is not asked
         return False
@@ -143,7 +135,6 @@ RULES = [
     (("free",), freed_beside_dead, END, "a block's context says where it goes, whatever ended context is current"),
     (("alloc", "pitch", "host", "async", "managed", "map", "most", "left"), more_room, END,
      "the library may find room where the driver finds none; what follows is another program"),
-    (("most",), most_in_segments, ALLOWED, "as info"),
     (("alloc", "pitch", "async", "map", "managed"), less_room, END,
      "with what blocks may hold beside what was asked for (as info) the card is full"),
 ]

@@ -121,7 +121,7 @@ static bool is_free(const struct gr_range *range, bool whole)
 static void check_lists(const struct gr_free_lists *lists, bool whole)
 {
         size_t bytes = UNIT * (1 + random_below(random_below(2) ? 64 : heap.bytes / UNIT));
-        uint64_t last_epoch = random_below(4);
+        uint64_t last_epoch = random_below(4), most_bytes = heap.bytes - 1 + random_below(2);
         struct gr_range *best = NULL;
         unsigned smaller = 0, listed = 0;
 
@@ -129,11 +129,11 @@ static void check_lists(const struct gr_free_lists *lists, bool whole)
                 if (!is_free(range, whole) || range->block.capacity_bytes < bytes)
                         continue;
                 smaller++;
-                if (range->block.freed_epoch <= last_epoch &&
+                if (range->block.freed_epoch <= last_epoch && (heap.pages || heap.bytes <= most_bytes) &&
                     (!best || range->block.capacity_bytes < best->block.capacity_bytes))
                         best = range;
         }
-        GR_CHECK(gr_range_best(lists, bytes, last_epoch) == best);
+        GR_CHECK(gr_range_best(lists, bytes, last_epoch, most_bytes) == best);
         for (struct gr_range *range = gr_range_first(lists, bytes); range; range = gr_range_next(lists, range)) {
                 GR_CHECK(is_free(range, whole));
                 GR_CHECK(range->block.capacity_bytes > bytes / 17 * 16); /* of its class at least */
@@ -195,7 +195,7 @@ static void check_fit(size_t bytes, uint64_t last_epoch, const struct gr_range *
 {
         uint64_t found_at;
 
-        GR_CHECK(gr_range_fit(&split->free[GR_FREE_LARGE], bytes, last_epoch, &found_at) == range);
+        GR_CHECK(gr_range_fit(&split->free[GR_FREE_LARGE], bytes, last_epoch, 0, &found_at) == range);
         GR_CHECK_EQ(found_at, at);
 }
 
@@ -234,16 +234,33 @@ static void test_soon(void)
 
         start(true, PAGES);
         atomic_store(&context.fence.usable_epoch, 1);
-        GR_CHECK(!gr_range_soon(lists, PAGE, 9));
+        GR_CHECK(!gr_range_soon(lists, PAGE, 9, 0));
         small = free_between(0, 10, 5);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9) == small);
+        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == small);
         larger = free_between(20, 41, 1);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9) == small); /* rather a barrier than twice as much */
+        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == small); /* rather a barrier than twice as much */
         twice = free_between(50, 70, 1);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9) == twice);
-        GR_CHECK(gr_range_soon(lists, PAGE, 1) == twice);
-        GR_CHECK(gr_range_soon(lists, 2 * PAGE + UNIT, 9) == larger);
-        GR_CHECK(!gr_range_soon(lists, 3 * PAGE, 9));
+        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == twice);
+        GR_CHECK(gr_range_soon(lists, PAGE, 1, 0) == twice);
+        GR_CHECK(gr_range_soon(lists, 2 * PAGE + UNIT, 9, 0) == larger);
+        GR_CHECK(!gr_range_soon(lists, 3 * PAGE, 9, 0));
+        finish();
+}
+
+/* A place in a segment of the driver's, unlike one in a heap, serves where the segment is not too large. */
+static void test_most(void)
+{
+        const struct gr_free_lists *lists = &split->free[GR_FREE_LARGE];
+        struct gr_range *range;
+        uint64_t at;
+
+        start(false, PAGES);
+        range = free_between(0, 10, 1);
+        free_between(20, 40, 1);
+        GR_CHECK(gr_range_fit(lists, PAGE, 9, PAGES * PAGE, &at) == range);
+        GR_CHECK(!gr_range_fit(lists, PAGE, 9, PAGES * PAGE - 1, &at));
+        GR_CHECK(gr_range_soon(lists, PAGE, 9, PAGES * PAGE) == range);
+        GR_CHECK(!gr_range_soon(lists, PAGE, 9, PAGES * PAGE - 1));
         finish();
 }
 
@@ -255,5 +272,6 @@ int main(void)
         test_free_and_isolate(false);
         test_fit();
         test_soon();
+        test_most();
         return GR_CHECK_RESULT();
 }

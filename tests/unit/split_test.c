@@ -33,20 +33,22 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
         GR_CHECK_EQ(gpu_device()->pinned_bytes, MIB);
         gpu_give(a, 11 * MIB);
-        b = gpu_take(11 * MIB - 700 * KIB);
+        context->split.credit_ns = 1; /* twice as large is worth it */
+        context->split.credit_at_ns = gpu.now_ns;
+        b = gpu_take(9 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
-        c = gpu_take(MIB + 512);
-        GR_CHECK_EQ(c, a + 11 * MIB - 700 * KIB);
+        c = gpu_take(3 * MIB + 512);
+        GR_CHECK_EQ(c, a + 9 * MIB - 700 * KIB);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 12 * MIB);
         /* Small ones have a segment of their own. */
         small = gpu_take(65 * KIB);
         d = gpu_take(70 * KIB + 1);
         GR_CHECK_EQ(d, small + 65 * KIB);
         GR_CHECK_EQ(gpu_device()->charged_bytes, 14 * MIB);
-        GR_CHECK_EQ(gr_budget_live(gpu_device()), 11 * MIB - 700 * KIB + MIB + 512 + 135 * KIB + 512);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 9 * MIB - 700 * KIB + 3 * MIB + 512 + 135 * KIB + 512);
         /* Whatever the order of frees, one range is left. */
-        gpu_give(c, MIB + 512);
-        gpu_give(b, 11 * MIB - 700 * KIB);
+        gpu_give(c, 3 * MIB + 512);
+        gpu_give(b, 9 * MIB - 700 * KIB);
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
         gpu_give(small, 65 * KIB);
         gpu_give(d, 70 * KIB + 1);
@@ -178,6 +180,64 @@ static void test_growth(void)
         GR_CHECK_EQ(gpu_device()->charged_bytes, 400 * MIB);
         for (int i = 0; i < 20; i++)
                 gpu_give(pieces[i], 20 * MIB);
+        gpu_end();
+}
+
+/* What lives in segments keeps little more than itself from the driver, whatever lay there before. */
+static void test_held(void)
+{
+        enum { COUNT = 10 };
+        uint64_t large[COUNT], live[COUNT], a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < COUNT; i++)
+                large[i] = gpu_take(38 * MIB);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(large[i], 38 * MIB);
+        gpu_sync();
+        for (int i = 0; i < COUNT; i++)
+                large[i] = gpu_take(36 * MIB);
+        GR_CHECK_EQ(gpu_device()->charged_bytes, COUNT * 38 * MIB);
+        for (int i = 0; i < COUNT; i++)
+                live[i] = gpu_take(3 * MIB / 2); /* beside each there would be room for one */
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(large[i], 36 * MIB);
+        /* Nor is one opened where so much time was spent that any fit is worth it. */
+        context->split.credit_ns = INT64_MIN / 2;
+        context->split.credit_at_ns = gpu.now_ns;
+        a = gpu_take(7 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK(gpu_device()->charged_bytes <= (COUNT * 6 + 28) * MIB);
+        gpu_give(a, 7 * MIB);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(live[i], 3 * MIB / 2);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has nothing more, what is free beside a block of any size serves. */
+static void test_held_at_last(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(38 * MIB);
+        gpu_give(a, 38 * MIB);
+        gpu_sync();
+        a = gpu_take(36 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 40 * MIB);
+        b = gpu_take(3 * MIB / 2);
+        GR_CHECK(b != 0 && b != a + 36 * MIB);
+        c = gpu_take(3 * MIB / 2);
+        GR_CHECK_EQ(c, a + 36 * MIB);
+        GR_CHECK_EQ(gpu_take(3 * MIB / 2), 0);
+        gpu_give(c, 3 * MIB / 2);
+        gpu_give(b, 3 * MIB / 2);
+        gpu_give(a, 36 * MIB);
+        gpu_settle();
         gpu_end();
 }
 
@@ -705,6 +765,8 @@ int main(int argc, char **argv)
         if (!mapped) {
                 test_cut_and_merge();
                 test_growth();
+                test_held();
+                test_held_at_last();
         }
         test_left();
         test_all();
