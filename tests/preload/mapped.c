@@ -1,7 +1,8 @@
 /*
  * Mapped memory that two threads let go of at once: of its handle and its mapping, of two references to it, and of two
  * mappings. Every line must be the same natively and under the library, also where its limit has room for little more
- * than one piece: what went wrong in counting one round is refused in a later one.
+ * than one piece: what went wrong in counting one round is refused in a later one. Then managed memory near that limit,
+ * and an export that the driver refuses.
  *
  *   mapped     as a rule with GRSIM_LATENCY=cuMemRelease=...: the other thread is done while a handle is given back
  */
@@ -10,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUNDS = 8 };
+enum { ROUNDS = 8, MANAGED = 150 };
 static const size_t piece_bytes = (size_t)16 << 20;
 
 #define OK(call)                                                                                                       \
@@ -118,6 +119,34 @@ static void rounds(const char *name, void (*round)(void))
         printf("\n");
 }
 
+/* Under the limit there is room for them as long as each counts as what it is: whole steps of 64 KiB. */
+static void managed(void)
+{
+        CUdeviceptr blocks[MANAGED];
+        CUresult result;
+
+        for (int i = 0; i < MANAGED; i++)
+                OK(cuMemAllocManaged(&blocks[i], (size_t)128 << 10, CU_MEM_ATTACH_GLOBAL));
+        for (int i = 0; i < MANAGED; i++) {
+                result = cuMemFree(blocks[i]);
+                if (result != CUDA_SUCCESS) {
+                        printf("free %d of managed memory: %d\n", i, (int)result);
+                        OK(cuMemFree(blocks[i]));
+                }
+        }
+}
+
+/* This one was not made to be exported. */
+static void export_refused(void)
+{
+        CUmemGenericAllocationHandle handle = create();
+        int fd = -1;
+
+        printf("export: %d\n",
+               (int)cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(cuMemRelease(handle));
+}
+
 int main(void)
 {
         size_t before, after, total;
@@ -130,6 +159,8 @@ int main(void)
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);
         rounds("two mappings", two_mappings);
+        managed();
+        export_refused();
         OK(cuMemGetInfo(&after, &total));
         printf("%zu MiB left\n", (before - after) >> 20);
         return EXIT_SUCCESS;
