@@ -54,8 +54,8 @@ static void *free_inside(void *arg)
         return NULL;
 }
 
-/* One piece is freed as the pool ends, one later. */
-static void one_inside(void)
+/* One piece is freed as the pool ends, one later, in stream order or not. */
+static void one_inside(bool in_order)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
@@ -74,7 +74,7 @@ static void one_inside(void)
                 sched_yield();
         OK(cuMemPoolDestroy(pool));
         pthread_join(thread, NULL);
-        OK(cuMemFreeAsync(later, stream));
+        OK(in_order ? cuMemFreeAsync(later, stream) : cuMemFree(later));
         OK(cuStreamSynchronize(stream));
 }
 
@@ -117,7 +117,7 @@ int main(int argc, char **argv)
         pthread_barrier_init(&begin, NULL, 2);
         OK(cuMemGetInfo(&before, &total));
         for (int i = 0; i < ROUNDS; i++)
-                inside ? one_inside() : one_round();
+                inside ? one_inside(i % 4 == 0) : one_round();
         OK(cuMemGetInfo(&after, &total));
         printf("%d pools, %zu MiB left\n", ROUNDS, (before - after) >> 20);
         return EXIT_SUCCESS;
