@@ -269,6 +269,37 @@ static void irregular(void)
         printf("allocation after all that: %d\n", (int)cuCtxSynchronize());
 }
 
+/* An end that is refused for its arguments ends nothing: a fence on the legacy stream would still lose the capture. */
+static void refused_end(void)
+{
+        CUdeviceptr p = block(), q = 0;
+        CUstream blocking;
+        CUgraph graph = NULL;
+        CUresult code;
+
+        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        code = cuStreamEndCapture(blocking, NULL);
+        printf("end without a place for the graph: %d\n", (int)code);
+        code = cuMemFree(p);
+        printf("free after that: %d", (int)code);
+        code = CUDA_SUCCESS;
+        for (int i = 0; i < ROUNDS && code == CUDA_SUCCESS; i++) {
+                q = 0;
+                code = cuMemAlloc(&q, large);
+                if (code == CUDA_SUCCESS && i + 1 < ROUNDS)
+                        code = cuMemFree(q);
+        }
+        printf(", then %d", (int)code);
+        code = cuStreamEndCapture(blocking, &graph);
+        printf(", the capture ended with %d\n", (int)code);
+        if (graph)
+                GT_MUST(cuGraphDestroy(graph));
+        if (q)
+                GT_MUST(cuMemFree(q));
+        GT_MUST(cuStreamDestroy(blocking));
+}
+
 /*
  * Calls for the thread's own stream while a blocking stream of the context is captured: that one is not, though the
  * legacy stream, also called 0, may not even be asked. What is freed so is freed once, for everybody.
@@ -331,5 +362,6 @@ int main(void)
         freed_during();
         per_thread();
         irregular();
+        refused_end();
         return wrong ? 1 : 0;
 }
