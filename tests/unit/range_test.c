@@ -264,6 +264,19 @@ static void test_most(void)
         finish();
 }
 
+/* The last class is the last: what lies behind the lists is none of theirs. */
+static void test_end_of_lists(void)
+{
+        static struct {
+                struct gr_free_lists lists;
+                uint64_t behind[64];
+        } room;
+
+        for (size_t i = 0; i < 64; i++)
+                room.behind[i] = UINT64_C(1) << 12;
+        GR_CHECK(!gr_range_first(&room.lists, UNIT));
+}
+
 int main(void)
 {
         test_cut_and_swallow(true);
@@ -273,5 +286,6 @@ int main(void)
         test_fit();
         test_soon();
         test_most();
+        test_end_of_lists();
         return GR_CHECK_RESULT();
 }
