@@ -21,7 +21,7 @@ void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const st
         core->driver = driver;
         core->config = *config;
         gr_ledger_init(&core->ledger);
-        gr_foreign_init(&core->foreign);
+        gr_accounted_init(&core->accounted);
         gr_gate_init(&core->gate);
         gr_registry_init(&core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
@@ -41,7 +41,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
         atomic_init(&context->arenas[0], &context->first_arena);
         atomic_init(&context->arena_count, 1);
         gr_split_init(context);
-        gr_budget_keep(context->device, &context->quick.cached);
+        gr_budget_keep(context->device, &context->fastbins.cached);
 }
 
 static void context_fini(struct gr_context *context)
@@ -67,7 +67,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_budget_destroy(&core->host);
         gr_pinned_destroy(core);
         gr_ledger_destroy(&core->ledger);
-        gr_foreign_destroy(&core->foreign);
+        gr_accounted_destroy(&core->accounted);
         gr_gate_destroy(&core->gate);
         gr_registry_destroy(&core->registry);
         gr_lock_destroy(&core->contexts_lock);
@@ -113,8 +113,8 @@ static bool reach_each_other(struct gr_context *other, void *arg)
         struct gr_context *context = arg;
 
         if (other != context) {
-                gr_fence_add_reach(context, other);
-                gr_fence_add_reach(other, context);
+                gr_fence_add_accessor(context, other);
+                gr_fence_add_accessor(other, context);
         }
         return true;
 }
@@ -243,7 +243,7 @@ static bool is_alone(struct gr_context *context)
  * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
  * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
  */
-static void see_off(struct gr_context *context)
+static void wait_for_visitors(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         unsigned own = 0;
@@ -277,7 +277,7 @@ void gr_context_stays(struct gr_context *context)
 
 void gr_context_ending(struct gr_context *context)
 {
-        see_off(context);
+        wait_for_visitors(context);
         /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
          */
         if (!is_alone(context))
@@ -290,14 +290,14 @@ void gr_context_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        see_off(context);
+        wait_for_visitors(context);
         forget_everywhere(context);
-        gr_arenas_shut(context);
+        gr_arenas_quiesce(context);
         gr_fence_reset(context);
         gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);
-        gr_arenas_open(context);
+        gr_arenas_resume(context);
         gr_spill_drop(context);
         gr_pinned_drop(context);
         gr_lock(&core->contexts_lock);

@@ -11,25 +11,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "arena.h"
-#include "budget.h"
-#include "class.h"
-#include "decay.h"
-#include "driver.h"
-#include "early.h"
-#include "fence.h"
-#include "foreign.h"
-#include "ladder.h"
-#include "ledger.h"
-#include "lock.h"
-#include "options.h"
-#include "pinned.h"
-#include "quick.h"
-#include "reclaimable.h"
-#include "shard.h"
-#include "spare.h"
-#include "spill.h"
-#include "split.h"
+#include "account/accounted.h"
+#include "account/budget.h"
+#include "base/driver.h"
+#include "base/lock.h"
+#include "base/options.h"
+#include "base/shard.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
+#include "cache/ledger.h"
+#include "cache/preallocate.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
+#include "host/spill.h"
+#include "reclaim/decay.h"
+#include "reclaim/ladder.h"
+#include "reclaim/proactive.h"
+#include "reclaim/reclaimable.h"
+#include "segment/fastbin.h"
+#include "segment/split.h"
 #include "stats.h"
 
 #define GR_DEVICES_MAX 64
@@ -38,7 +38,7 @@ struct gr_context {
         /* What every hit reads. */
         struct gr_core *core;
         struct gr_device *device;
-        _Atomic unsigned arenas_shut;               /* how many want it so: gr_arenas_shut */
+        _Atomic unsigned arenas_quiesced;           /* how many want it so: gr_arenas_quiesce */
         _Atomic bool split_active;                  /* new requests are served by split */
         size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
@@ -54,11 +54,11 @@ struct gr_context {
         struct gr_split split;
         _Atomic unsigned arena_count; /* that there are */
         struct gr_arena first_arena;
-        struct gr_quick quick;    /* guarded by the first arena's lock, as is ... */
+        struct gr_fastbins fastbins; /* guarded by the first arena's lock, as is ... */
         struct gr_block *leaving; /* ... what the driver has once a stream gets there: charged until then, as cached */
         struct gr_spilled spilled;
         struct gr_decay decay;
-        _Atomic uint64_t spare_bytes; /* taken fresh to save fences (spare.h), and not given back */
+        _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */
 };
 
 /* How the pool behaves; constant after gr_core_init. */
@@ -67,8 +67,8 @@ struct gr_config {
         enum gr_pool_kind pool;
         uint64_t decay_ns; /* 0: off */
         uint64_t wait_ns;  /* 0: off */
-        bool early;
-        bool host_trim;
+        bool proactive;
+        bool trim_malloc;
 };
 
 struct gr_core {
@@ -93,7 +93,7 @@ struct gr_core {
 
         const struct gr_driver *driver;
         struct gr_ledger ledger;
-        struct gr_foreign_ledger foreign;
+        struct gr_accounted_ledger accounted;
         struct gr_gate gate;
         struct gr_device devices[GR_DEVICES_MAX];
         struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
@@ -101,7 +101,7 @@ struct gr_core {
         struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
         struct gr_stats stats;
         struct gr_registry registry;
-        struct gr_early early;
+        struct gr_proactive proactive;
         _Atomic unsigned barriers_begun; /* of those that no waits_for_others has stopped; gr_core_will_wait */
         /* How often streams were given work that waits for others: about to be, and were. */
         _Atomic uint64_t waits_begun, waits_given;

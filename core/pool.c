@@ -61,7 +61,7 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_conte
         return block;
 }
 
-GR_OFTEN struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
         if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
                 return NULL;
@@ -120,8 +120,8 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
                 gr_budget_release(device, ptr, capacity);
                 goto give_back;
         }
-        gr_budget_note_live(device);
-        gr_early_note(context);
+        gr_budget_update_peak(device);
+        gr_proactive_note(context);
         *ret_block = block;
         return 0;
 
@@ -196,7 +196,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                 if (!gr_split_waiting(context) && class_empty(context, gr_class_of(bytes)))
                         return NULL;
         } else if (class_empty(context, gr_class_of(bytes)) ||
-                   (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_spare_take(context, bytes))) {
+                   (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {
                 return NULL;
         }
         if (gr_fence_barrier_is_cheap(context)) {
@@ -222,7 +222,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         uint64_t ptr = gr_arena_adopt(block, bytes);
-        uint32_t handouts;
+        uint32_t generation;
 
         if (ptr) {
                 *ret_ptr = ptr;
@@ -230,9 +230,9 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         }
         ptr = block->ptr;
         /* Nobody else has the block now. */
-        handouts = block->flags & GR_BLOCK_SPLIT ? gr_arena_handout(block->context)
-                                                 : atomic_load_explicit(&block->handouts, memory_order_relaxed) + 1;
-        atomic_store_explicit(&block->handouts, handouts, memory_order_relaxed);
+        generation = block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context)
+                                                   : atomic_load_explicit(&block->generation, memory_order_relaxed) + 1;
+        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
         if (!gr_ledger_hand_out(block, bytes)) {
                 gr_block_drop(block);
                 return false;
@@ -248,7 +248,7 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
 
         if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
             !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
-                if (context->core->config.reuse == GR_REUSE_AUTO && gr_spare_take(context, bytes))
+                if (context->core->config.reuse == GR_REUSE_AUTO && gr_preallocate_wanted(context, bytes))
                         return NULL;
                 return take_behind_barrier(context, bytes);
         }
@@ -293,7 +293,7 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
         return bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_slow(context, bytes, ret_ptr) : -E2BIG;
 }
 
-GR_OFTEN int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
+GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
         struct gr_block *block;
         bool looks;
@@ -416,7 +416,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = &context->fence;
-        bool never = block->flags & GR_BLOCK_EXPORTED || fence->reach_overflow ||
+        bool never = block->flags & GR_BLOCK_EXPORTED || fence->accessor_overflow ||
                      atomic_load_explicit(&fence->broken, memory_order_relaxed);
         bool by_driver = never || bypassed(core), much = false;
         uint64_t epoch = GR_SPLIT_NEVER;
@@ -438,7 +438,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         return rc;
 }
 
-GR_OFTEN void gr_pool_freed(struct gr_context *context, bool much)
+GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool much)
 {
         /* An epoch left open would come to cover work that starts only later. */
         if (much)
@@ -472,7 +472,7 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
-GR_OFTEN static int free_slow(struct gr_core *core, uint64_t ptr, const struct order *order)
+GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struct order *order)
 {
         struct gr_context *context;
         struct gr_fence *fence;
@@ -503,7 +503,7 @@ GR_OFTEN static int free_slow(struct gr_core *core, uint64_t ptr, const struct o
         return 0;
 }
 
-GR_OFTEN int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
+GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
 {
         return free_slow(core, ptr, &(struct order){0});
 }

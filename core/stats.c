@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "core.h"
-#include "size.h"
 
 struct out {
         gr_stats_write *write;
@@ -18,16 +18,16 @@ struct bin_totals {
         uint64_t hits, frees, cached_blocks;
 };
 
-static const char *const family_words[] = {
-#define GR_FAMILY_WORDS(id, name, words) words,
-        GR_FAMILIES(GR_FAMILY_WORDS)
-#undef GR_FAMILY_WORDS
+static const char *const kind_words[] = {
+#define GR_MEMORY_WORDS(id, name, words) words,
+        GR_MEMORY_KINDS(GR_MEMORY_WORDS)
+#undef GR_MEMORY_WORDS
 };
 
-static const char *const family_names[] = {
-#define GR_FAMILY_NAME(id, name, words) name,
-        GR_FAMILIES(GR_FAMILY_NAME)
-#undef GR_FAMILY_NAME
+static const char *const kind_names[] = {
+#define GR_MEMORY_NAME(id, name, words) name,
+        GR_MEMORY_KINDS(GR_MEMORY_NAME)
+#undef GR_MEMORY_NAME
 };
 
 __attribute__((format(printf, 2, 3))) static void put(struct out *out, const char *format, ...)
@@ -56,9 +56,9 @@ static void sum_bins(struct gr_core *core, struct bin_totals *ret)
                 ret->cached_blocks += split->free_count;
                 gr_unlock(&split->lock);
                 gr_arena_lock(&context->first_arena);
-                ret->hits += context->quick.hits;
-                ret->frees += context->quick.frees;
-                ret->cached_blocks += context->quick.count;
+                ret->hits += context->fastbins.hits;
+                ret->frees += context->fastbins.frees;
+                ret->cached_blocks += context->fastbins.count;
                 gr_arena_unlock(&context->first_arena);
                 for (unsigned i = 0; i < GR_SHARDS; i++) {
                         struct gr_arena *arena = gr_arena_at(context, i);
@@ -84,7 +84,7 @@ static uint64_t counter(struct gr_core *core, enum gr_stat stat)
 
 static bool device_seen(struct gr_device *device)
 {
-        return atomic_load(&device->peak_charged_bytes) > 0 || atomic_load(&device->total_bytes) > 0;
+        return atomic_load(&device->peak_reserved_bytes) > 0 || atomic_load(&device->total_bytes) > 0;
 }
 
 void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
@@ -106,7 +106,7 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_device *device = &core->devices[i];
                 uint64_t total = atomic_load(&device->total_bytes), hard = atomic_load(&device->hard_bytes);
-                uint64_t card_free = atomic_load(&device->card_free_bytes), own = atomic_load(&device->own_bytes);
+                uint64_t card_free = atomic_load(&device->card_free_bytes), own = atomic_load(&device->driver_bytes);
 
                 if (!device_seen(device))
                         continue;
@@ -119,26 +119,26 @@ void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
                 put(&out, "    memory: %s live, %s cached, hard limit %s\n",
                     gr_size_format(gr_budget_live(device), a, sizeof(a)),
                     gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
-                for (int f = 0; f < GR_FAMILY_COUNT; f++)
-                        if (atomic_load(&device->family_bytes[f]) > 0)
-                                put(&out, "    %s it %s: %s\n", gr_family_charged((enum gr_family)f) ? "of" : "beside",
-                                    family_words[f],
-                                    gr_size_format(atomic_load(&device->family_bytes[f]), a, sizeof(a)));
-                if (own != GR_UNLIMITED && atomic_load(&device->family_bytes[GR_FAMILY_DRIVER]) == 0)
-                        put(&out, "    beside it %s: %s\n", family_words[GR_FAMILY_DRIVER],
+                for (int f = 0; f < GR_MEMORY_KIND_COUNT; f++)
+                        if (atomic_load(&device->kind_bytes[f]) > 0)
+                                put(&out, "    %s it %s: %s\n",
+                                    gr_memory_kind_is_charged((enum gr_memory_kind)f) ? "of" : "beside", kind_words[f],
+                                    gr_size_format(atomic_load(&device->kind_bytes[f]), a, sizeof(a)));
+                if (own != GR_UNLIMITED && atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) == 0)
+                        put(&out, "    beside it %s: %s\n", kind_words[GR_MEMORY_DRIVER],
                             gr_size_format(own, a, sizeof(a)));
                 if (atomic_load(&device->spilled_bytes) > 0)
                         put(&out, "    in host memory: %s\n",
                             gr_size_format(atomic_load(&device->spilled_bytes), a, sizeof(a)));
-                put(&out, "    peak: %s live, %s footprint\n",
+                put(&out, "    peak: %s live, %s reserved\n",
                     gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
-                    gr_size_format(atomic_load(&device->peak_charged_bytes), b, sizeof(b)));
+                    gr_size_format(atomic_load(&device->peak_reserved_bytes), b, sizeof(b)));
         }
-        if (atomic_load(&core->host.peak_charged_bytes) > 0)
-                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", family_words[GR_FAMILY_HOST],
-                    gr_size_format(atomic_load(&core->host.charged_bytes), a, sizeof(a)),
+        if (atomic_load(&core->host.peak_reserved_bytes) > 0)
+                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", kind_words[GR_MEMORY_HOST],
+                    gr_size_format(atomic_load(&core->host.reserved_bytes), a, sizeof(a)),
                     gr_size_format(gr_budget_cached(&core->host), d, sizeof(d)),
-                    gr_size_format(atomic_load(&core->host.peak_charged_bytes), b, sizeof(b)),
+                    gr_size_format(atomic_load(&core->host.peak_reserved_bytes), b, sizeof(b)),
                     gr_size_format(atomic_load(&core->host.hard_bytes), c, sizeof(c)));
         requests = bins.hits + counter(core, GR_STAT_driver_allocs);
         put(&out,
@@ -186,23 +186,23 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *wr
                 put(&out, "%s{\"device\":%d,\"card_total_bytes\":%" PRIu64 ",\"card_free_bytes\":%" PRIu64, comma, i,
                     atomic_load(&device->total_bytes), atomic_load(&device->card_free_bytes));
                 put_limit(&out, "hard_limit_bytes", atomic_load(&device->hard_bytes));
-                put_limit(&out, "driver_own_bytes", atomic_load(&device->own_bytes));
+                put_limit(&out, "driver_bytes", atomic_load(&device->driver_bytes));
                 put(&out,
-                    ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"footprint_bytes\":%" PRIu64
-                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_footprint_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64
+                    ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"reserved_bytes\":%" PRIu64
+                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_reserved_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64
                     ",\"driver_idle_bytes\":%" PRIu64 ",\"families\":{",
-                    gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->charged_bytes),
-                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_charged_bytes),
+                    gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->reserved_bytes),
+                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_reserved_bytes),
                     atomic_load(&device->spilled_bytes), atomic_load(&device->idle_bytes));
-                for (int f = 0; f < GR_FAMILY_HOST; f++)
-                        put(&out, "%s\"%s\":%" PRIu64, f ? "," : "", family_names[f],
-                            atomic_load(&device->family_bytes[f]));
+                for (int f = 0; f < GR_MEMORY_HOST; f++)
+                        put(&out, "%s\"%s\":%" PRIu64, f ? "," : "", kind_names[f],
+                            atomic_load(&device->kind_bytes[f]));
                 put(&out, "}}");
                 comma = ",";
         }
         put(&out, "],\"%s_bytes\":%" PRIu64 ",\"%s_cached_bytes\":%" PRIu64 ",\"peak_%s_bytes\":%" PRIu64,
-            family_names[GR_FAMILY_HOST], atomic_load(&core->host.charged_bytes), family_names[GR_FAMILY_HOST],
-            gr_budget_cached(&core->host), family_names[GR_FAMILY_HOST], atomic_load(&core->host.peak_charged_bytes));
+            kind_names[GR_MEMORY_HOST], atomic_load(&core->host.reserved_bytes), kind_names[GR_MEMORY_HOST],
+            gr_budget_cached(&core->host), kind_names[GR_MEMORY_HOST], atomic_load(&core->host.peak_reserved_bytes));
         put(&out, ",\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
             bins.cached_blocks);
 #define GR_STAT(name, text) put(&out, ",\"" #name "\":%" PRIu64, counter(core, GR_STAT_##name));

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ladder_levels.h"
+#include "reclaim/ladder_levels.h"
 
 #define GR_STATS_SCHEMA 1 /* of the JSON; grows when a field changes its meaning or goes */
 

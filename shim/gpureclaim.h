@@ -57,19 +57,19 @@ int gpureclaim_unregister(uint64_t id);
 int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes);
 
 struct gpureclaim_status {
-        size_t struct_bytes;   /* set by the caller; the library fills no more than that */
-        uint64_t live_bytes;   /* the program's */
-        uint64_t cached_bytes; /* freed by it and kept for it */
-        uint64_t taken_bytes;  /* from the driver: live, cached, and what lies unused between small blocks */
+        size_t struct_bytes;     /* set by the caller; the library fills no more than that */
+        uint64_t live_bytes;     /* the program's */
+        uint64_t cached_bytes;   /* freed by it and kept for it */
+        uint64_t reserved_bytes; /* from the driver: live, cached, and what lies unused between small blocks */
         uint64_t peak_live_bytes;
-        uint64_t peak_taken_bytes;
+        uint64_t peak_reserved_bytes;
         uint64_t hard_limit_bytes; /* UINT64_MAX: none */
         uint64_t soft_limit_bytes; /* likewise */
         uint64_t spilled_bytes;    /* in host memory */
         uint64_t card_total_bytes; /* 0: not known yet */
         uint64_t card_free_bytes;  /* as the driver says now */
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
-        uint64_t imported_bytes;   /* of others, opened by this process: in their account, not in taken_bytes */
+        uint64_t imported_bytes;   /* of others, opened by this process: in their account, not in reserved_bytes */
 };
 
 /* -EINVAL: no such device, or struct_bytes is too small; -ENODEV: this process has not used it. */

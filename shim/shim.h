@@ -1,10 +1,10 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
  * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, submit.c,
- * sync.c; runtime.c for two functions of the shared runtime; async.c, mapped.c, import.c, managed.c, array.c, graph.c,
- * module.c and host.c for what the pool does not serve; own.c for what the driver takes by itself; nvml_answers.c for
- * NVML's answers), gives core/ the real driver (driver.c), and looks after the process: options, fork, exit, helper
- * thread (process.c), and the other processes on the card (neighbour.c, system.c).
+ * sync.c; runtime.c for two functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
+ * graph.c, module.c and pinned_host.c for what the pool does not serve; overhead.c for what the driver takes by itself;
+ * nvml_views.c for NVML's answers), gives core/ the real driver (operations.c), and looks after the process: options,
+ * fork, exit, helper thread (process.c), and the other processes on the card (neighbour.c, platform.c).
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
  * fork, hooks do nothing but call the real function.
@@ -27,9 +27,9 @@ CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *locat
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 #endif
 
-#define GR_EXPORT  __attribute__((visibility("default")))
-#define GR_HOT     __attribute__((section("gr_hot"))) /* what each call reads, side by side in a cache line */
-#define GR_VERSION "0.1.0"
+#define GR_EXPORT   __attribute__((visibility("default")))
+#define GR_HOT_DATA __attribute__((section("gr_hot"))) /* what each call reads, side by side in a cache line */
+#define GR_VERSION  "0.1.0"
 
 /* A pointer that is no allocation: the driver answers for it as for one that was freed (measured, driver 580). */
 #define GR_NO_POINTER ((CUdeviceptr)0x1000)
@@ -47,7 +47,7 @@ struct gr_real {
 #define GR_HOOK(symbol) __typeof__(symbol) *symbol;
 #define GR_CALL(symbol) __typeof__(symbol) *symbol;
 #define GR_NEED(symbol) __typeof__(symbol) *symbol;
-#include "hooks.def"
+#include "lookup/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED
@@ -107,7 +107,7 @@ void gr_process_in_use(void);
  */
 int gr_report_open(const char *option, const char *path);
 
-/* public.c: the core is there, and what was registered before joins it. */
+/* api.c: the core is there, and what was registered before joins it. */
 void gr_public_init(void);
 
 /* neighbour.c */
@@ -145,7 +145,7 @@ uint64_t gr_neighbour_sum(const char *uuid);
 /* For gr_core.wait_for_neighbours. */
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
 
-/* driver.c */
+/* operations.c */
 extern struct gr_driver gr_driver;
 
 /* Fills gr_driver with what gr_real has. */
@@ -225,18 +225,18 @@ static inline bool gr_tracing(void)
 /*
  * A block of the pool for the program, and one from it, told to the trace; 0 or -errno, errno is kept. bytes: more than
  * none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
- * Each begins with the short way, here, and goes on with what only the longer one does. ptr: what gr_arena_alloc had, 0
+ * Each begins with the fast path, here, and goes on with what only the slow one does. ptr: what gr_arena_alloc had, 0
  * for nothing. The free's context: where gr_arena_free took it back, much as it said; NULL where it did not.
  */
-int gr_memory_alloc_rest(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
-int gr_memory_free_rest(struct gr_context *context, CUdeviceptr ptr, bool much);
+int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
+int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool much);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
         uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
 
         if (__builtin_expect(!ptr || gr_tracing(), 0))
-                return gr_memory_alloc_rest(context, ptr, bytes, ret_ptr);
+                return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;
 }
@@ -249,7 +249,7 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         if (__builtin_expect(!gr_tracing(), 1))
                 context = gr_arena_free(&gr_core, ptr, &much);
         if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
-                return gr_memory_free_rest(context, ptr, much);
+                return gr_memory_free_slow(context, ptr, much);
         return 0;
 }
 
@@ -278,7 +278,7 @@ struct gr_device *gr_device_use(CUdevice device);
 #define GR_UUID_TEXT_BYTES 37
 bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
-/* async.c */
+/* stream_ordered.c */
 
 /* Corrects the charge for the driver's own pools and graph memory of the device, waiting for nothing. */
 void gr_async_refresh(struct gr_device *device);
@@ -295,7 +295,7 @@ void gr_async_trim_host(void);
  */
 CUresult gr_async_free(CUdeviceptr ptr);
 
-/* A free in stream order that has begun; of async.c, the memory is the caller's until the end. */
+/* A free in stream order that has begun; of stream_ordered.c, the memory is the caller's until the end. */
 struct gr_async_free {
         struct gr_async_free *prev, *next;
         CUdeviceptr ptr;
@@ -341,28 +341,28 @@ CUresult gr_graph_waits(bool told, CUresult result);
 bool gr_graph_memory(void); /* whether any graph may have allocated */
 void gr_graph_trimmed(void);
 
-/* own.c */
+/* overhead.c */
 
 /* How old the figure may be where it is looked at beside something else that goes to the driver. */
-#define GR_OWN_AGE_NS UINT64_C(100000000)
+#define GR_OVERHEAD_AGE_NS UINT64_C(100000000)
 
 /* Whether the limit counts what the driver takes by itself. */
-static inline bool gr_own_counted(void)
+static inline bool gr_overhead_counted(void)
 {
         return gr_options.limit_includes == GR_INCLUDES_PROCESS;
 }
 
 /*
- * Sees what the driver took by itself, unless that was done less than most_age_ns ago: into device->own_bytes and,
+ * Sees what the driver took by itself, unless that was done less than most_age_ns ago: into device->driver_bytes and,
  * where it counts, the charge. Takes locks of its own and asks NVML, so never with a lock of core/ above the ladder's.
  */
-void gr_own_look(struct gr_device *device, uint64_t most_age_ns);
+void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
 /* The driver has just taken something for the current context: whether the limit holds still, or again after the
  * ladder. */
-bool gr_own_fits(void);
+bool gr_overhead_fits(void);
 
-/* nvml_answers.c */
+/* nvml_views.c */
 
 /* What we export under this name to stand in for NVML's; NULL: we do not. */
 void *gr_nvml_hook(const char *name);
@@ -383,7 +383,7 @@ void gr_captures_end(CUcontext context);
 /* The calling thread is about to submit work to the stream; null_is_own: by a function whose 0 is the thread's own. */
 void gr_submits(CUstream stream, bool null_is_own);
 
-/* import.c */
+/* ipc.c */
 
 /* Memory is shared with others from now on: kernels may wait for what those write there. */
 void gr_memory_shared(void);
@@ -397,7 +397,7 @@ bool gr_export_is_own(int fd);
 /* managed.c */
 
 /* cuMemFree of what is no block of the pool. */
-CUresult gr_free_foreign(CUdeviceptr ptr);
+CUresult gr_free_accounted(CUdeviceptr ptr);
 
 /* query.c */
 

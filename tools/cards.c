@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "command.h"
-#include "nvml.h"
-#include "options.h"
-#include "system.h"
+#include "driver/nvml.h"
+#include "process/platform.h"
 
 #define QUIET_NS UINT64_C(1000000000) /* longest without a sign of life */
 #define WORK_NS  UINT64_C(5000000000) /* and in all */
@@ -64,10 +64,10 @@ static void read_members(struct card *card)
         if (!card->members)
                 card->members = calloc(GR_REGION_SLOTS, sizeof(*card->members));
         card->count = 0;
-        card->charged_bytes = 0;
+        card->reserved_bytes = 0;
         for (unsigned i = 0; card->members && i < GR_REGION_SLOTS; i++)
                 if (gr_region_read(&card->region, i, &card->members[card->count]) == 0)
-                        card->charged_bytes += card->members[card->count++].charged_bytes;
+                        card->reserved_bytes += card->members[card->count++].reserved_bytes;
         if (card->members)
                 qsort(card->members, card->count, sizeof(*card->members), by_pid);
 }
@@ -173,9 +173,9 @@ void cards_close(struct card *cards, size_t count)
         free(cards);
 }
 
-uint64_t card_foreign_bytes(const struct card *card)
+uint64_t card_others_bytes(const struct card *card)
 {
-        return card->used_bytes > card->charged_bytes ? card->used_bytes - card->charged_bytes : 0;
+        return card->used_bytes > card->reserved_bytes ? card->used_bytes - card->reserved_bytes : 0;
 }
 
 uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member)
@@ -185,8 +185,8 @@ uint64_t member_driver_bytes(const struct card *card, const struct gr_member *me
         /* Another namespace's number may be that of another process here. */
         for (size_t i = 0; own == UINT64_MAX && member->same_namespace && i < card->use_count; i++)
                 if (card->uses[i].pid == member->identity.pid && card->uses[i].bytes != UINT64_MAX &&
-                    card->uses[i].bytes >= member->charged_bytes)
-                        own = card->uses[i].bytes - member->charged_bytes;
+                    card->uses[i].bytes >= member->reserved_bytes)
+                        own = card->uses[i].bytes - member->reserved_bytes;
         return own;
 }
 

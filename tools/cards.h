@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "nvml.h"
-#include "region.h"
+#include "driver/nvml.h"
+#include "region/region.h"
 
 /* One group of processes on one GPU. */
 struct card {
@@ -17,7 +17,7 @@ struct card {
         char group[GR_GROUP_NAME_BYTES];
         char uuid[37];
         uint64_t total_bytes, used_bytes; /* of the card; 0 and 0: nobody can tell */
-        uint64_t charged_bytes;           /* of all members */
+        uint64_t reserved_bytes;          /* of all members */
         struct gr_member *members;        /* by pid */
         size_t count;
         struct gr_nvml_use *uses; /* of all processes, as NVIDIA's library tells; NULL where it does not */
@@ -37,7 +37,7 @@ void cards_close(struct card *cards, size_t count);
 void card_read(struct card *card, bool ask);
 
 /* What is not ours on the card. */
-uint64_t card_foreign_bytes(const struct card *card);
+uint64_t card_others_bytes(const struct card *card);
 
 /*
  * What the driver took by itself for a member, contexts and code: what the member says of it, or else what it holds on

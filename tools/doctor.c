@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/options.h"
 #include "command.h"
-#include "options.h"
 
 /* Bringing up eight cards that nobody keeps awake takes several seconds. */
 #define PROBE_SECONDS 60

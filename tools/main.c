@@ -5,9 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
+#include "base/options.h"
 #include "command.h"
-#include "log.h"
-#include "options.h"
 
 #define ITEMS(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -2,8 +2,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/options.h"
 #include "command.h"
-#include "options.h"
 
 static const char *get(const char *name)
 {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "command.h"
-#include "size.h"
 
 #define DRIVER "libcuda.so.1"
 

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/options.h"
 #include "command.h"
-#include "options.h"
 
 #define LINE_WIDTH 96
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "size.h"
 
 static void print_card(const struct card *card)
 {
@@ -16,7 +16,7 @@ static void print_card(const struct card *card)
         if (card->total_bytes)
                 printf("  card: %s of %s used, %s not counted here (contexts, other programs)\n",
                        gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
-                       gr_size_format(card_foreign_bytes(card), c, sizeof(c)));
+                       gr_size_format(card_others_bytes(card), c, sizeof(c)));
         else
                 printf("  card: unknown\n");
         for (size_t i = 0; i < card->count; i++) {
@@ -27,9 +27,9 @@ static void print_card(const struct card *card)
                 printf("  %u %s%s: effective use of the card %.2f%% (%s of %s)\n", member->identity.pid, member->name,
                        member->same_namespace ? "" : " (of another pid namespace)",
                        figures[GR_FIGURE_card_total]
-                               ? 100.0 * (double)member->charged_bytes / (double)figures[GR_FIGURE_card_total]
+                               ? 100.0 * (double)member->reserved_bytes / (double)figures[GR_FIGURE_card_total]
                                : 0.0,
-                       gr_size_format(member->charged_bytes, a, sizeof(a)),
+                       gr_size_format(member->reserved_bytes, a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_card_total], b, sizeof(b)));
                 printf("    pool: %s live, %s cached, peak %s", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
@@ -67,7 +67,7 @@ static void print_json_card(const struct card *card)
         printf("{\"uuid\": \"%s\", \"group\": \"%s\"", card->uuid, card->group);
         print_json_bytes("card_total", card->total_bytes ? card->total_bytes : GR_SIZE_NONE);
         print_json_bytes("card_used", card->total_bytes ? card->used_bytes : GR_SIZE_NONE);
-        print_json_bytes("foreign", card->total_bytes ? card_foreign_bytes(card) : GR_SIZE_NONE);
+        print_json_bytes("foreign", card->total_bytes ? card_others_bytes(card) : GR_SIZE_NONE);
         printf(", \"processes\": [");
         for (size_t i = 0; i < card->count; i++) {
                 const struct gr_member *member = &card->members[i];
@@ -78,7 +78,7 @@ static void print_json_card(const struct card *card)
                 print_json_string(member->name);
                 printf(", \"same_pid_namespace\": %s, \"share\": %u", member->same_namespace ? "true" : "false",
                        member->share);
-                print_json_bytes("charged", member->charged_bytes);
+                print_json_bytes("reserved", member->reserved_bytes);
                 figures[GR_FIGURE_driver] = member_driver_bytes(card, member);
                 if (figures[GR_FIGURE_card_free] == 0) /* it has not asked yet */
                         figures[GR_FIGURE_card_free] = GR_SIZE_NONE;

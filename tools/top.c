@@ -4,17 +4,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "ladder_levels.h"
-#include "size.h"
+#include "reclaim/ladder_levels.h"
 
 #define REFRESH_MS 1000
 #define BAR_WIDTH  20
 
 enum order { BY_CHARGED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
 
-static const char *const order_words[ORDERS] = {"taken", "cached", "idle", "pid"};
+static const char *const order_words[ORDERS] = {"reserved", "cached", "idle", "pid"};
 
 /* One process on one card. */
 struct row {
@@ -48,7 +48,7 @@ static int by_order(const void *left, const void *right)
         case BY_PID:
                 return compare(b->identity.pid, a->identity.pid);
         default:
-                return compare(a->charged_bytes, b->charged_bytes);
+                return compare(a->reserved_bytes, b->reserved_bytes);
         }
 }
 
@@ -101,7 +101,7 @@ static void draw(void)
                 draw_bar(card->used_bytes, 0, card->total_bytes);
                 printw(" GPU %.8s %s: %s of %s, %s not ours", card->uuid, card->group,
                        gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
-                       gr_size_format(card_foreign_bytes(card), c, sizeof(c)));
+                       gr_size_format(card_others_bytes(card), c, sizeof(c)));
         }
         attron(A_BOLD);
         mvprintw(++line, 0, "%8s %-15s %-*s %12s %12s %12s %7s", "PID", "NAME", BAR_WIDTH, "USE", "LIVE", "CACHED",

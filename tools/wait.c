@@ -4,10 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "size.h"
-#include "system.h"
+#include "process/platform.h"
 
 #define PAUSE_US 200000
 

@@ -21,7 +21,7 @@ must() {
 must "each fault of the sample compiles" [ $? -eq 0 ]
 must "the faults of the sample" diff "$here/sample.txt" "$folder/sample"
 list() {
-        "$tree/scripts/plant-faults" --list --modules fence,shim/async --seed "$1"
+        "$tree/scripts/plant-faults" --list --modules fence,shim/vmm --seed "$1"
 }
 list 1 >"$folder/list.1"
 list 1 >"$folder/list.2"

@@ -1,6 +1,7 @@
 /*
  * What the driver keeps after a program is done with it, and which call gives it back: by cuMemGetInfo, before and
- * after, natively. One "name: held -> back" line each; it checks nothing. core/ladder.h says which of these are rungs.
+ * after, natively. One "name: held -> back" line each; it checks nothing. core/reclaim/ladder.h says which of these are
+ * rungs.
  *
  * Then managed memory: what it costs, whether the driver can say what of it lies on the device, and which state a block
  * still has that is handed out a second time.

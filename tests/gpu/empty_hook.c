@@ -13,7 +13,7 @@
 
 #include <cuda.h>
 
-#include "dlsym.h"
+#include "lookup/dlsym.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -2,7 +2,7 @@
  * The hard limit against every way to get memory: each is tried until it is refused, and what the card really gave is
  * held against the limit.
  *
- *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_HOST_LIMIT=256MiB LD_PRELOAD=... families --limit=1GiB --host-limit=256MiB
+ *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_PINNED_LIMIT=256MiB LD_PRELOAD=... families --limit=1GiB --host-limit=256MiB
  *
  * Without --host-limit the host's memory is left alone. --card says that the limit is the card itself: no shim limit is
  * set, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
@@ -23,7 +23,7 @@ enum { MOST = 4096, OTHERS = 2 * 4096, BYPASS_US = 300000 }; /* after a failure 
 static const size_t slack_bytes = 64 * GT_MIB;
 
 static struct gt gt;
-static size_t limit, host_limit;
+static size_t limit, pinned_limit;
 static bool card;
 static CUstream stream;
 static CUmemoryPool explicit_pool;
@@ -341,7 +341,7 @@ static bool look(struct figures *ret)
         available(); /* pools are looked at anew */
         if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
                 return false;
-        *ret = (struct figures){(double)bytes, (double)status.taken_bytes};
+        *ret = (struct figures){(double)bytes, (double)status.reserved_bytes};
         return true;
 }
 
@@ -377,7 +377,7 @@ static void compare_gain(const char *name, bool on_demand)
 /* Until it is refused; then nothing else gets anything either, and after the frees all is there again. */
 static void fill(const struct family *family)
 {
-        size_t most = family->host ? host_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
+        size_t most = family->host ? pinned_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
         uint64_t extra;
 
         before = available();
@@ -736,7 +736,7 @@ static void crowd(void)
  * way round. */
 static void kept_by_host_pool(void)
 {
-        size_t bytes = host_limit / 8 / GT_PAGE * GT_PAGE;
+        size_t bytes = pinned_limit / 8 / GT_PAGE * GT_PAGE;
         cuuint64_t keep_all = UINT64_MAX;
         uint64_t p;
 
@@ -785,7 +785,7 @@ int main(int argc, char **argv)
                 if (!strncmp(argv[i], "--limit=", 8))
                         limit = gt_parse_size(argv[i] + 8);
                 else if (!strncmp(argv[i], "--host-limit=", 13))
-                        host_limit = gt_parse_size(argv[i] + 13);
+                        pinned_limit = gt_parse_size(argv[i] + 13);
                 else if (!strcmp(argv[i], "--card"))
                         card = true;
                 else
@@ -807,9 +807,9 @@ int main(int argc, char **argv)
         }
         origin_known = look(&origin);
         for (int i = 0; i < family_count; i++)
-                if (families[i].host ? host_limit != 0 : !(card && families[i].on_demand))
+                if (families[i].host ? pinned_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
-        if (host_limit && family_count == FAMILIES)
+        if (pinned_limit && family_count == FAMILIES)
                 kept_by_host_pool();
         gt_sleep_us(BYPASS_US);
         for (int i = 0; i < family_count; i++)

@@ -193,8 +193,8 @@ static void check_peak(const char *name)
 
         memcpy(&get, &found, sizeof get);
         if (get && get(gt.device, &status) == 0)
-                gt_check(status.peak_taken_bytes >= status.taken_bytes, name, "%.1f MiB taken, and %.1f at most",
-                         gt_mib(status.taken_bytes), gt_mib(status.peak_taken_bytes));
+                gt_check(status.peak_reserved_bytes >= status.reserved_bytes, name, "%.1f MiB taken, and %.1f at most",
+                         gt_mib(status.reserved_bytes), gt_mib(status.peak_reserved_bytes));
 }
 
 static void *unused(size_t fraction_of_limit)

@@ -118,7 +118,7 @@ static size_t take(struct gr_context *context, uint64_t room_bytes, uint64_t *pt
 /* Requests that the context's pool served. Nobody else uses the context yet. */
 static uint64_t served(struct gr_context *context)
 {
-        uint64_t sum = context->split.hits + context->quick.hits;
+        uint64_t sum = context->split.hits + context->fastbins.hits;
 
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
@@ -140,7 +140,7 @@ static void warm(struct gr_context *context)
         size_t count = 0;
 
         if (ptrs && bytes && gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0) {
-                charged = atomic_load(&context->device->charged_bytes);
+                charged = atomic_load(&context->device->reserved_bytes);
                 hard = atomic_load(&context->device->hard_bytes);
                 room_bytes = gr_min(free_bytes, hard > charged ? hard - charged : 0) / PART;
                 count = take(context, gr_min(room_bytes, most_bytes()), ptrs, bytes);

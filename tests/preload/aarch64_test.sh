@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The aarch64 half of shim/dlsym.S in an emulator; skipped (77) without a cross compiler or the emulator.
+# The aarch64 half of shim/lookup/dlsym.S in an emulator; skipped (77) without a cross compiler or the emulator.
 #
 #   aarch64_test.sh TOP FOLDER        the source tree, and where to put the program
 set -eu
@@ -11,9 +11,9 @@ done
 # With and without pointer authentication and branch targets, as distributions build.
 for protection in none standard; do
         # As every other object is marked, or the library would not be.
-        aarch64-linux-gnu-gcc -mbranch-protection=$protection -c -o "$2/dlsym-aarch64.o" "$1/shim/dlsym.S"
+        aarch64-linux-gnu-gcc -mbranch-protection=$protection -c -o "$2/dlsym-aarch64.o" "$1/shim/lookup/dlsym.S"
         aarch64-linux-gnu-readelf -n "$2/dlsym-aarch64.o" | grep -q BTI || { echo "FAILED: dlsym.S is not marked"; exit 1; }
         aarch64-linux-gnu-gcc -std=gnu11 -O2 -Wall -Wextra -Werror -D_GNU_SOURCE -static -mbranch-protection=$protection \
-                -o "$2/tail-aarch64" "$1/tests/preload/tail.c" "$1/shim/dlsym.S"
+                -o "$2/tail-aarch64" "$1/tests/preload/tail.c" "$1/shim/lookup/dlsym.S"
         qemu-aarch64 "$2/tail-aarch64"
 done

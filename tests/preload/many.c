@@ -23,8 +23,8 @@
 #include <unistd.h>
 
 #include "gpureclaim.h"
-#include "region.h"
-#include "system.h"
+#include "process/platform.h"
+#include "region/region.h"
 
 #define MIB         ((size_t)1 << 20)
 #define CARD_MIB    1024

@@ -60,8 +60,8 @@ assert stats["limit_hits"] == int(sys.argv[2]), "limit hits"
 assert stats["hits"] > 0 and stats["driver_allocs"] > 0, "counts"
 for device in stats["devices"]:
     assert 0 < device["card_free_bytes"] <= device["card_total_bytes"], "card"
-    assert device["peak_footprint_bytes"] >= device["footprint_bytes"] >= device["live_bytes"] >= 0, "footprint"
-    assert device["footprint_bytes"] >= device["cached_bytes"] >= 0, "cached"
+    assert device["peak_reserved_bytes"] >= device["reserved_bytes"] >= device["live_bytes"] >= 0, "footprint"
+    assert device["reserved_bytes"] >= device["cached_bytes"] >= 0, "cached"
 assert len(stats["devices"]) == 1, "devices"
 PY
 done

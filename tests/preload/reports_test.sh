@@ -80,7 +80,7 @@ python3 - "$folder/stats" <<'PY' || fail "two cards: $(cat "$folder/stats")"
 import json, sys
 
 devices = json.load(open(sys.argv[1]))["devices"]
-sys.exit(len(devices) != 2 or any(d["card_free_bytes"] + d["footprint_bytes"] != d["card_total_bytes"] for d in devices))
+sys.exit(len(devices) != 2 or any(d["card_free_bytes"] + d["reserved_bytes"] != d["card_total_bytes"] for d in devices))
 PY
 
 # A FIFO that nobody has open.

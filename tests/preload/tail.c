@@ -1,7 +1,7 @@
 /*
- * shim/dlsym.S by itself, with stand-ins for what it calls: which names are asked about, which answers count, and that
- * a look-up which is none of ours reaches the C library's dlsym exactly as its caller made it. Runs natively, and built
- * for aarch64 in an emulator (aarch64_test.sh).
+ * shim/lookup/dlsym.S by itself, with stand-ins for what it calls: which names are asked about, which answers count,
+ * and that a look-up which is none of ours reaches the C library's dlsym exactly as its caller made it. Runs natively,
+ * and built for aarch64 in an emulator (aarch64_test.sh).
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../shim/dlsym.h"
+#include "../../shim/lookup/dlsym.h"
 #include "../unit/check.h"
 
 dlsym_function *gr_real_dlsym;

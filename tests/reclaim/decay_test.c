@@ -2,8 +2,8 @@
 #include <errno.h>
 
 #include "check.h"
-#include "decay.h"
 #include "pool.h"
+#include "reclaim/decay.h"
 #include "scripted.h"
 
 #define DECAY_NS   (10000 * SG_MS)

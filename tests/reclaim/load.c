@@ -260,6 +260,6 @@ int main(int argc, char **argv)
         GR_CHECK(!line_with("reclaimable giving:", ""));
         GR_CHECK_EQ(((gpureclaim_status_function *)dlsym(RTLD_DEFAULT, "gpureclaim_status"))(gt.device, &status), 0);
         GR_CHECK_EQ(status.live_bytes, 0);
-        GR_CHECK(status.peak_taken_bytes <= limit);
+        GR_CHECK(status.peak_reserved_bytes <= limit);
         return GR_CHECK_RESULT();
 }

@@ -225,7 +225,7 @@ static void test_no_decay(void)
 }
 
 /* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
- * the frees that pass the threshold go the short way, and nothing else happens that could wake the helper. */
+ * the frees that pass the threshold go the fast path, and nothing else happens that could wake the helper. */
 /* Whoever only asks about a block leaves it to be cached; of what is cached, ranges of a segment too, nobody is told.
  */
 static void test_questions(void)
@@ -336,7 +336,7 @@ static void test_threshold(void)
                 GT_MUST(cuMemFree(first[i]));
                 GT_MUST(cuMemFree(second[i]));
                 first[i] = allocate(bytes);  /* pays for the fence that makes both usable ... */
-                second[i] = allocate(bytes); /* ... so that this goes the short way, and so does its free */
+                second[i] = allocate(bytes); /* ... so that this goes the fast path, and so does its free */
         }
         for (int i = 0; i < CLASSES; i++)
                 GT_MUST(cuMemFree(first[i]));
@@ -414,7 +414,7 @@ static void test_wait(void)
 }
 
 /* GPURECLAIM_HARD_LIMIT=64MiB; early: whether it is on. */
-static void test_early(bool early)
+static void test_early(bool proactive)
 {
         CUstream stream;
 
@@ -425,9 +425,9 @@ static void test_early(bool early)
         GR_CHECK_EQ(purges, 0); /* plenty */
         atomic_store(&held, allocate(48 * GT_MIB));
         GT_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(purges, early ? 1 : 0);
-        GR_CHECK_EQ(status().live_bytes, early ? 0 : 48 * GT_MIB);
-        if (!early)
+        GR_CHECK_EQ(purges, proactive ? 1 : 0);
+        GR_CHECK_EQ(status().live_bytes, proactive ? 0 : 48 * GT_MIB);
+        if (!proactive)
                 return;
         atomic_store(&held, allocate(48 * GT_MIB));
         gt_sleep_us(100000);
@@ -520,8 +520,8 @@ int main(int argc, char **argv)
                 test_exit();
         else if (strcmp(mode, "wait") == 0)
                 test_wait();
-        else if (strcmp(mode, "early") == 0 || strcmp(mode, "no-early") == 0)
-                test_early(strcmp(mode, "early") == 0);
+        else if (strcmp(mode, "proactive") == 0 || strcmp(mode, "no-proactive") == 0)
+                test_early(strcmp(mode, "proactive") == 0);
         else
                 return 2;
         return GR_CHECK_RESULT();

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "apart.h"
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 #include "pool.h"
+#include "process/workers.h"
 #include "scripted.h"
 
 #define ROOM_BYTES (64 * SG_MIB)
@@ -73,7 +73,7 @@ static void start(void)
         said[0] = '\0';
         core = core ? core + 1 : cores;
         gr_core_init(core, &driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        core->registry.apart = gr_apart_call;
+        core->registry.apart = gr_worker_call;
         context = gr_context_add(core, sg_context_new(0), 0);
 }
 
@@ -321,11 +321,11 @@ int main(void)
 {
         gr_log_set_sink(hear, NULL);
         gr_log_set_level(GR_LOG_WARN);
-        gr_apart_init(NULL);
+        gr_worker_init(NULL);
         test_served_by_another_thread();
         test_hanging();
         test_leaving();
         test_under_load();
-        gr_apart_stop(0);
+        gr_worker_stop(0);
         return GR_CHECK_RESULT();
 }

@@ -1,15 +1,15 @@
-/* The rungs WAIT and SPILL, the report's holders, and early reclaim, against a scripted GPU. */
+/* The rungs WAIT and SPILL, the report's holders, and proactive reclaim, against a scripted GPU. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define ROOM_BYTES (64 * SG_MIB)
 
@@ -498,26 +498,26 @@ static void test_early(void)
         static struct gr_reclaimable reclaimable = {.name = "garbage", .purge = purge};
         uint64_t first, begin_ns;
 
-        start((struct gr_config){.early = true});
+        start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
         purged.cost_ns = 10 * SG_MS;
         context->device->hard_bytes = 40 * SG_MIB;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         GR_CHECK_EQ(sg_alloc(context, 10 * SG_MIB, &first), 0);
-        GR_CHECK(!core.early.pressed);
+        GR_CHECK(!core.proactive.pressed);
         GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &purged.ptr), 0);
-        GR_CHECK(core.early.pressed);
+        GR_CHECK(core.proactive.pressed);
 
-        gr_early_run(context);
+        gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
-        GR_CHECK(core.early.fruitful);
+        GR_CHECK(core.proactive.fruitful);
         GR_CHECK_EQ(gr_budget_live(context->device), 10 * SG_MIB);
 
         /* One run cost 10 ms, a quarter of which the mean has: not before a fifth of the time allows it. */
-        gr_early_run(context);
+        gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
         sg_advance(13 * SG_MS);
-        gr_early_run(context);
+        gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 2);
 
         /* In the long run it takes no more than its share, and less where it frees nothing. */
@@ -525,7 +525,7 @@ static void test_early(void)
         purged.calls = 0;
         for (int i = 0; i < 10000; i++) {
                 sg_advance(SG_MS);
-                gr_early_run(context);
+                gr_proactive_run(context);
         }
         GR_CHECK(purged.calls > 0);
         GR_CHECK((double)purged.calls * 10 * (double)SG_MS < 0.05 * (double)(sg_driver.now_ns() - begin_ns));
@@ -535,13 +535,13 @@ static void test_early(void)
         sg_advance(1000000 * SG_MS);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
-        gr_early_run(context);
+        gr_proactive_run(context);
         gr_gate_end(&core.gate);
         GR_CHECK_EQ(purged.calls, 0);
         context->device->hard_bytes = 400 * SG_MIB;
-        gr_early_run(context);
+        gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 0);
-        GR_CHECK(!core.early.pressed);
+        GR_CHECK(!core.proactive.pressed);
         finish();
 }
 
@@ -562,31 +562,31 @@ static void test_early_share(void)
         uint64_t live;
 
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-                start((struct gr_config){.early = true});
+                start((struct gr_config){.proactive = true});
                 memset(&purged, 0, sizeof(purged));
                 context->device->hard_bytes = cases[i].limit_mib * SG_MIB;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
                 GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * SG_MIB, &live), 0);
-                GR_CHECK(core.early.pressed); /* from half of the limit on */
-                core.early.cost_ns = SG_MS;
-                core.early.ended_ns = sg_driver.now_ns();
-                core.early.fruitful = cases[i].fruitful;
-                core.early.fruitless = cases[i].fruitless;
+                GR_CHECK(core.proactive.pressed); /* from half of the limit on */
+                core.proactive.cost_ns = SG_MS;
+                core.proactive.ended_ns = sg_driver.now_ns();
+                core.proactive.fruitful = cases[i].fruitful;
+                core.proactive.fruitless = cases[i].fruitless;
                 sg_advance(cases[i].due_us * 990);
-                gr_early_run(context);
+                gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 0);
                 sg_advance(cases[i].due_us * 20);
-                gr_early_run(context);
+                gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 1);
-                GR_CHECK(!core.early.fruitful); /* it freed nothing */
-                GR_CHECK_EQ(core.early.fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
+                GR_CHECK(!core.proactive.fruitful); /* it freed nothing */
+                GR_CHECK_EQ(core.proactive.fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
 
                 /* Nothing of nothing is no fruit either. */
                 GR_CHECK_EQ(sg_free(&core, live), 0);
                 sg_advance(10000 * SG_MS);
-                gr_early_run(context);
+                gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 2);
-                GR_CHECK(!core.early.fruitful);
+                GR_CHECK(!core.proactive.fruitful);
                 finish();
         }
 }
@@ -596,7 +596,7 @@ static uint64_t others_bytes;
 
 static uint64_t group_bytes(void)
 {
-        return others_bytes + atomic_load(&context->device->charged_bytes);
+        return others_bytes + atomic_load(&context->device->reserved_bytes);
 }
 
 static int group_reserve(void *arg, uint64_t bytes)
@@ -631,40 +631,40 @@ static void test_early_in_group(void)
         static struct gr_reclaimable reclaimable = {.name = "garbage", .purge = purge};
         uint64_t cached;
 
-        start((struct gr_config){.early = true});
+        start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
         context->device->hard_bytes = 10 * ROOM_BYTES;
         context->device->group = &group;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         others_bytes = ROOM_BYTES / 4;
         GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &cached), 0);
-        GR_CHECK(!core.early.pressed);
+        GR_CHECK(!core.proactive.pressed);
         others_bytes = ROOM_BYTES / 2;
         GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &purged.ptr), 0);
-        GR_CHECK(core.early.pressed);
-        gr_early_run(context);
+        GR_CHECK(core.proactive.pressed);
+        gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
-        GR_CHECK(core.early.fruitful);
+        GR_CHECK(core.proactive.fruitful);
 
         /* Near the limit what the process caches for nothing goes back, also where another one came near to it. */
         GR_CHECK_EQ(sg_free(&core, cached), 0);
         GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
         for (int i = 0; i < 3; i++) {
                 sg_advance(1000 * SG_MS);
-                gr_early_run(context);
+                gr_proactive_run(context);
         }
         GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
         others_bytes = ROOM_BYTES - 16 * SG_MIB;
         for (int i = 0; i < 3; i++) {
                 sg_advance(1000 * SG_MS);
-                gr_early_run(context);
+                gr_proactive_run(context);
         }
         GR_CHECK(gr_budget_cached(context->device) < 16 * SG_MIB);
 
         /* Plenty, once the others gave theirs back. */
         others_bytes = 0;
-        gr_early_run(context);
-        GR_CHECK(!core.early.pressed);
+        gr_proactive_run(context);
+        GR_CHECK(!core.proactive.pressed);
         finish();
 }
 
@@ -682,7 +682,7 @@ static void test_early_trim(bool by_group)
         static struct gr_reclaimable reclaimable = {.name = "crowd", .purge = crowd};
         uint64_t live, cached[4];
 
-        start((struct gr_config){.early = true});
+        start((struct gr_config){.proactive = true});
         others_bytes = 0;
         context->device->hard_bytes = (by_group ? 32 : 17) * SG_MIB;
         if (by_group) {
@@ -697,7 +697,7 @@ static void test_early_trim(bool by_group)
         gr_context_add(&core, sg_context_new(0), 0); /* which has nothing */
         gr_decay_look(context, sg_driver.now_ns());
         sg_advance(1000 * SG_MS);
-        gr_early_run(context);
+        gr_proactive_run(context);
         /* Of 64 MiB 62 are taken, 4.4 too much; of 17 are 16, 0.7 too much. */
         GR_CHECK_EQ(gr_budget_cached(context->device), (by_group ? 2 : 6) * SG_MIB);
         finish();

@@ -81,7 +81,7 @@ def what_is_not_ours(scene):
 
     def imported(mib):
         found = status(scene, **nvml)[0]["processes"][0]
-        return found["imported_bytes"] == mib * MIB and found["charged_bytes"] == 150 * MIB
+        return found["imported_bytes"] == mib * MIB and found["reserved_bytes"] == 150 * MIB
 
     scene.check(until(lambda: imported(64)), f"what is imported is told: {status(scene, **nvml)}")
     code, out, _ = scene.run("status", **nvml)

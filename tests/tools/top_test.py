@@ -156,8 +156,8 @@ def watch(scene):
         if not good:
             print(terminal.screen.text(), flush=True)
 
-    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .taken."), "cards, a head and the keys")
-    check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most taken first")
+    check(terminal.shows("GPU ", "450.000 MiB of 1.000 GiB", "PID", "sort .reserved."), "cards, a head and the keys")
+    check(terminal.shows(first + ".*300.000 MiB", second + ".*50.000 MiB +100.000 MiB"), "most reserved first")
     terminal.type("s")
     check(terminal.shows(second, first, "sort .cached."), "most cached first")
     # The first line is selected: the one with a cache.
@@ -181,7 +181,7 @@ def watch(scene):
     check(terminal.shows(second + ".*512.000 MiB"), "and shown")
     # Down, and past the end: the last one stays selected.
     terminal.type("sss\x1bOB\x1bOB\x1bOBt")
-    check(terminal.shows("sort .taken.") and terminal.shows(f"Trim the cache of {cached.pid}"), "selecting with keys")
+    check(terminal.shows("sort .reserved.") and terminal.shows(f"Trim the cache of {cached.pid}"), "selecting with keys")
     terminal.type("n")
     terminal.resize(12, 70)
     check(terminal.shows("PID", first, second, "q quit"), "a smaller terminal")

@@ -1,4 +1,4 @@
-/* The short way of allocations and frees, and those who take a block from it: other threads, exports, ends. */
+/* The fast path of allocations and frees, and those who take a block from it: other threads, exports, ends. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MANY   4096 /* more than an arena remembers */
 #define ROUNDS 3000
@@ -27,7 +27,7 @@ static void start(void)
 
 static void finish(void)
 {
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), sg_used_bytes(0));
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
 }
@@ -54,7 +54,7 @@ static uint64_t alloc(size_t bytes)
         return ptr;
 }
 
-/* A block that went the short way. */
+/* A block that went the fast path. */
 static uint64_t alloc_recent(size_t bytes)
 {
         uint64_t ptr = alloc(bytes);
@@ -113,7 +113,7 @@ static void test_handouts(void)
         ptr = alloc_recent(4096);
         for (uint32_t times = 2; times < 5; times++) {
                 GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
-                GR_CHECK_EQ(info.handouts, times);
+                GR_CHECK_EQ(info.generation, times);
                 GR_CHECK_EQ(sg_free(&core, ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(context), 0);
                 GR_CHECK_EQ(alloc(4096), ptr);
@@ -146,7 +146,7 @@ static void test_other_thread(void)
         finish();
 }
 
-/* More than the arena remembers: those it had to forget are freed the longer way. */
+/* More than the arena remembers: those it had to forget are freed the slow path. */
 static void test_many(void)
 {
         static uint64_t ptrs[MANY];
@@ -192,7 +192,7 @@ static void test_unfenced(bool overflow)
         start();
         ptr = alloc_recent(4096);
         if (overflow)
-                for (int i = 0; i < GR_REACH_MAX; i++)
+                for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                         GR_CHECK(gr_context_add(&core, sg_context_new(0), 0) != NULL);
         else
                 atomic_store(&context->fence.broken, -EIO);
@@ -203,7 +203,7 @@ static void test_unfenced(bool overflow)
         finish();
 }
 
-/* While arenas are shut the short way hands out nothing, and the longer one gives no block a home. */
+/* While arenas are shut the fast path hands out nothing, and the longer one gives no block a home. */
 static void test_shut(void)
 {
         uint64_t ptr;
@@ -212,13 +212,13 @@ static void test_shut(void)
         ptr = alloc(4096);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
-        gr_arenas_shut(context);
-        gr_arenas_shut(context);
-        gr_arenas_open(context); /* one that wants it so is left */
+        gr_arenas_quiesce(context);
+        gr_arenas_quiesce(context);
+        gr_arenas_resume(context); /* one that wants it so is left */
         GR_CHECK_EQ(gr_arena_alloc(context, 4096), 0);
         GR_CHECK_EQ(alloc(4096), ptr);
         GR_CHECK_EQ(homes(ptr), 0);
-        gr_arenas_open(context);
+        gr_arenas_resume(context);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(gr_fence_sync(context), 0);
         GR_CHECK_EQ(alloc(4096), ptr);
@@ -393,7 +393,7 @@ static void *do_deed(void *arg)
                 GR_CHECK(gr_arena_alloc(context, 4096) != 0);
                 break;
         case ADOPT_NUMBER:
-                GR_CHECK_EQ(gr_arena_handout(context), 1);
+                GR_CHECK_EQ(gr_arena_generation(context), 1);
                 break;
         case FREE:
                 GR_CHECK(gr_arena_free(&core, recent, &much) == context);
@@ -417,7 +417,7 @@ static void *do_deed(void *arg)
                 gr_arena_forget(arena, recent);
                 break;
         case SHUT:
-                gr_arenas_shut(context);
+                gr_arenas_quiesce(context);
                 break;
         case TRIM:
                 GR_CHECK(gr_trim_class(context, class, UINT64_MAX) > 0);
@@ -497,7 +497,7 @@ static void test_stale(void)
         GR_CHECK(gr_ledger_hand_out(fresh, 1));
         GR_CHECK_EQ(gr_ledger_claim(&core.ledger, ptr, &got), 0);
         GR_CHECK(got == fresh);
-        /* The context is as before: others go the short way. */
+        /* The context is as before: others go the fast path. */
         alloc_recent(8192);
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
@@ -510,7 +510,7 @@ static void *forget(void *arg)
 }
 
 /* While whoever has found a stale block waits for its context, the address becomes a block of another one: in the end
- * neither is kept from the short way. */
+ * neither is kept from the fast path. */
 static void test_stale_changes(void)
 {
         struct gr_context *other;
@@ -527,15 +527,15 @@ static void test_stale_changes(void)
         GR_CHECK_EQ(gr_ledger_add(&core.ledger, first, &stale), 0);
         atomic_store(&arena->lock.taken, 1);
         GR_CHECK_EQ(pthread_create(&thread, NULL, forget, &ptr), 0);
-        while (atomic_load(&context->arenas_shut) == 0)
+        while (atomic_load(&context->arenas_quiesced) == 0)
                 usleep(100);
         GR_CHECK_EQ(gr_ledger_drop(&core.ledger, first), GR_BLOCK_CACHED);
         GR_CHECK_EQ(gr_ledger_add(&core.ledger, second, &stale), 0);
         atomic_store(&arena->lock.taken, 0);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(second->state, GR_BLOCK_GONE);
-        GR_CHECK_EQ(context->arenas_shut, 0);
-        GR_CHECK_EQ(other->arenas_shut, 0);
+        GR_CHECK_EQ(context->arenas_quiesced, 0);
+        GR_CHECK_EQ(other->arenas_quiesced, 0);
         gr_block_free(first);
         gr_block_free(second);
         finish();
@@ -559,7 +559,7 @@ static void test_end_of_context(void)
         GR_CHECK_EQ(gr_pool_free(&core, cached), -ENOENT);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
 
-        /* What takes its place goes the short way as well. */
+        /* What takes its place goes the fast path as well. */
         context = gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_free(&core, alloc_recent(4096)), 0);
         finish();

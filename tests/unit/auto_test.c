@@ -1,5 +1,5 @@
 /*
- * GR_POOL_AUTO: the move from bins to split, and the quick lists of what comes then, against a GPU that is only a clock
+ * GR_POOL_AUTO: the move from bins to split, and the fastbins of what comes then, against a GPU that is only a clock
  * and notices what is handed out or given back too early.
  *
  *   auto_test [mapped]     without mapped memory, or with it
@@ -11,9 +11,9 @@
 
 #include "check.h"
 #include "pool.h"
-#include "split.h"
+#include "reclaim/trim.h"
+#include "segment/split.h"
 #include "split_gpu.h"
-#include "trim.h"
 
 static void test_auto(void)
 {
@@ -67,7 +67,7 @@ static void begin_moved(void)
 
 static uint64_t quick_bytes(void)
 {
-        return context->quick.cached.bytes;
+        return context->fastbins.cached.bytes;
 }
 
 /* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
@@ -106,18 +106,18 @@ static void test_quick(void)
         GR_CHECK_EQ(gpu_take(most), a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
-        GR_CHECK(again.live && again.handouts > first.handouts);
+        GR_CHECK(again.live && again.generation > first.generation);
         c = gpu_take(5 * MIB);
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, c, &first), 0);
-        GR_CHECK(first.handouts != again.handouts); /* they may be of one allocation of the driver's */
+        GR_CHECK(first.generation != again.generation); /* they may be of one allocation of the driver's */
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, b, &again), 0);
-        GR_CHECK(first.handouts != again.handouts);
+        GR_CHECK(first.generation != again.generation);
         gpu_give(c, 5 * MIB);
-        charged = gpu_device()->charged_bytes;
+        charged = gpu_device()->reserved_bytes;
         gpu_give(a, most);
         gpu_give(b, less);
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, charged);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
         GR_CHECK_EQ(quick_bytes(), 0);
         gpu_give(a, 12 * MIB);
         a = gpu_take(7 * MIB);
@@ -152,7 +152,7 @@ static void test_quick_list_shared(void)
         size_t other = one + 512;
         uint64_t a, b, c, rest;
 
-        while ((gr_ledger_mix(one) ^ gr_ledger_mix(other)) >> (64 - GR_QUICK_LISTS_LOG2))
+        while ((gr_ledger_mix(one) ^ gr_ledger_mix(other)) >> (64 - GR_FASTBIN_LISTS_LOG2))
                 other += 512;
         begin_moved();
         rest = gpu_take(64 * MIB);
@@ -162,11 +162,11 @@ static void test_quick_list_shared(void)
         gpu_give(a, one);
         gpu_give(b, other);
         gpu_give(c, one);
-        GR_CHECK_EQ(context->quick.count, 3);
+        GR_CHECK_EQ(context->fastbins.count, 3);
         GR_CHECK_EQ(gpu_take(other), b);
         GR_CHECK_EQ(gpu_take(one), a);
         GR_CHECK_EQ(gpu_take(one), c);
-        GR_CHECK_EQ(context->quick.count, 0);
+        GR_CHECK_EQ(context->fastbins.count, 0);
         gpu_give(a, one);
         gpu_give(b, other);
         gpu_give(c, one);
@@ -184,7 +184,7 @@ static void *give_elsewhere(void *ptr)
         return NULL;
 }
 
-/* What one thread frees another is handed; both take the short way, for all but small blocks. */
+/* What one thread frees another is handed; both take the fast path, for all but small blocks. */
 static void test_quick_threads(void)
 {
         uint64_t a, b, small, hits, frees;
@@ -196,30 +196,30 @@ static void test_quick_threads(void)
         b = gpu_take(20 * MIB);
         small = gpu_take(200 * KIB);
         GR_CHECK(!gr_arena_free(&core, small, &much));
-        hits = context->quick.hits;
-        frees = context->quick.frees;
+        hits = context->fastbins.hits;
+        frees = context->fastbins.frees;
         GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
         pthread_join(thread, NULL);
-        GR_CHECK_EQ(context->quick.frees, frees + 2);
-        GR_CHECK_EQ(context->quick.count, 2);
+        GR_CHECK_EQ(context->fastbins.frees, frees + 2);
+        GR_CHECK_EQ(context->fastbins.count, 2);
         GR_CHECK_EQ(quick_bytes(), 13 * MIB);
         GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB), 0); /* not usable yet */
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
-        gpu_give(a, 6 * MIB); /* handed out the longer way, and yet */
-        GR_CHECK_EQ(context->quick.frees, frees + 3);
+        gpu_give(a, 6 * MIB); /* handed out the slow path, and yet */
+        GR_CHECK_EQ(context->fastbins.frees, frees + 3);
         GR_CHECK_EQ(quick_bytes(), 13 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context), 0);
         GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB + 512), 0);
-        GR_CHECK_EQ(context->quick.hits, hits);
+        GR_CHECK_EQ(context->fastbins.hits, hits);
         GR_CHECK_EQ(gpu_take(6 * MIB - 100), a);
-        GR_CHECK_EQ(context->quick.hits, hits + 1);
-        GR_CHECK_EQ(context->quick.count, 1);
+        GR_CHECK_EQ(context->fastbins.hits, hits + 1);
+        GR_CHECK_EQ(context->fastbins.count, 1);
         gpu_give(a, 6 * MIB - 100);
-        GR_CHECK_EQ(context->quick.frees, frees + 4);
-        gr_arenas_shut(context);
+        GR_CHECK_EQ(context->fastbins.frees, frees + 4);
+        gr_arenas_quiesce(context);
         a = gpu_take(6 * MIB);
         GR_CHECK(!gr_arena_free(&core, a, &much));
-        gr_arenas_open(context);
+        gr_arenas_resume(context);
         GR_CHECK(!gr_arena_free(&core, a, &much));
         gpu_give(a, 6 * MIB);
         gpu_give(small, 200 * KIB);
@@ -309,7 +309,7 @@ static uint32_t handouts_of(uint64_t ptr)
         struct gr_block_info info = {0};
 
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
-        return info.handouts;
+        return info.generation;
 }
 
 /* Whatever way a block is handed out: no other had its number. */
@@ -327,7 +327,7 @@ static void test_handouts(void)
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
                 GR_CHECK_EQ(gr_fence_barrier(context), 0);
-                a = gpu_take(6 * MIB); /* the short way */
+                a = gpu_take(6 * MIB); /* the fast path */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
                 a = gpu_take(200 * KIB);
@@ -371,7 +371,7 @@ static void test_quick_waits(void)
         GR_CHECK(b != a);
         GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
-        GR_CHECK(context->split.waiting_bytes > 0); /* as without quick lists */
+        GR_CHECK(context->split.waiting_bytes > 0); /* as without fastbins */
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();
@@ -399,7 +399,7 @@ static void test_quick_ends(void)
         GR_CHECK_EQ(quick_bytes(), 0);
         gpu_give(c, 5 * MIB); /* handed out before */
         GR_CHECK_EQ(quick_bytes(), 0);
-        GR_CHECK_EQ(context->arenas_shut, 0);
+        GR_CHECK_EQ(context->arenas_quiesced, 0);
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(quick_bytes(), 0);
@@ -416,7 +416,7 @@ static void test_quick_ends(void)
                 if (dropped) {
                         gpu_forget();
                         gr_context_drop(context);
-                        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+                        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
                         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
                         GR_CHECK_EQ(quick_bytes(), 0);
                         GR_CHECK_EQ(gr_pool_free(&core, a), -ENOENT);
@@ -425,7 +425,7 @@ static void test_quick_ends(void)
         }
 }
 
-/* What is done with quick lists, each by a thread that has to wait for them. */
+/* What is done with fastbins, each by a thread that has to wait for them. */
 enum deed { ADOPT, TAKE, TAKE_SHORT, PUT, MERGE, MERGE_SPLIT, DEEDS };
 
 struct waiter {
@@ -465,7 +465,7 @@ static void *do_deed(void *arg)
         return NULL;
 }
 
-/* Quick lists, and what the short way may take back, change under the lock that a free takes, and not beside it; they
+/* Fastbins, and what the fast path may take back, change under the lock that a free takes, and not beside it; they
  * are merged under split's as well. */
 static void test_quick_locked(void)
 {
@@ -485,7 +485,7 @@ static void test_quick_locked(void)
                         waiter.block = gr_split_take(context, 6 * MIB, false);
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);
                 }
-                count = context->quick.count;
+                count = context->fastbins.count;
                 if (deed == MERGE_SPLIT)
                         gr_lock(&context->split.lock);
                 else
@@ -496,7 +496,7 @@ static void test_quick_locked(void)
                 for (int n = 0; n < 20 && !atomic_load(&waiter.done); n++)
                         usleep(1000);
                 GR_CHECK(!atomic_load(&waiter.done));
-                GR_CHECK_EQ(context->quick.count, count);
+                GR_CHECK_EQ(context->fastbins.count, count);
                 if (deed == ADOPT)
                         GR_CHECK_EQ(atomic_load(&waiter.block->state), GR_BLOCK_CACHED);
                 if (deed == MERGE_SPLIT)
@@ -520,12 +520,12 @@ static void test_quick_locked(void)
                         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
                         break;
                 case PUT:
-                        GR_CHECK_EQ(context->quick.count, 2);
+                        GR_CHECK_EQ(context->fastbins.count, 2);
                         break;
                 case MERGE:
                 case MERGE_SPLIT:
                 case DEEDS:
-                        GR_CHECK_EQ(context->quick.count, 0);
+                        GR_CHECK_EQ(context->fastbins.count, 0);
                         break;
                 }
                 gpu_settle();

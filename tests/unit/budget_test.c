@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "budget.h"
+#include "account/budget.h"
+#include "base/size_class.h"
 #include "check.h"
-#include "class.h"
 
 #define MIB     ((uint64_t)1 << 20)
 #define PAGE    GR_PAGE_BYTES
@@ -17,7 +17,7 @@ static struct gr_device device;
 
 static uint64_t charged(void)
 {
-        return atomic_load(&device.charged_bytes);
+        return atomic_load(&device.reserved_bytes);
 }
 
 static void start(uint64_t hard_bytes)
@@ -54,7 +54,7 @@ static void test_large(void)
         GR_CHECK_EQ(charged(), PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, BASE, MIB + 1), PAGE);
         GR_CHECK_EQ(charged(), 0);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), PAGE); /* what was cancelled was never held */
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), PAGE); /* what was cancelled was never held */
         gr_budget_destroy(&device);
 
         /* No limit is none, also for numbers that would wrap. */
@@ -221,7 +221,7 @@ static void *race(void *arg)
                         held[slot].ptr = BASE + atomic_fetch_add(&next_page, 8) * PAGE;
                         if (gr_budget_commit(&device, held[slot].ptr, held[slot].bytes, reserved))
                                 held[slot].bytes = 0; /* room in others' slabs was all it had */
-                        gr_budget_note_live(&device);
+                        gr_budget_update_peak(&device);
                 }
         }
         for (unsigned slot = 0; slot < 8; slot++)
@@ -246,9 +246,9 @@ static void test_threads(void)
         GR_CHECK(!wrong);
         GR_CHECK_EQ(charged(), 0);
         GR_CHECK_EQ(device.slab_count, 0);
-        GR_CHECK(atomic_load(&device.peak_charged_bytes) <= 40 * PAGE);
-        GR_CHECK(atomic_load(&device.peak_charged_bytes) > 30 * PAGE); /* the limit was fought for */
-        GR_CHECK(atomic_load(&device.peak_live_bytes) <= atomic_load(&device.peak_charged_bytes));
+        GR_CHECK(atomic_load(&device.peak_reserved_bytes) <= 40 * PAGE);
+        GR_CHECK(atomic_load(&device.peak_reserved_bytes) > 30 * PAGE); /* the limit was fought for */
+        GR_CHECK(atomic_load(&device.peak_live_bytes) <= atomic_load(&device.peak_reserved_bytes));
         gr_budget_destroy(&device);
 }
 
@@ -304,7 +304,7 @@ static void test_share_and_excess(void)
         GR_CHECK_EQ(gr_budget_excess(&device), 7 * PAGE);
         atomic_store(&device.soft_bytes, 5 * PAGE);
         GR_CHECK_EQ(gr_budget_excess(&device), 10 * PAGE);
-        gr_budget_note_live(&device);
+        gr_budget_update_peak(&device);
         GR_CHECK_EQ(atomic_load(&device.peak_live_bytes), 20 * PAGE);
         gr_budget_destroy(&device);
 }
@@ -354,17 +354,17 @@ static void test_group(void)
         GR_CHECK_EQ(gr_budget_cache_room(&device), PAGE);
         GR_CHECK(!gr_budget_own_limit(&device, 2 * PAGE));
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &reserved), -EDQUOT);
-        GR_CHECK_EQ(atomic_load(&device.charged_bytes), 4 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.reserved_bytes), 4 * PAGE);
         GR_CHECK_EQ(gr_budget_reserve(&device, 512, &reserved), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, 80 * PAGE, 512, reserved), 0);
         GR_CHECK_EQ(group_used, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_over(&device), 0);
-        gr_budget_force(&device, GR_FAMILY_DRIVER, 3 * PAGE); /* nobody asked */
+        gr_budget_force(&device, GR_MEMORY_DRIVER, 3 * PAGE); /* nobody asked */
         GR_CHECK_EQ(gr_budget_over(&device), 3 * PAGE);
         atomic_store(&device.hard_bytes, 4 * PAGE);
         GR_CHECK_EQ(gr_budget_over(&device), 4 * PAGE);
         atomic_store(&device.hard_bytes, GR_UNLIMITED);
-        gr_budget_uncharge(&device, GR_FAMILY_DRIVER, 3 * PAGE);
+        gr_budget_uncharge(&device, GR_MEMORY_DRIVER, 3 * PAGE);
         check_share(70 * PAGE, 100 * PAGE, 0, 10 * PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 80 * PAGE, 512), PAGE);
         GR_CHECK_EQ(gr_budget_release(&device, 64 * PAGE, 4 * PAGE), 4 * PAGE);
@@ -385,30 +385,30 @@ static void test_peak(void)
         GR_CHECK_EQ(gr_budget_reserve(&device, 30 * PAGE, &refused), 0);
         GR_CHECK_EQ(gr_budget_reserve(&device, 2 * PAGE, &had), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, 64 * PAGE, 2 * PAGE, had), 0);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 2 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 2 * PAGE);
         gr_budget_cancel(&device, refused);
         GR_CHECK_EQ(gr_budget_reserve(&device, 512, &refused), 0);
         GR_CHECK_EQ(gr_budget_reserve(&device, 512, &had), 0);
         GR_CHECK_EQ(gr_budget_commit(&device, 32 * PAGE, 512, had), 0);
         gr_budget_cancel(&device, refused);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 3 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 3 * PAGE);
 
         gr_budget_ask(&device, 30 * PAGE);
-        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MAPPED, 30 * PAGE), 0);
-        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MANAGED, 4 * PAGE), 0);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 7 * PAGE);
-        gr_budget_uncharge(&device, GR_FAMILY_MAPPED, 30 * PAGE);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_MEMORY_MAPPED, 30 * PAGE), 0);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_MEMORY_MANAGED, 4 * PAGE), 0);
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 7 * PAGE);
+        gr_budget_uncharge(&device, GR_MEMORY_MAPPED, 30 * PAGE);
         gr_budget_answered(&device, 30 * PAGE);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 7 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 7 * PAGE);
         gr_budget_ask(&device, PAGE);
-        GR_CHECK_EQ(gr_budget_charge(&device, GR_FAMILY_MAPPED, PAGE), 0);
+        GR_CHECK_EQ(gr_budget_charge(&device, GR_MEMORY_MAPPED, PAGE), 0);
         gr_budget_answered(&device, PAGE);
-        GR_CHECK_EQ(atomic_load(&device.peak_charged_bytes), 8 * PAGE);
-        gr_budget_uncharge(&device, GR_FAMILY_MAPPED, PAGE);
-        gr_budget_uncharge(&device, GR_FAMILY_MANAGED, 4 * PAGE);
+        GR_CHECK_EQ(atomic_load(&device.peak_reserved_bytes), 8 * PAGE);
+        gr_budget_uncharge(&device, GR_MEMORY_MAPPED, PAGE);
+        gr_budget_uncharge(&device, GR_MEMORY_MANAGED, 4 * PAGE);
         gr_budget_release(&device, 32 * PAGE, 512);
         gr_budget_release(&device, 64 * PAGE, 2 * PAGE);
-        GR_CHECK_EQ(atomic_load(&device.charged_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&device.reserved_bytes), 0);
         gr_budget_destroy(&device);
 }
 

@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MIB SG_MIB
 
@@ -23,8 +23,8 @@ static void start(void)
 
 static void check_accounts(void)
 {
-        GR_CHECK_EQ(atomic_load(&core.devices[0].charged_bytes), sg_used_bytes(0));
-        GR_CHECK(sg_cached_bytes(&core.devices[0]) <= atomic_load(&core.devices[0].charged_bytes));
+        GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), sg_used_bytes(0));
+        GR_CHECK(sg_cached_bytes(&core.devices[0]) <= atomic_load(&core.devices[0].reserved_bytes));
 }
 
 static void finish(void)
@@ -154,7 +154,7 @@ static void test_drop_all(void)
                 check_accounts();
                 sg_context_destroy(context->handle);
                 gr_context_drop(context);
-                GR_CHECK_EQ(atomic_load(&core.devices[0].charged_bytes), 0);
+                GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), 0);
                 GR_CHECK_EQ(sg_cached_bytes(&core.devices[0]), 0);
                 GR_CHECK_EQ(core.devices[0].slab_count, 0);
                 GR_CHECK_EQ(contexts(-1), 0);
@@ -181,8 +181,9 @@ static void test_stale(size_t bytes, bool live)
         sg_context_destroy(old->handle);
         context = gr_context_add(&core, sg_context_new(0), 0);
         after = alloc(context, bytes);
-        GR_CHECK_EQ(after, before);                                                /* else this tests nothing */
-        GR_CHECK(atomic_load(&core.devices[0].charged_bytes) >= sg_used_bytes(0)); /* too much rather than too little */
+        GR_CHECK_EQ(after, before); /* else this tests nothing */
+        GR_CHECK(atomic_load(&core.devices[0].reserved_bytes) >=
+                 sg_used_bytes(0)); /* too much rather than too little */
 
         /* Then the core learns of the end. */
         gr_context_drop(old);
@@ -299,7 +300,7 @@ static void test_end_beside_release(void)
         pthread_join(ender, NULL);
         sg_context_destroy(context->handle);
         gr_context_drop(context);
-        GR_CHECK_EQ(atomic_load(&context->device->charged_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
 
@@ -327,7 +328,7 @@ static void test_trim_ending(void)
         gr_core_each_context(&core, -1, trim_ending, NULL);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
         gr_context_drop(context);
-        GR_CHECK_EQ(atomic_load(&context->device->charged_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
 
@@ -344,7 +345,7 @@ static void test_two_end(void)
         sg_context_destroy(goes->handle);
         gr_context_drop(goes);
         gr_context_stays(stays);
-        GR_CHECK_EQ(gr_fence_reach(stays), 1);
+        GR_CHECK_EQ(gr_fence_accessors(stays), 1);
         GR_CHECK_EQ(sg_free(&core, alloc(stays, 4 * MIB)), 0);
         GR_CHECK_EQ(gr_fence_barrier(stays), 0);
         finish();
@@ -374,7 +375,7 @@ static void test_end_waits(bool capturing)
         start();
         goes = gr_context_add(&core, sg_context_new(0), 0);
         stays = gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_FAMILY_HOST, MIB), 0);
+        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_MEMORY_HOST, MIB), 0);
         sg_work(goes->handle, 0, 0, 5 * SG_MS);
         sg_work(stays->handle, 0, 0, 50 * SG_MS);
         if (capturing) {
@@ -392,7 +393,7 @@ static void test_end_waits(bool capturing)
         }
         sg_context_destroy(goes->handle);
         gr_context_drop(goes);
-        gr_budget_uncharge(&core.host, GR_FAMILY_HOST, MIB);
+        gr_budget_uncharge(&core.host, GR_MEMORY_HOST, MIB);
         finish();
 }
 
@@ -473,12 +474,12 @@ static void test_add_at_once(void)
         pthread_create(&adders[1], NULL, add_new, NULL);
         for (int i = 0; i < 1000; i++)
                 sched_yield();
-        GR_CHECK(!done || gr_fence_reach(second) == 3);
+        GR_CHECK(!done || gr_fence_accessors(second) == 3);
         sem_post(&go_on);
         pthread_join(adders[0], NULL);
         pthread_join(adders[1], NULL);
-        GR_CHECK_EQ(gr_fence_reach(first), 3);
-        GR_CHECK_EQ(gr_fence_reach(second), 3);
+        GR_CHECK_EQ(gr_fence_accessors(first), 3);
+        GR_CHECK_EQ(gr_fence_accessors(second), 3);
         finish();
 }
 

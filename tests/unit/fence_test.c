@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fence.h"
+#include "fence/fence.h"
 #include "pool.h"
 #include "scripted.h"
 
@@ -126,11 +126,11 @@ static void test_close_bytes(void)
         GR_CHECK_EQ(gr_fence_close_bytes(context), 2048 * SG_MIB);
         atomic_store(&core.overlaps, true);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
-        atomic_store(&context->device->charged_bytes, 1024 * SG_MIB);
+        atomic_store(&context->device->reserved_bytes, 1024 * SG_MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 128 * SG_MIB);
-        atomic_store(&context->device->charged_bytes, 65536 * SG_MIB);
+        atomic_store(&context->device->reserved_bytes, 65536 * SG_MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context), 256 * SG_MIB);
-        atomic_store(&context->device->charged_bytes, 0);
+        atomic_store(&context->device->reserved_bytes, 0);
         finish();
 }
 
@@ -540,14 +540,14 @@ static void test_reach(void)
 
         start();
         far = gr_context_add(&core, sg_context_new(1), 1);
-        GR_CHECK_EQ(gr_fence_reach(context), 1); /* of another device */
+        GR_CHECK_EQ(gr_fence_accessors(context), 1); /* of another device */
         other = gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_fence_reach(context), 2);
-        GR_CHECK_EQ(gr_fence_reach(other), 2);
-        GR_CHECK_EQ(gr_fence_reach(far), 1);
-        gr_fence_add_reach(context, far);
-        gr_fence_add_reach(context, far); /* twice is once */
-        GR_CHECK_EQ(gr_fence_reach(context), 3);
+        GR_CHECK_EQ(gr_fence_accessors(context), 2);
+        GR_CHECK_EQ(gr_fence_accessors(other), 2);
+        GR_CHECK_EQ(gr_fence_accessors(far), 1);
+        gr_fence_add_accessor(context, far);
+        gr_fence_add_accessor(context, far); /* twice is once */
+        GR_CHECK_EQ(gr_fence_accessors(context), 3);
 
         sg_work(far->handle, 2, 0, 9 * SG_MS);
         epoch = freed_after(1);
@@ -577,7 +577,7 @@ static void test_reach(void)
         GR_CHECK_EQ(gr_fence_close(context), 0);
         sg_context_destroy(far->handle);
         gr_fence_forget(context, far);
-        GR_CHECK_EQ(gr_fence_reach(context), 2);
+        GR_CHECK_EQ(gr_fence_accessors(context), 2);
         sg_advance(100 * SG_MS);
         GR_CHECK_EQ(gr_fence_poll(context), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
@@ -720,19 +720,19 @@ static void test_reach_joined_epochs(void)
 static void test_reach_overflow(void)
 {
         start();
-        for (int i = 1; i < GR_REACH_MAX; i++)
+        for (int i = 1; i < GR_ACCESSORS_MAX; i++)
                 gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_fence_reach(context), GR_REACH_MAX);
-        GR_CHECK(!fence->reach_overflow);
+        GR_CHECK_EQ(gr_fence_accessors(context), GR_ACCESSORS_MAX);
+        GR_CHECK(!fence->accessor_overflow);
         gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK(fence->reach_overflow);
-        GR_CHECK(gr_fence_reach(context) > GR_REACH_MAX);
+        GR_CHECK(fence->accessor_overflow);
+        GR_CHECK(gr_fence_accessors(context) > GR_ACCESSORS_MAX);
 
         /* Who comes after it in its place is reached by few again. */
         sg_context_destroy(context->handle);
         gr_fence_reset(context);
-        GR_CHECK(!fence->reach_overflow);
-        GR_CHECK_EQ(gr_fence_reach(context), 1);
+        GR_CHECK(!fence->accessor_overflow);
+        GR_CHECK_EQ(gr_fence_accessors(context), 1);
         finish();
 }
 
@@ -756,8 +756,8 @@ static void test_reset(void)
         gr_fence_reset(context);
         GR_CHECK_STR(sg_log(), ""); /* the driver is not asked: the events are gone */
         GR_CHECK_EQ(atomic_load(&fence->broken), 0);
-        GR_CHECK_EQ(gr_fence_reach(context), 1);
-        GR_CHECK_EQ(gr_fence_reach(other), 1);
+        GR_CHECK_EQ(gr_fence_accessors(context), 1);
+        GR_CHECK_EQ(gr_fence_accessors(other), 1);
         GR_CHECK_EQ(gr_fence_poll(context), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
         GR_CHECK_EQ(gr_fence_poll(other), 0);
@@ -786,20 +786,20 @@ static void test_reset_waits(void)
                 pthread_t thread;
 
                 gr_context_add(&core, sg_context_new(0), 0);
-                GR_CHECK_EQ(gr_fence_reach(context), 2);
+                GR_CHECK_EQ(gr_fence_accessors(context), 2);
                 atomic_store(&fence->broken, -EIO);
-                fence->spare_count = 0;
+                fence->idle_event_count = 0;
                 done = false;
                 gr_lock(locks[i]);
                 pthread_create(&thread, NULL, reset, NULL);
                 for (int n = 0; n < 20 && !done; n++)
                         usleep(1000);
                 GR_CHECK(!done);
-                GR_CHECK_EQ(gr_fence_reach(context), i == 0 ? 2 : 1);
+                GR_CHECK_EQ(gr_fence_accessors(context), i == 0 ? 2 : 1);
                 GR_CHECK_EQ(atomic_load(&fence->broken), i == 0 ? -EIO : 0);
                 gr_unlock(locks[i]);
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(gr_fence_reach(context), 1);
+                GR_CHECK_EQ(gr_fence_accessors(context), 1);
         }
         finish();
 }

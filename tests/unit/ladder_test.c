@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "ladder.h"
-#include "log.h"
 #include "pool.h"
+#include "reclaim/ladder.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MIB      SG_MIB
 #define CARD     (64 * MIB)
@@ -38,7 +38,7 @@ static void start(void)
 
 static void finish(void)
 {
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), sg_used_bytes(0));
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
 }
@@ -349,17 +349,17 @@ static void test_in_order(void)
         uint64_t ptr;
 
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-                enum gr_family family = cases[i].graph ? GR_FAMILY_GRAPH : GR_FAMILY_ASYNC;
+                enum gr_memory_kind kind = cases[i].graph ? GR_MEMORY_GRAPH : GR_MEMORY_STREAM_ORDERED;
 
                 start();
                 if (cases[i].held)
-                        gr_budget_force(device, family, MIB);
+                        gr_budget_force(device, kind, MIB);
                 atomic_store(&core.waits_for_others, cases[i].waits_for_others);
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
                 GR_CHECK_EQ(sg_counter(&core, GR_STAT_syncs), cases[i].syncs);
                 GR_CHECK_EQ(sg_calls(SG_TRIM_POOLS), 1 + cases[i].syncs);
                 if (cases[i].held)
-                        gr_budget_uncharge(device, family, MIB);
+                        gr_budget_uncharge(device, kind, MIB);
                 finish();
         }
 }
@@ -997,7 +997,7 @@ static void test_hard_limit(void)
         sg_work(context->handle, 0, ptrs[1], 20 * SG_MS);
         free_ok(ptrs[1]);
         alloc(4096);
-        GR_CHECK(atomic_load(&device->peak_charged_bytes) <= 32 * MIB);
+        GR_CHECK(atomic_load(&device->peak_reserved_bytes) <= 32 * MIB);
         finish();
 }
 
@@ -1011,7 +1011,7 @@ static int attempt(void *arg)
 
 static int refused_by_limit(void)
 {
-        return gr_budget_charge(device, GR_FAMILY_MANAGED, 8 * MIB);
+        return gr_budget_charge(device, GR_MEMORY_MANAGED, 8 * MIB);
 }
 
 static int refused_by_card(void)
@@ -1037,7 +1037,7 @@ static void test_what_lacks(bool by_limit)
         GR_CHECK_EQ(sg_cached_bytes(device), 24 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 1);
         if (by_limit)
-                gr_budget_uncharge(device, GR_FAMILY_MANAGED, 8 * MIB);
+                gr_budget_uncharge(device, GR_MEMORY_MANAGED, 8 * MIB);
         finish();
 }
 
@@ -1103,7 +1103,7 @@ static void test_returning(void)
         atomic_store(&slept, true);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(TRIES(FAIL), 0);
-        GR_CHECK_EQ(atomic_load(&device->returns_begun), atomic_load(&device->returns_ended));
+        GR_CHECK_EQ(atomic_load(&device->releases_begun), atomic_load(&device->releases_ended));
         finish();
 }
 
@@ -1240,18 +1240,18 @@ static void test_others_returns(void)
                 if (cached)
                         cache(1, 20 * MIB, 0);
                 gr_fence_poll(context);
-                seen = gr_returns_of_others(device);
+                seen = gr_releases_of_others(device);
                 if (pthread_create(&thread, NULL, trim_all, NULL))
                         abort();
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(gr_returns_of_others(device) != seen, cached);
-                GR_CHECK(!gr_returns_going_on(device));
+                GR_CHECK_EQ(gr_releases_of_others(device) != seen, cached);
+                GR_CHECK(!gr_releases_in_flight(device));
         }
         cache(1, 20 * MIB, 0);
         gr_fence_poll(context);
-        seen = gr_returns_of_others(device);
+        seen = gr_releases_of_others(device);
         GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
-        GR_CHECK_EQ(gr_returns_of_others(device), seen);
+        GR_CHECK_EQ(gr_releases_of_others(device), seen);
         finish();
 }
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cache/ledger.h"
 #include "check.h"
-#include "ledger.h"
 #include "pool.h"
 
 #define BASE    UINT64_C(0x7f0000000000)

@@ -1,6 +1,6 @@
 /* Who waits for a lock that is held for long goes to sleep: yielding alone lets no thread of a lower priority run,
  * which may be the one that holds it. */
-#include "lock.h"
+#include "base/lock.h"
 
 #include <pthread.h>
 #include <stdbool.h>

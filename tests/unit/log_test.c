@@ -7,8 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 
 static char last_line[GR_LOG_LINE_BYTES + 1];
 static size_t last_bytes;

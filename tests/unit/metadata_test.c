@@ -1,5 +1,5 @@
 /* The memory of the pool's own structures: each piece by itself, clean, and used again. */
-#include "metadata.h"
+#include "base/metadata.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -12,8 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/shard.h"
 #include "check.h"
-#include "shard.h"
 
 #define PIECES  4000
 #define THREADS 4

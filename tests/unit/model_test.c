@@ -10,11 +10,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MIB      SG_MIB
 #define HELD_MAX 96
@@ -144,9 +144,9 @@ static void check_accounts(const struct plan *plan)
 {
         struct gr_device *device = &core.devices[0];
 
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), sg_used_bytes(0));
         GR_CHECK(sg_used_bytes(0) <= plan->hard_bytes);
-        GR_CHECK(sg_cached_bytes(device) <= atomic_load(&device->charged_bytes));
+        GR_CHECK(sg_cached_bytes(device) <= atomic_load(&device->reserved_bytes));
 }
 
 static void step(const struct plan *plan)
@@ -197,7 +197,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         if (plan->peer) {
                 contexts[context_count] = gr_context_add(&core, sg_context_new(1), 1);
                 for (unsigned i = 0; i < context_count; i++)
-                        gr_fence_add_reach(contexts[i], contexts[context_count]);
+                        gr_fence_add_accessor(contexts[i], contexts[context_count]);
         }
         held_count = 0;
         capturing = false;

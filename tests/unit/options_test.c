@@ -1,8 +1,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/options.h"
 #include "check.h"
-#include "options.h"
 
 #define GIB (1024ull * 1024 * 1024)
 

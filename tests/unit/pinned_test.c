@@ -83,7 +83,7 @@ static int host_free(void *handle, uint64_t ptr)
         return 0;
 }
 
-static void host_trim(void)
+static void trim_malloc(void)
 {
         trims++;
 }
@@ -93,7 +93,7 @@ static void begin(const struct gr_driver *base, const struct gr_config *config)
         sg_reset(64 * MIB);
         driver = *base;
         driver.host_free = host_free;
-        driver.host_trim = host_trim;
+        driver.trim_malloc = trim_malloc;
         for (unsigned i = 0; i < BLOCKS; i++)
                 hosts[i].ptr = 0;
         ends[0] = ends[1] = 0;
@@ -296,7 +296,7 @@ static void test_most(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 0);
         GR_CHECK(gr_pinned_free(&core, b) == 0 && frees == 1);
         GR_CHECK(gr_pinned_free(&core, c) == 0 && frees == 2);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == 2 * MIB && gr_budget_cached(&core.host) == 2 * MIB);
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 2 * MIB && gr_budget_cached(&core.host) == 2 * MIB);
         end();
 }
 
@@ -324,9 +324,9 @@ static void test_limit(void)
         /* Registered memory finds room as well; the host waits for the work, as the driver's free would have. */
         use(one, c, 5 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, c) == 0);
-        GR_CHECK(gr_foreign_charge(&core, &core.host, NULL, GR_FAMILY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
+        GR_CHECK(gr_accounted_charge(&core, &core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
         GR_CHECK(frees == 2);
-        gr_foreign_uncharge(&core.host, GR_FAMILY_HOST, 5 * MIB);
+        gr_accounted_uncharge(&core.host, GR_MEMORY_HOST, 5 * MIB);
         end();
 
         /* The host itself is full. */
@@ -336,7 +336,7 @@ static void test_limit(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(get(two, 8 * MIB, KIND) != 0);
         GR_CHECK(try_alloc(one, 8 * MIB, KIND, &a) == -ENOMEM);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == 8 * MIB);
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 8 * MIB);
         end();
 }
 
@@ -398,7 +398,7 @@ static void test_retry_alone(void)
 static void test_decay(void)
 {
         static const struct gr_config config = {
-                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .host_trim = true};
+                .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS, .trim_malloc = true};
         uint64_t a, b, busy, next_ns;
 
         begin(&sg_driver, &config);
@@ -574,7 +574,7 @@ static void test_contexts(void)
         gr_context_ending(one);
         sg_context_destroy(handles[0]);
         gr_context_drop(one);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == MIB && gr_budget_cached(&core.host) == MIB);
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == MIB && gr_budget_cached(&core.host) == MIB);
         GR_CHECK(gr_pinned_free(&core, a) == -ENOENT);
         GR_CHECK(get(two, MIB, KIND) == b);
         /* One that comes later counts from its beginning. */
@@ -589,7 +589,7 @@ static void test_contexts(void)
         sg_context_destroy(handles[0]);
         gr_context_drop(one);
         GR_CHECK(get(two, MIB, KIND) == b);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == 2 * MIB);
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 2 * MIB);
         end();
 }
 
@@ -671,7 +671,7 @@ static void test_other_memory(void)
         GR_CHECK(gr_pool_free(&core, a) == -ENOENT);
         GR_CHECK(gr_ledger_mark_exported(&core.ledger, a) == 0);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
-        GR_CHECK(frees == 1 && atomic_load(&core.host.charged_bytes) == 0);
+        GR_CHECK(frees == 1 && atomic_load(&core.host.reserved_bytes) == 0);
         GR_CHECK(sg_free(&core, device) == 0);
         end();
 }
@@ -682,7 +682,7 @@ static void test_no_fence(void)
         uint64_t a;
 
         begin(&sg_driver, &plain);
-        for (int i = 0; i < GR_REACH_MAX; i++)
+        for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                 GR_CHECK(gr_context_add(&core, sg_context_new(2), 2) != NULL);
         a = get(one, MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 1);
@@ -833,10 +833,10 @@ static void test_threads(void)
         for (unsigned i = 0; i < THREADS; i++)
                 pthread_join(workers[i].thread, NULL);
         GR_CHECK(sg_counter(&core, GR_STAT_pinned_hits) > 0);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == gr_budget_cached(&core.host));
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == gr_budget_cached(&core.host));
         sg_advance(1000 * SG_MS);
         gr_pinned_reclaim(&core, UINT64_MAX);
-        GR_CHECK(atomic_load(&core.host.charged_bytes) == 0 && used_bytes == 0);
+        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 0 && used_bytes == 0);
         end();
 }
 

@@ -1,12 +1,12 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "base/log.h"
+#include "base/metadata.h"
 #include "check.h"
-#include "log.h"
-#include "metadata.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MIB SG_MIB
 
@@ -30,8 +30,8 @@ static void start(enum gr_reuse reuse)
 /* What the core says it holds is what the card says. */
 static void check_accounts(void)
 {
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), sg_used_bytes(0));
-        GR_CHECK(sg_cached_bytes(device) <= atomic_load(&device->charged_bytes));
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), sg_used_bytes(0));
+        GR_CHECK(sg_cached_bytes(device) <= atomic_load(&device->reserved_bytes));
 }
 
 static void finish(void)
@@ -345,7 +345,7 @@ static void test_straight_to_driver(void)
 
         /* More contexts reach the blocks than a fence can cover. */
         start(GR_REUSE_AUTO);
-        for (int i = 0; i < GR_REACH_MAX; i++)
+        for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                 gr_context_add(&core, sg_context_new(0), 0);
         a = alloc(4 * MIB);
         free_ok(a);
@@ -360,7 +360,7 @@ static void test_straight_to_driver(void)
         {
                 struct gr_context *last = NULL;
 
-                for (int i = 0; i < GR_REACH_MAX; i++)
+                for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                         last = gr_context_add(&core, sg_context_new(0), 0);
                 b = alloc(4 * MIB);
                 sg_work(last->handle, 0, b, SG_MS);
@@ -411,12 +411,12 @@ static void test_free_in_order(void)
         GR_CHECK_EQ(gr_pool_free_in_order(&core, a, take_in_order, &other), -ENOENT);
         GR_CHECK_EQ(other, 0);
         GR_CHECK_EQ(gr_budget_live(device), 0);
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 20 * MIB);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0);
         sg_advance(20 * SG_MS);
         GR_CHECK_EQ(sg_driver.mem_free(a), 0); /* the stream has got there */
         b = alloc(20 * MIB);
-        GR_CHECK_EQ(atomic_load(&device->charged_bytes), 20 * MIB);
+        GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 20 * MIB);
         GR_CHECK_EQ(cached(), 0);
 
         /* One that is on its way when its context ends goes with it. */
@@ -506,15 +506,15 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
         free_ok(ptr);
         settle();
         gr_arena_own(context)->note_at = UINT64_MAX; /* the peak of live memory is another question */
-        all = atomic_load(&device->cached_apart);
-        atomic_store(&device->cached_apart, gr_check_wall());
+        all = atomic_load(&device->cached_elsewhere);
+        atomic_store(&device->cached_elsewhere, gr_check_wall());
         for (int i = 0; i < 1000; i++) {
                 GR_CHECK_EQ(alloc(65536), ptr);
                 free_ok(ptr);
                 GR_CHECK(!gr_pool_wants_wake(context));
                 atomic_store(&context->fence.usable_epoch, 1000); /* as all work has ended */
         }
-        atomic_store(&device->cached_apart, all);
+        atomic_store(&device->cached_elsewhere, all);
         free_ok(live);
         GR_CHECK(gr_pool_wants_wake(context)); /* 100 MiB are too much */
         finish();
@@ -863,10 +863,10 @@ static void test_alloc_by(void)
         check_accounts();
 
         /* More than the hard limit has: as if the card were full. */
-        atomic_store(&device->hard_bytes, atomic_load(&device->charged_bytes) + 4 * MIB);
+        atomic_store(&device->hard_bytes, atomic_load(&device->reserved_bytes) + 4 * MIB);
         pitched = (struct pitched){.bytes = 32 * MIB};
         GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &ptr), -EDQUOT);
-        GR_CHECK(atomic_load(&device->charged_bytes) <= atomic_load(&device->hard_bytes));
+        GR_CHECK(atomic_load(&device->reserved_bytes) <= atomic_load(&device->hard_bytes));
         finish();
 }
 

@@ -1,10 +1,10 @@
 /* Ranges of split: who lies where, the lists of free ones, and which of them fits, against plain searches. */
-#include "range.h"
+#include "segment/range.h"
 
 #include <stdlib.h>
 
+#include "base/size_class.h"
 #include "check.h"
-#include "class.h"
 #include "core.h"
 
 #define PAGE  ((uint64_t)GR_PAGE_BYTES)

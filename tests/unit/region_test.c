@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "region.h"
-#include "region_file.h"
+#include "region/region.h"
+#include "region/region_file.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
@@ -467,7 +467,7 @@ static void test_hostile_tickets(void)
         struct gr_region *one = join_as(1, "ticket");
         struct gr_region region;
         struct stat status;
-        int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small, foreign;
+        int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small, accounted;
 
         small = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
         GR_CHECK(id >= 0 && small >= 0 && stat("/proc/self/ns/ipc", &status) == 0);
@@ -491,14 +491,14 @@ static void test_hostile_tickets(void)
         GR_CHECK(region.segment != one->segment);
         gr_region_close(&region);
         /* The right cookie, but made by somebody else, who may look into it. */
-        foreign = foreign_segment(one->map, ticket.cookie);
-        if (foreign >= 0) {
-                ticket.segment = (uint32_t)foreign;
+        accounted = foreign_segment(one->map, ticket.cookie);
+        if (accounted >= 0) {
+                ticket.segment = (uint32_t)accounted;
                 write_ticket("anew", ticket);
                 GR_CHECK_EQ(open_as(&region, 1, "anew"), 0);
-                GR_CHECK(region.segment != foreign);
+                GR_CHECK(region.segment != accounted);
                 gr_region_close(&region);
-                shmctl(foreign, IPC_RMID, NULL);
+                shmctl(accounted, IPC_RMID, NULL);
         }
         ticket.version = GR_REGION_VERSION + 1;
         write_ticket("anew", ticket);
@@ -602,11 +602,11 @@ static void test_slots(void)
 static void test_full(void)
 {
         struct gr_region *one = join_as(1, "full"), *two = calloc(1, sizeof(*two));
-        uint64_t foreign = UINT64_C(1) << 40 | 7;
+        uint64_t accounted = UINT64_C(1) << 40 | 7;
 
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
                 if ((int)i != one->slot) {
-                        one->map->owners[i] = foreign;
+                        one->map->owners[i] = accounted;
                         one->map->slots[i].heartbeat_ns = now_ns;
                 }
         GR_CHECK_EQ(open_as(two, 2, "full"), 0);
@@ -805,14 +805,14 @@ static void *race(void *arg)
 
 static void test_race(void)
 {
-        static struct gr_region_ops quick;
+        static struct gr_region_ops fastbins;
         pthread_t threads[RACERS];
 
-        quick = ops;
-        quick.wait = quick_wait;
+        fastbins = ops;
+        fastbins.wait = quick_wait;
         for (uint32_t i = 0; i < RACERS; i++) {
                 racers[i] = join_as(i + 1, "race");
-                racers[i]->ops = &quick;
+                racers[i]->ops = &fastbins;
         }
         for (int i = 0; i < RACERS; i++)
                 pthread_create(&threads[i], NULL, race, racers[i]);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hash.h"
+#include "base/hash.h"
 
 #define PAGE         ((uint64_t)2 << 20)
 #define PAGES        (1u << 14)

@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "driver.h"
+#include "base/driver.h"
 #include "pool.h"
 
 #define SG_DEVICES  4

@@ -1,8 +1,8 @@
 #include <errno.h>
 #include <locale.h>
 
+#include "base/size.h"
 #include "check.h"
-#include "size.h"
 
 #define KIB 1024ull
 #define MIB (1024 * KIB)

@@ -7,7 +7,7 @@
 #include <utlist.h>
 
 #include "check.h"
-#include "trim.h"
+#include "reclaim/trim.h"
 
 #define UNITS_OF_PAGE (GR_PAGE_BYTES / GPU_UNIT)
 #define UNITS         (GPU_PAGES * UNITS_OF_PAGE)
@@ -282,7 +282,7 @@ static int mem_release(void *handle, const uint64_t *ptrs, size_t count, size_t 
         (void)handle;
         for (size_t i = 0; i < count; i++)
                 give_back(ptrs[i], done);
-        gr_budget_note_live(gpu_device()); /* as another thread may while the driver is at it */
+        gr_budget_update_peak(gpu_device()); /* as another thread may while the driver is at it */
         *ret_done = count;
         return 0;
 }
@@ -486,15 +486,15 @@ void gpu_settle(void)
         gpu_sync();
         gr_fence_sync(context);
         gr_trim(context, UINT64_MAX / 2);
-        left = gpu_device()->charged_bytes;
+        left = gpu_device()->reserved_bytes;
         if (core.config.pool == GR_POOL_SPLIT) {
                 GR_CHECK_EQ(left, 0);
                 GR_CHECK_EQ(gpu_free_bytes(), GPU_PAGES * GR_PAGE_BYTES);
         }
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu.handles, 0);
-        GR_CHECK_EQ(context->split.spare_bytes, 0);
+        GR_CHECK_EQ(context->split.surplus_bytes, 0);
         GR_CHECK_EQ(context->split.free_count, 0);
 }
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "pool.h"
-#include "split.h"
+#include "segment/split.h"
 
 #define KIB          ((uint64_t)1 << 10)
 #define MIB          ((uint64_t)1 << 20)

@@ -4,7 +4,7 @@
  *
  *   split_test [mapped]     without mapped memory, or with it
  */
-#include "split.h"
+#include "segment/split.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -12,11 +12,11 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "split_gpu.h"
-#include "trim.h"
 
 static void test_cut_and_merge(void)
 {
@@ -24,14 +24,14 @@ static void test_cut_and_merge(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(12 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 12 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 12 * MIB);
         gpu_give(a, 12 * MIB);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 12 * MIB);
         GR_CHECK_EQ(gpu_take(12 * MIB), a); /* behind a barrier */
         gpu_give(a, 12 * MIB);
         /* Cut where the piece is large enough, and the rest serves too. */
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
-        GR_CHECK_EQ(gpu_device()->pinned_bytes, MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(a, 11 * MIB);
         context->split.credit_ns = 1; /* twice as large is worth it */
         context->split.credit_at_ns = gpu.now_ns;
@@ -39,12 +39,12 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(b, a);
         c = gpu_take(3 * MIB + 512);
         GR_CHECK_EQ(c, a + 9 * MIB - 700 * KIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 12 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 12 * MIB);
         /* Small ones have a segment of their own. */
         small = gpu_take(65 * KIB);
         d = gpu_take(70 * KIB + 1);
         GR_CHECK_EQ(d, small + 65 * KIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 14 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 14 * MIB);
         GR_CHECK_EQ(gr_budget_live(gpu_device()), 9 * MIB - 700 * KIB + 3 * MIB + 512 + 135 * KIB + 512);
         /* Whatever the order of frees, one range is left. */
         gpu_give(c, 3 * MIB + 512);
@@ -54,7 +54,7 @@ static void test_cut_and_merge(void)
         gpu_give(d, 70 * KIB + 1);
         gpu_give(a, 12 * MIB);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 14 * MIB);
-        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         gpu_end();
 }
 
@@ -106,7 +106,7 @@ static void test_least(void)
         gpu_end();
 }
 
-/* A busy class of theirs gets spare blocks, but not many. */
+/* A busy class of theirs gets preallocated blocks, but not many. */
 static void test_least_spares(void)
 {
         uint64_t a;
@@ -116,7 +116,7 @@ static void test_least_spares(void)
                 a = gpu_take(1000);
                 gpu_give(a, 1000);
         }
-        GR_CHECK(core.stats.counters[GR_STAT_spares] > 4 && core.stats.counters[GR_STAT_spares] < 16);
+        GR_CHECK(core.stats.counters[GR_STAT_preallocated] > 4 && core.stats.counters[GR_STAT_preallocated] < 16);
         gpu_settle();
         gpu_end();
 }
@@ -155,9 +155,9 @@ static void test_least_make_room(bool behind_barrier)
                 gpu_give(other, 2 * MIB);
         }
         GR_CHECK(gr_arenas_cached(context) < 24 * MIB);
-        GR_CHECK(gpu_device()->charged_bytes <= 145 * MIB);
+        GR_CHECK(gpu_device()->reserved_bytes <= 145 * MIB);
         if (!behind_barrier)
-                GR_CHECK(gpu_device()->peak_charged_bytes <= 145 * MIB);
+                GR_CHECK(gpu_device()->peak_reserved_bytes <= 145 * MIB);
         gpu_give(large, 120 * MIB);
         gpu_settle();
         gpu_end();
@@ -176,8 +176,8 @@ static void test_growth(void)
                 pieces[i] = gpu_take(20 * MIB);
                 gpu_sync();
         }
-        GR_CHECK(gpu_device()->peak_charged_bytes <= 420 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 400 * MIB);
+        GR_CHECK(gpu_device()->peak_reserved_bytes <= 420 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 400 * MIB);
         for (int i = 0; i < 20; i++)
                 gpu_give(pieces[i], 20 * MIB);
         gpu_end();
@@ -197,7 +197,7 @@ static void test_held(void)
         gpu_sync();
         for (int i = 0; i < COUNT; i++)
                 large[i] = gpu_take(36 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, COUNT * 38 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, COUNT * 38 * MIB);
         for (int i = 0; i < COUNT; i++)
                 live[i] = gpu_take(3 * MIB / 2); /* beside each there would be room for one */
         for (int i = 0; i < COUNT; i++)
@@ -210,7 +210,7 @@ static void test_held(void)
         gr_fence_close(context);
         gr_fence_poll(context);
         gr_trim(context, UINT64_MAX / 2);
-        GR_CHECK(gpu_device()->charged_bytes <= (COUNT * 6 + 28) * MIB);
+        GR_CHECK(gpu_device()->reserved_bytes <= (COUNT * 6 + 28) * MIB);
         gpu_give(a, 7 * MIB);
         for (int i = 0; i < COUNT; i++)
                 gpu_give(live[i], 3 * MIB / 2);
@@ -264,7 +264,7 @@ static void test_fence(void)
         gr_fence_poll(context);
         GR_CHECK_EQ(gr_trim(context, 3 * MIB), 4 * MIB);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 8 * MIB);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         gpu_end();
 }
@@ -383,11 +383,11 @@ static void test_exported(void)
         gpu_give(a, 512 * 1024);
         GR_CHECK(gpu_take(512 * 1024) != a);
         gpu_give(b + 512 * 1024, 512 * 1024);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, GR_PAGE_BYTES);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, GR_PAGE_BYTES);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], 0);
         gpu_give(b, 512 * 1024); /* the last of the segment: all of it goes, exported block included */
         GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], core.driver->mem_reserve ? 0 : 1);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         gpu_end();
 }
@@ -407,9 +407,9 @@ static void test_drop(void)
         gr_context_drop(first);
         GR_CHECK_EQ(gpu.handles, 0);
         GR_CHECK_EQ(gpu.reserved, 0);
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        GR_CHECK_EQ(gpu_device()->pinned_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
         memset(gpu.owner, 0, GPU_PAGES);
         context = gr_context_add(&core, GPU_CONTEXT2, 0);
@@ -555,7 +555,7 @@ static void test_decay(enum gr_pool_kind pool)
                 gr_core_decay(&core, gpu.now_ns);
                 gpu_sleep(config.decay_ns / 10);
         }
-        GR_CHECK_EQ(gpu_device()->charged_bytes, 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         gpu_give(kept, 3 * MIB);
         gpu_settle();
         gpu_end();
@@ -579,7 +579,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 if (seed % 2)
                         atomic_store(&gpu_device()->threshold_bytes, 16 * MIB);
                 walk(&one);
-                GR_CHECK(gpu_device()->peak_charged_bytes <= hard_bytes);
+                GR_CHECK(gpu_device()->peak_reserved_bytes <= hard_bytes);
                 gpu_settle();
                 gpu_end();
         }
@@ -672,7 +672,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
         handover.ptr = 0;
         sem_post(&handover.there);
         pthread_join(thread, NULL);
-        GR_CHECK(atomic_load(&gpu_device()->peak_charged_bytes) <= 64 * MIB); /* auto maps 32 MiB ahead */
+        GR_CHECK(atomic_load(&gpu_device()->peak_reserved_bytes) <= 64 * MIB); /* auto maps 32 MiB ahead */
         GR_CHECK(core.stats.counters[GR_STAT_driver_allocs] <= 32);
         gpu_settle();
         gpu_end();
@@ -716,7 +716,7 @@ static void test_all(void)
         test_exported();
         test_drop();
         test_decay(GR_POOL_SPLIT);
-        test_decay(GR_POOL_AUTO); /* from quick lists, too */
+        test_decay(GR_POOL_AUTO); /* from fastbins, too */
         for (unsigned overlaps = 0; overlaps < 2; overlaps++) {
                 test_handed_over(GR_POOL_SPLIT, overlaps);
                 test_handed_over(GR_POOL_AUTO, overlaps);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/metadata.h"
 #include "check.h"
-#include "metadata.h"
 #include "pool.h"
 #include "scripted.h"
 #include "stats.h"
@@ -197,9 +197,9 @@ static void test_figures(void)
         GR_CHECK_EQ(value_of("cached_blocks"), 1);
         GR_CHECK_EQ(value_of("live_bytes"), 8 * MIB);
         GR_CHECK_EQ(value_of("cached_bytes"), 8 * MIB);
-        GR_CHECK_EQ(value_of("footprint_bytes"), 16 * MIB);
+        GR_CHECK_EQ(value_of("reserved_bytes"), 16 * MIB);
         GR_CHECK_EQ(value_of("peak_live_bytes"), 16 * MIB);
-        GR_CHECK_EQ(value_of("peak_footprint_bytes"), 16 * MIB);
+        GR_CHECK_EQ(value_of("peak_reserved_bytes"), 16 * MIB);
         GR_CHECK_EQ(value_of("hard_limit_bytes"), 128 * MIB);
         GR_CHECK_EQ(value_of("card_total_bytes"), 256 * MIB);
         GR_CHECK_EQ(value_of("syncs"), 1);
@@ -217,17 +217,17 @@ static void test_figures(void)
         GR_CHECK(strstr(text, ": 0 B") == NULL && strstr(text, ": 0\n") == NULL);
 
         /* What the driver took by itself is told once: as last seen, or as charged where that is done. */
-        atomic_store(&core.devices[0].own_bytes, 5 * MIB);
+        atomic_store(&core.devices[0].driver_bytes, 5 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 7 * MIB);
         GR_CHECK(strstr(text_now(), "beside it the driver's own memory: 5.000 MiB\n") != NULL);
         GR_CHECK(strstr(text, "in host memory: 7.000 MiB\n") != NULL);
-        gr_budget_force(&core.devices[0], GR_FAMILY_DRIVER, 6 * MIB);
+        gr_budget_force(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         GR_CHECK(strstr(text_now(), "the driver's own memory: 6.000 MiB\n") != NULL);
         GR_CHECK(strstr(text, "5.000 MiB") == NULL);
-        gr_budget_uncharge(&core.devices[0], GR_FAMILY_DRIVER, 6 * MIB);
+        gr_budget_uncharge(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 0);
 
-        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_FAMILY_HOST, 3 * MIB), 0);
+        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_MEMORY_HOST, 3 * MIB), 0);
         gr_budget_cache(&core.host, MIB);
         GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
         GR_CHECK_EQ(value_of("host_cached_bytes"), MIB);
@@ -254,7 +254,7 @@ static void test_small(void)
         GR_CHECK_EQ(sg_alloc(context, MIB, &a), 0);
         check_json();
         GR_CHECK_EQ(value_of("live_bytes"), MIB);
-        GR_CHECK_EQ(value_of("footprint_bytes"), 2 * MIB);
+        GR_CHECK_EQ(value_of("reserved_bytes"), 2 * MIB);
         GR_CHECK_EQ(gr_pool_slab_bytes(&core, context->device), 0);
         GR_CHECK_EQ(sg_free(&core, a), 0);
         check_json();
@@ -266,7 +266,7 @@ static void test_small(void)
         GR_CHECK_EQ(value_of("live_bytes"), 512 << 10);
         GR_CHECK_EQ(gr_pool_slab_bytes(&core, context->device), 0);
         GR_CHECK_EQ(value_of("peak_live_bytes"), MIB);
-        GR_CHECK_EQ(value_of("peak_footprint_bytes"), 2 * MIB);
+        GR_CHECK_EQ(value_of("peak_reserved_bytes"), 2 * MIB);
         GR_CHECK_EQ(sg_misuses(), 0);
         gr_core_destroy(&core);
 }
@@ -316,7 +316,7 @@ static void test_together(void)
                         gr_arena_lock(i == 1 ? arena : &context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
                 usleep(50000);
-                ++*(i == 0 ? &context->split.hits : i == 1 ? &arena->bins[3].hits : &context->quick.hits);
+                ++*(i == 0 ? &context->split.hits : i == 1 ? &arena->bins[3].hits : &context->fastbins.hits);
                 if (i == 0)
                         gr_unlock(&context->split.lock);
                 else

@@ -59,7 +59,7 @@ for check in $checks; do
         nm -D --undefined-only "$library" | grep -q " $check\(@.*\)\?\$" || { echo "not built with what calls $check"; failed=1; }
 done
 
-# What each call reads is one cache line (GR_HOT): its size in hexadecimal, with two digits, and its alignment.
+# What each call reads is one cache line (GR_HOT_DATA): its size in hexadecimal, with two digits, and its alignment.
 hot=$(readelf -SW "$library" | sed -n 's/.* gr_hot  *[A-Z]*  *[0-9a-f]* [0-9a-f]* \([0-9a-f]*\) .* \([0-9]*\)$/\1 \2/p')
 case $hot in
 '0000'[0-3][0-9a-f]' 64' | '000040 64') ;;

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 #include "pool.h"
+#include "reclaim/trim.h"
 #include "scripted.h"
-#include "trim.h"
 
 #define MIB      SG_MIB
 #define THREADS  8
@@ -157,7 +157,7 @@ static void *work(void *arg)
                 /* A slab that the driver opens unasked is held for a moment, by each thread at most one. */
                 if (sg_used_bytes(0) > hard_bytes && sg_used_bytes(0) - hard_bytes > THREADS * GR_PAGE_BYTES)
                         over = true;
-                if (atomic_load(&core.devices[0].charged_bytes) > hard_bytes)
+                if (atomic_load(&core.devices[0].reserved_bytes) > hard_bytes)
                         over = true;
         }
         return NULL;
@@ -172,7 +172,7 @@ static void *come_and_go(void *arg)
                 struct gr_context *context;
                 uint64_t ptrs[16];
 
-                if (worker->plan->many && round > 1 && round < 2 + GR_REACH_MAX)
+                if (worker->plan->many && round > 1 && round < 2 + GR_ACCESSORS_MAX)
                         gr_context_add(&core, sg_context_new(0), 0);
                 context = gr_context_add(&core, sg_context_new(1), 1);
                 for (int i = 0; i < 16; i++)
@@ -278,9 +278,9 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
                 GR_CHECK_EQ(allocs, figure("hits") + figure("driver_allocs"));
         GR_CHECK_EQ(frees, figure("frees") + figure("driver_frees"));
         for (int i = 0; i < 2; i++) {
-                GR_CHECK_EQ(atomic_load(&core.devices[i].charged_bytes), sg_used_bytes(i));
-                GR_CHECK(sg_cached_bytes(&core.devices[i]) <= atomic_load(&core.devices[i].charged_bytes));
-                GR_CHECK(atomic_load(&core.devices[i].peak_charged_bytes) <= core.devices[i].hard_bytes);
+                GR_CHECK_EQ(atomic_load(&core.devices[i].reserved_bytes), sg_used_bytes(i));
+                GR_CHECK(sg_cached_bytes(&core.devices[i]) <= atomic_load(&core.devices[i].reserved_bytes));
+                GR_CHECK(atomic_load(&core.devices[i].peak_reserved_bytes) <= core.devices[i].hard_bytes);
         }
 
         /* And all of it can be had back. */
@@ -289,7 +289,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
                 gr_trim(contexts[i], UINT64_MAX);
         }
         GR_CHECK_EQ(sg_used_bytes(0), 0);
-        GR_CHECK_EQ(atomic_load(&core.devices[0].charged_bytes), 0);
+        GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), 0);
         GR_CHECK_EQ(sg_cached_bytes(&core.devices[0]), 0);
         GR_CHECK_EQ(core.devices[0].slab_count, 0);
         GR_CHECK_EQ(sg_misuses(), 0);

@@ -39,9 +39,9 @@ class _Status(ctypes.Structure):  # struct gpureclaim_status
         for name in (
             "live_bytes",
             "cached_bytes",
-            "taken_bytes",
+            "reserved_bytes",
             "peak_live_bytes",
-            "peak_taken_bytes",
+            "peak_reserved_bytes",
             "hard_limit_bytes",
             "soft_limit_bytes",
             "spilled_bytes",

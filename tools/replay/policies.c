@@ -14,9 +14,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "log.h"
+#include "base/log.h"
+#include "base/size.h"
 #include "pool.h"
-#include "size.h"
 #include "torch_model.h"
 #include "trace.h"
 
@@ -228,7 +228,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
                         rc = gr_pool_alloc(context, op->bytes, &ptrs[op->slot]);
         }
         if (context && !rc) {
-                row(trace, name, atomic_load(&core.devices[0].peak_charged_bytes), counting.allocs, counting.releases,
+                row(trace, name, atomic_load(&core.devices[0].peak_reserved_bytes), counting.allocs, counting.releases,
                     counting.cost_us);
                 printf(" %9" PRIu64 " %9.0f\n", counting.barriers,
                        (real_seconds() - begin) * 1e9 / (double)trace->count);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hash.h"
+#include "base/hash.h"
 
 /* An allocation that lives in the trace. */
 struct live {
@@ -30,7 +30,7 @@ struct reader {
         struct live *live;
         struct thread *threads;
         uint32_t *spare_slots;
-        size_t spare_count;
+        size_t idle_event_count;
         uint64_t live_bytes, first_ns;
         int columns[COLUMNS]; /* where each stands; -1: nowhere */
 };
@@ -76,7 +76,8 @@ static int allocated(struct reader *reader, struct gr_trace_op *op, uint64_t ptr
                 return -ENOMEM;
         live->ptr = ptr;
         live->bytes = op->bytes;
-        live->slot = reader->spare_count > 0 ? reader->spare_slots[--reader->spare_count] : reader->trace.slot_count++;
+        live->slot = reader->idle_event_count > 0 ? reader->spare_slots[--reader->idle_event_count]
+                                                  : reader->trace.slot_count++;
         HASH_ADD(hh, reader->live, ptr, sizeof(live->ptr), live);
         op->slot = live->slot;
         reader->live_bytes += op->bytes;
@@ -136,7 +137,7 @@ static int read_line(struct reader *reader, char *line)
         if (op.is_free) {
                 op.bytes = live->bytes;
                 op.slot = live->slot;
-                reader->spare_slots[reader->spare_count++] = live->slot;
+                reader->spare_slots[reader->idle_event_count++] = live->slot;
                 reader->live_bytes -= live->bytes;
                 HASH_DELETE(hh, reader->live, live);
                 free(live);

@@ -1,0 +1,455 @@
+#include "account/budget.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/size_class.h"
+
+struct gr_slab {
+        UT_hash_handle hh;
+        uint64_t page; /* key: address / GR_PAGE_BYTES */
+        uint64_t blocks;
+};
+
+static void raise_to(_Atomic uint64_t *peak, uint64_t value)
+{
+        uint64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+
+        while (seen < value &&
+               !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed))
+                ;
+}
+
+void gr_budget_init(struct gr_device *device, int ordinal)
+{
+        memset(device, 0, sizeof(*device));
+        device->ordinal = ordinal;
+        atomic_init(&device->hard_bytes, GR_UNLIMITED);
+        atomic_init(&device->soft_bytes, GR_UNLIMITED);
+        atomic_init(&device->threshold_bytes, GR_UNLIMITED);
+        atomic_init(&device->driver_bytes, GR_UNLIMITED);
+        gr_lock_init(&device->ladder_lock, GR_RANK_LADDER);
+        gr_lock_init(&device->slabs_lock, GR_RANK_SLABS);
+}
+
+void gr_budget_destroy(struct gr_device *device)
+{
+        struct gr_slab *slab, *tmp;
+
+        HASH_ITER (hh, device->slabs, slab, tmp) {
+                HASH_DELETE(hh, device->slabs, slab);
+                free(slab);
+        }
+        gr_lock_destroy(&device->slabs_lock);
+        gr_lock_destroy(&device->ladder_lock);
+}
+
+static bool charge(struct gr_device *device, uint64_t bytes)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t hard = atomic_load(&device->hard_bytes);
+        uint64_t charged = atomic_load(&device->reserved_bytes);
+
+        do {
+                if (charged > hard || bytes > hard - charged)
+                        return false;
+        } while (!atomic_compare_exchange_weak(&device->reserved_bytes, &charged, charged + bytes));
+        if (group && group->reserve(group->arg, bytes) != 0) {
+                gr_account_add(&device->reserved_bytes, -bytes);
+                return false;
+        }
+        return true;
+}
+
+static void note_charged(struct gr_device *device)
+{
+        uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->reserved_bytes);
+
+        asked = gr_max(asked, atomic_load(&device->asked_bytes)); /* both of those that end and that begin meanwhile */
+        raise_to(&device->peak_reserved_bytes, charged > asked ? charged - asked : 0);
+}
+
+void gr_budget_ask(struct gr_device *device, uint64_t bytes)
+{
+        gr_account_add(&device->asked_bytes, bytes);
+}
+
+void gr_budget_answered(struct gr_device *device, uint64_t bytes)
+{
+        gr_account_add(&device->asked_bytes, -bytes);
+        note_charged(device);
+}
+
+/* Changes the charge without asking whether there is room. */
+static void adjust(struct gr_device *device, int64_t bytes)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+
+        gr_account_add(&device->reserved_bytes, (uint64_t)bytes);
+        if (group && bytes != 0)
+                group->adjust(group->arg, bytes);
+}
+
+int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t *ret_reserved_bytes)
+{
+        uint64_t bytes = gr_is_small(capacity_bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(capacity_bytes);
+        bool room;
+
+        gr_budget_ask(device, bytes); /* first, so that nobody takes it for given meanwhile */
+        if (charge(device, bytes)) {
+                *ret_reserved_bytes = bytes;
+                return 0;
+        }
+        gr_budget_answered(device, bytes);
+        if (!gr_is_small(capacity_bytes))
+                return -EDQUOT;
+        gr_lock(&device->slabs_lock);
+        room = atomic_load(&device->slab_rest_bytes) >= capacity_bytes;
+        gr_unlock(&device->slabs_lock);
+        if (!room)
+                return -EDQUOT;
+        *ret_reserved_bytes = 0;
+        return 0;
+}
+
+void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes)
+{
+        adjust(device, -(int64_t)reserved_bytes);
+        gr_budget_answered(device, reserved_bytes);
+}
+
+int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
+{
+        if (gr_memory_kind_is_charged(kind) && !charge(device, bytes))
+                return -EDQUOT;
+        note_charged(device);
+        atomic_fetch_add(&device->kind_bytes[kind], bytes);
+        return 0;
+}
+
+void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
+{
+        gr_account_add(&device->kind_bytes[kind], -bytes);
+        if (gr_memory_kind_is_charged(kind))
+                adjust(device, -(int64_t)bytes);
+}
+
+void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
+{
+        if (gr_memory_kind_is_charged(kind)) {
+                adjust(device, (int64_t)bytes);
+                note_charged(device);
+        }
+        atomic_fetch_add(&device->kind_bytes[kind], bytes);
+}
+
+static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
+{
+        struct gr_slab *slab;
+
+        HASH_FIND(hh, device->slabs, &page, sizeof(page), slab);
+        return slab;
+}
+
+/* The charge is made what the block takes. */
+static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+{
+        struct gr_slab *slab;
+        int rc = 0;
+
+        if (!gr_is_small(capacity_bytes)) {
+                uint64_t bytes = gr_footprint_bytes(capacity_bytes);
+
+                if (bytes > reserved_bytes && !charge(device, bytes - reserved_bytes)) {
+                        adjust(device, -(int64_t)reserved_bytes);
+                        return -EDQUOT;
+                }
+                if (bytes < reserved_bytes)
+                        adjust(device, -(int64_t)(reserved_bytes - bytes));
+                return 0;
+        }
+        if (reserved_bytes > GR_PAGE_BYTES) {
+                adjust(device, -(int64_t)(reserved_bytes - GR_PAGE_BYTES));
+                reserved_bytes = GR_PAGE_BYTES;
+        }
+        gr_lock(&device->slabs_lock);
+        slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
+        if (slab) {
+                adjust(device, -(int64_t)reserved_bytes);
+        } else if (!reserved_bytes) {
+                rc = -EDQUOT;
+        } else {
+                slab = calloc(1, sizeof(*slab));
+                if (slab) {
+                        slab->page = ptr >> GR_PAGE_SHIFT;
+                        HASH_ADD(hh, device->slabs, page, sizeof(slab->page), slab);
+                        if (!slab->hh.tbl) {
+                                free(slab);
+                                slab = NULL;
+                        }
+                }
+                if (slab) {
+                        device->slab_count++;
+                        atomic_fetch_add(&device->slab_rest_bytes, GR_PAGE_BYTES);
+                } else {
+                        adjust(device, -(int64_t)reserved_bytes);
+                        rc = -ENOMEM;
+                }
+        }
+        if (slab) {
+                slab->blocks++;
+                atomic_fetch_sub(&device->slab_rest_bytes, capacity_bytes);
+        }
+        gr_unlock(&device->slabs_lock);
+        return rc;
+}
+
+int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
+{
+        int rc = commit(device, ptr, capacity_bytes, reserved_bytes);
+
+        gr_budget_answered(device, reserved_bytes);
+        return rc;
+}
+
+uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capacity_bytes)
+{
+        struct gr_slab *slab;
+        uint64_t bytes = gr_footprint_bytes(capacity_bytes);
+
+        if (gr_is_small(capacity_bytes)) {
+                bytes = 0;
+                gr_lock(&device->slabs_lock);
+                slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
+                if (slab) {
+                        atomic_fetch_add(&device->slab_rest_bytes, capacity_bytes);
+                        if (--slab->blocks == 0) {
+                                HASH_DELETE(hh, device->slabs, slab);
+                                free(slab);
+                                device->slab_count--;
+                                atomic_fetch_sub(&device->slab_rest_bytes, GR_PAGE_BYTES);
+                                bytes = GR_PAGE_BYTES;
+                        }
+                }
+                gr_unlock(&device->slabs_lock);
+        }
+        adjust(device, -(int64_t)bytes);
+        return bytes;
+}
+
+/* Of this thread on every device: who looks for others' is then giving nothing back elsewhere. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own_returns;
+
+void gr_releases_begin(struct gr_device *device)
+{
+        atomic_fetch_add(&device->releases_begun, 1);
+}
+
+void gr_releases_end(struct gr_device *device, uint64_t bytes)
+{
+        /* First, so that who finds nothing going on finds it done. */
+        if (bytes > 0) {
+                own_returns++;
+                atomic_fetch_add(&device->returns_done, 1);
+        }
+        atomic_fetch_add(&device->releases_ended, 1);
+}
+
+uint64_t gr_releases_of_others(struct gr_device *device)
+{
+        return atomic_load(&device->returns_done) - own_returns;
+}
+
+void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
+{
+        cached->next = atomic_load(&device->cached_elsewhere);
+        while (!atomic_compare_exchange_weak(&device->cached_elsewhere, &cached->next, cached))
+                ;
+}
+
+void gr_budget_update_peak(struct gr_device *device)
+{
+        uint64_t live = gr_budget_live(device);
+
+        raise_to(&device->peak_live_bytes, live);
+        raise_to(&device->recent_peak_bytes[0], live);
+        raise_to(&device->peak_reserved_bytes, live); /* the peak of that was taken at another moment */
+}
+
+uint64_t gr_budget_recent_peak(struct gr_device *device)
+{
+        return gr_max(atomic_load_explicit(&device->recent_peak_bytes[0], memory_order_relaxed),
+                      atomic_load_explicit(&device->recent_peak_bytes[1], memory_order_relaxed));
+}
+
+void gr_budget_rotate_peak(struct gr_device *device)
+{
+        uint64_t live = gr_budget_live(device);
+
+        atomic_store(&device->recent_peak_bytes[1], atomic_exchange(&device->recent_peak_bytes[0], live));
+}
+
+uint64_t gr_budget_room(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
+        uint64_t room = hard == GR_UNLIMITED ? GR_UNLIMITED : hard > charged ? hard - charged : 0;
+
+        return group ? gr_min(room, group->room(group->arg)) : room;
+}
+
+/* What the cache may hold under threshold and soft limit. */
+static uint64_t cache_allowed(struct gr_device *device)
+{
+        uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
+        uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
+
+        if (soft != GR_UNLIMITED) {
+                uint64_t held = gr_budget_held(device);
+
+                allowed = gr_min(allowed, soft > held ? soft - held : 0);
+        }
+        return allowed;
+}
+
+uint64_t gr_budget_cache_room(struct gr_device *device)
+{
+        uint64_t cached = gr_budget_cached(device), allowed = cache_allowed(device);
+
+        return gr_min(gr_budget_room(device), allowed > cached ? allowed - cached : 0);
+}
+
+uint64_t gr_budget_over(struct gr_device *device)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
+        uint64_t over = charged > hard ? charged - hard : 0, excess = group ? group->excess(group->arg) : 0;
+
+        return excess > over ? excess : over;
+}
+
+bool gr_budget_own_limit(struct gr_device *device, uint64_t bytes)
+{
+        uint64_t hard = atomic_load(&device->hard_bytes), charged = atomic_load(&device->reserved_bytes);
+
+        return charged > hard || bytes > hard - charged;
+}
+
+uint64_t gr_budget_total(struct gr_device *device, uint64_t card_total_bytes)
+{
+        const struct gr_group *group = atomic_load(&device->group);
+        uint64_t total = gr_min(card_total_bytes, atomic_load(&device->hard_bytes));
+
+        return group ? gr_min(total, group->limit_bytes) : total;
+}
+
+uint64_t gr_budget_excess_limited(struct gr_device *device)
+{
+        uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
+        uint64_t hard = atomic_load_explicit(&device->hard_bytes, memory_order_relaxed);
+        uint64_t cached = gr_budget_returnable(device), allowed = cache_allowed(device), over;
+
+        over = cached > allowed ? cached - allowed : 0;
+        /* The limit came down below what was taken already. */
+        if (charged > hard && charged - hard > over)
+                over = gr_min(charged - hard, cached);
+        return over;
+}
+
+#define GRANT_SHARE 256 /* of the threshold, beyond what a keeper has: all need as much room to be asked no more */
+
+void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
+{
+        atomic_store(&device->threshold_bytes, bytes);
+        /* Without one nobody asks: what is cached meanwhile is not granted. */
+        atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
+}
+
+void gr_budget_end_grants(struct gr_device *device)
+{
+        atomic_store(&device->grants_ended, true);
+}
+
+void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, struct gr_cached *to, uint64_t bytes)
+{
+        uint64_t granted = atomic_load(&from->granted_bytes);
+
+        while (!atomic_compare_exchange_weak(&from->granted_bytes, &granted, granted - gr_min(granted, bytes)))
+                ;
+        if (to) {
+                atomic_fetch_add(&to->granted_bytes, bytes);
+                atomic_fetch_add(&device->granted_bytes, bytes);
+        }
+        atomic_fetch_sub(&device->granted_bytes, gr_min(granted, bytes));
+}
+
+/* The keeper's grant becomes what it has and, where that is any, so much more; whether all grants together hold. */
+static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
+{
+        uint64_t has = atomic_load(&keeper->bytes), bytes = has ? has + more_bytes : 0;
+        uint64_t change = bytes - atomic_exchange(&keeper->granted_bytes, bytes); /* modulo 2^64 */
+
+        return atomic_fetch_add(&device->granted_bytes, change) + change <= threshold;
+}
+
+/* What the keeper has is granted at any rate: the others' grants must not count on it. */
+static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint64_t threshold)
+{
+        uint64_t step = threshold / GRANT_SHARE, bytes = gr_counter_sum(&device->cached_bytes);
+        struct gr_cached *each;
+
+        for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)
+                bytes += atomic_load(&each->bytes) ? atomic_load(&each->bytes) + step : 0;
+        step = bytes <= threshold ? step : 0;
+        if (atomic_exchange(&device->granted_for_bytes, threshold) == threshold &&
+            (grant(device, keeper, step, threshold) || step == 0))
+                return;
+        /* Others have grants that they no longer need, or of another time. */
+        for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)
+                grant(device, each, step, threshold);
+}
+
+bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper)
+{
+        uint64_t threshold = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
+        uint64_t charged = atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed);
+
+        if (atomic_load_explicit(&device->grants_ended, memory_order_relaxed))
+                keeper = NULL;
+        if (charged <= atomic_load_explicit(&device->soft_bytes, memory_order_relaxed) &&
+            charged <= atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) &&
+            (threshold == GR_UNLIMITED ||
+             (keeper && atomic_load_explicit(&device->granted_for_bytes, memory_order_relaxed) == threshold &&
+              atomic_load_explicit(&device->granted_bytes, memory_order_relaxed) <= threshold &&
+              atomic_load_explicit(&keeper->bytes, memory_order_relaxed) <=
+                      atomic_load_explicit(&keeper->granted_bytes, memory_order_relaxed))))
+                return false;
+        if (keeper && threshold != GR_UNLIMITED)
+                grant_more(device, keeper, threshold);
+        return gr_budget_excess_limited(device) > 0;
+}
+
+void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t card_free_bytes, uint64_t card_total_bytes,
+                     uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+{
+        uint64_t hard = atomic_load(&device->hard_bytes);
+        uint64_t held = gr_budget_held(device);
+        uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, held);
+        uint64_t kept = held - idle + atomic_load(&device->stranded_bytes); /* what no other request can have */
+        uint64_t total = gr_budget_total(device, card_total_bytes);
+        uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
+        const struct gr_group *group = atomic_load(&device->group);
+
+        if (hard != GR_UNLIMITED)
+                free_bytes = gr_min(free_bytes, hard > kept ? hard - kept : 0);
+        if (group) {
+                uint64_t room = group->room(group->arg), own = gr_budget_returnable(device) + idle;
+
+                free_bytes = gr_min(free_bytes, room < GR_UNLIMITED - own ? room + own : GR_UNLIMITED);
+        }
+        atomic_store(&device->card_free_bytes, card_free_bytes);
+        *ret_free_bytes = gr_min(free_bytes, total);
+        *ret_total_bytes = total;
+}

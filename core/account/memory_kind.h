@@ -1,0 +1,32 @@
+/*
+ * The ways to take memory that the pool does not serve, and the words for them in every output. What each is charged
+ * to: device memory but for HOST, which has a budget of its own, and IMPORTED, which is in its exporter's account: it
+ * is told and charged to nobody here, as opening it takes nothing from the card.
+ */
+#ifndef GR_MEMORY_KIND_H
+#define GR_MEMORY_KIND_H
+
+/* GR_FAMILY(ID, name in JSON, words for people) */
+#define GR_MEMORY_KINDS(X)                                                                                             \
+        X(STREAM_ORDERED, "stream_ordered", "stream-ordered pools")                                                    \
+        X(GRAPH, "graph", "graph memory")                                                                              \
+        X(MAPPED, "mapped", "mapped memory")                                                                           \
+        X(MANAGED, "managed", "managed memory")                                                                        \
+        X(ARRAY, "array", "arrays")                                                                                    \
+        X(DRIVER, "driver", "the driver's own memory")                                                                 \
+        X(IMPORTED, "imported", "memory of others, imported")                                                          \
+        X(HOST, "host", "pinned host memory")
+
+enum gr_memory_kind {
+#define GR_MEMORY_ENUMERATOR(id, name, words) GR_MEMORY_##id,
+        GR_MEMORY_KINDS(GR_MEMORY_ENUMERATOR)
+#undef GR_MEMORY_ENUMERATOR
+                GR_MEMORY_KIND_COUNT
+};
+
+static inline int gr_memory_kind_is_charged(enum gr_memory_kind kind)
+{
+        return kind != GR_MEMORY_IMPORTED;
+}
+
+#endif

@@ -1,0 +1,100 @@
+/*
+ * The locks of core/ and their order: a thread may take a lock only while all locks it holds have a lower rank. Builds
+ * with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the driver
+ * except where a header says so, and none across fork: the child passes everything through (shim/process/process.c).
+ */
+#ifndef GR_LOCK_H
+#define GR_LOCK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum gr_rank {
+        GR_RANK_LADDER,    /* one device's climbers; held across calls of the driver */
+        GR_RANK_CONTEXTS,  /* the list of contexts */
+        GR_RANK_HOOKS,     /* the registry of reclaimables */
+        GR_RANK_UNPIN,     /* pinned memory that goes back; held across the driver's free, and tries to allocate */
+        GR_RANK_GATE,      /* captures against fences; held across record and wait */
+        GR_RANK_FENCE,     /* one context's epochs; held across record, wait and query */
+        GR_RANK_EVENTS,    /* one context's idle events */
+        GR_RANK_SPILLED,   /* one context's freed blocks of host memory */
+        GR_RANK_SPLIT,     /* one context's segments */
+        GR_RANK_PINNED,    /* cached pinned memory */
+        GR_RANK_ARENA,     /* one shard's bins of a context */
+        GR_RANK_SLABS,     /* one device's slabs of small blocks */
+        GR_RANK_LEDGER,    /* one shard of the ledger */
+        GR_RANK_ACCOUNTED, /* the ledger of what the pool does not serve */
+        GR_RANK_REGION,    /* one device's account in the region; held across looks at other processes */
+        GR_RANK_METADATA,  /* the pool's own structures; adding to them may take memory from the C library */
+};
+
+struct gr_lock {
+        pthread_mutex_t mutex;
+        enum gr_rank rank;
+};
+
+#ifdef GR_LOCK_CHECKS
+void gr_rank_enter(enum gr_rank rank);
+void gr_rank_leave(enum gr_rank rank);
+#else
+static inline void gr_rank_enter(enum gr_rank rank)
+{
+        (void)rank;
+}
+static inline void gr_rank_leave(enum gr_rank rank)
+{
+        (void)rank;
+}
+#endif
+
+static inline void gr_lock_init(struct gr_lock *lock, enum gr_rank rank)
+{
+        pthread_mutex_init(&lock->mutex, NULL);
+        lock->rank = rank;
+}
+
+static inline void gr_lock_destroy(struct gr_lock *lock)
+{
+        pthread_mutex_destroy(&lock->mutex);
+}
+
+static inline void gr_lock(struct gr_lock *lock)
+{
+        gr_rank_enter(lock->rank);
+        pthread_mutex_lock(&lock->mutex);
+}
+
+static inline void gr_unlock(struct gr_lock *lock)
+{
+        pthread_mutex_unlock(&lock->mutex);
+        gr_rank_leave(lock->rank);
+}
+
+/* Between two looks at what another thread is about to change, the nth: offers it the processor now and then, and in
+ * the end sleeps. Keeps errno; no cancellation point. */
+void gr_pause(unsigned n);
+
+/*
+ * A lock for a few loads and stores on the hot path, mostly taken by one thread: one atomic exchange, half of what a
+ * mutex costs. Never held across a call that may block. Zero bytes are an open lock.
+ */
+struct gr_spin {
+        _Atomic int taken;
+};
+
+void gr_spin_wait(struct gr_spin *spin);
+
+static inline void gr_spin_lock(struct gr_spin *spin, enum gr_rank rank)
+{
+        gr_rank_enter(rank);
+        if (__builtin_expect(atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire), 0))
+                gr_spin_wait(spin);
+}
+
+static inline void gr_spin_unlock(struct gr_spin *spin, enum gr_rank rank)
+{
+        atomic_store_explicit(&spin->taken, 0, memory_order_release);
+        gr_rank_leave(rank);
+}
+
+#endif

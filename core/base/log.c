@@ -1,0 +1,201 @@
+#include "base/log.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PASSES_BITS 16
+#define PASSES_MASK ((1ull << PASSES_BITS) - 1)
+
+const char *const gr_log_words[] = {
+#define WORD(id, word) word,
+        GR_LOG_LEVELS(WORD)
+#undef WORD
+                NULL,
+};
+
+_Atomic int gr_log_threshold = GR_LOG_WARN;
+
+static gr_log_sink *log_sink;
+static void *log_sink_arg;
+
+void gr_log_set_level(enum gr_log_level level)
+{
+        atomic_store_explicit(&gr_log_threshold, (int)level, memory_order_relaxed);
+}
+
+void gr_log_set_sink(gr_log_sink *sink, void *arg)
+{
+        log_sink = sink;
+        log_sink_arg = arg;
+}
+
+/* Some bytes of it, as write(2), after waiting up to wait_ms until fd takes them. -ETIMEDOUT or -errno. */
+static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
+{
+        struct pollfd ready = {.fd = fd, .events = POLLOUT};
+        ssize_t written;
+        int found;
+
+        do
+                found = poll(&ready, 1, wait_ms);
+        while (found < 0 && errno == EINTR);
+        if (found == 0)
+                return -ETIMEDOUT;
+        /* A pipe that takes anything at all takes so much at once, even where the descriptor blocks. */
+        written = write(fd, bytes, length < PIPE_BUF ? length : PIPE_BUF);
+        if (written < 0)
+                return errno == EINTR || errno == EAGAIN ? 0 : -errno;
+        return written > 0 ? written : -EIO;
+}
+
+int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
+{
+        const struct timespec at_once = {0};
+        const int saved_errno = errno;
+        sigset_t raised, pending, before;
+        int rc, cancel, signal;
+
+        sigemptyset(&raised);
+        sigaddset(&raised, SIGPIPE);
+        sigaddset(&raised, SIGXFSZ);
+        rc = pthread_sigmask(SIG_BLOCK, &raised, &before);
+        if (rc)
+                return -rc;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        sigemptyset(&pending);
+        sigpending(&pending);
+        while (length > 0 && !rc) {
+                ssize_t written = write_some(fd, bytes, length, wait_ms);
+
+                if (written < 0) {
+                        rc = (int)written;
+                } else {
+                        bytes = (const char *)bytes + written;
+                        length -= (size_t)written;
+                }
+        }
+        /* The failed write has raised it for this thread. One that was pending before is the program's. */
+        signal = rc == -EPIPE ? SIGPIPE : rc == -EFBIG ? SIGXFSZ : 0;
+        if (signal && !sigismember(&pending, signal)) {
+                sigemptyset(&raised);
+                sigaddset(&raised, signal);
+                while (sigtimedwait(&raised, NULL, &at_once) < 0 && errno == EINTR)
+                        ;
+        }
+        pthread_setcancelstate(cancel, NULL);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        errno = saved_errno;
+        return rc;
+}
+
+/* Once nobody has read for a second, lines are no longer waited with until one gets through again. */
+static void write_stderr(const char *line, size_t line_bytes)
+{
+        static _Atomic bool stuck;
+        int wait_ms = atomic_load_explicit(&stuck, memory_order_relaxed) ? 0 : GR_WRITE_WAIT_MS;
+        int rc = gr_write(STDERR_FILENO, line, line_bytes, wait_ms);
+
+        atomic_store_explicit(&stuck, rc == -ETIMEDOUT, memory_order_relaxed);
+}
+
+/* How much of room bytes a snprintf that returned length has filled. */
+static size_t filled(int length, size_t room)
+{
+        if (length < 0)
+                return 0;
+        return (size_t)length < room ? (size_t)length : room - 1;
+}
+
+/* Bytes of the character that text begins with; 0: a control character, or none in UTF-8. */
+static size_t printable(const unsigned char *text, size_t left)
+{
+        size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+
+        if (length == 0 || length > left || text[0] > 0xf4)
+                return 0;
+        for (size_t i = 1; i < length; i++)
+                if ((text[i] & 0xc0) != 0x80)
+                        return 0;
+        switch (text[0]) {
+        case 0xc2:
+                return text[1] < 0xa0 ? 0 : length; /* what drives a terminal as ESC and a letter do */
+        case 0xe0:
+                return text[1] < 0xa0 ? 0 : length; /* longer than needed, as the next */
+        case 0xf0:
+                return text[1] < 0x90 ? 0 : length;
+        default:
+                return text[0] < ' ' || text[0] == 0x7f ? 0 : length;
+        }
+}
+
+void gr_log_clean(char *text, size_t length)
+{
+        size_t i = 0;
+
+        while (i < length) {
+                size_t bytes = printable((const unsigned char *)text + i, length - i);
+
+                if (bytes == 0)
+                        text[i++] = ' ';
+                i += bytes;
+        }
+}
+
+void gr_log_emit(enum gr_log_level level, const char *format, ...)
+{
+        static const char cut[] = "...";
+        const int saved_errno = errno;
+        char line[GR_LOG_LINE_BYTES];
+        size_t length;
+        va_list args;
+        int wanted;
+
+        length = filled(snprintf(line, sizeof(line), "gpureclaim: [%ld] %s: ", (long)getpid(), gr_log_words[level]),
+                        sizeof(line));
+        va_start(args, format);
+        errno = saved_errno; /* for %m */
+        wanted = vsnprintf(line + length, sizeof(line) - length, format, args);
+        va_end(args);
+        if (wanted >= 0 && (size_t)wanted >= sizeof(line) - length)
+                memcpy(line + sizeof(line) - sizeof(cut), cut, sizeof(cut));
+        length += filled(wanted, sizeof(line) - length);
+        gr_log_clean(line, length);
+        line[length++] = '\n'; /* over the terminating NUL */
+        if (log_sink)
+                log_sink(line, length, log_sink_arg);
+        else
+                write_stderr(line, length);
+        errno = saved_errno;
+}
+
+bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns)
+{
+        const uint64_t window = (now_ns / limit->interval_ns) & (UINT64_MAX >> PASSES_BITS);
+        uint64_t seen = atomic_load_explicit(&limit->state, memory_order_relaxed), next;
+
+        do {
+                if (seen >> PASSES_BITS != window) {
+                        next = window << PASSES_BITS | 1;
+                } else if ((seen & PASSES_MASK) < limit->burst && (seen & PASSES_MASK) < PASSES_MASK) {
+                        next = seen + 1;
+                } else {
+                        atomic_fetch_add_explicit(&limit->suppressed, 1, memory_order_relaxed);
+                        return false;
+                }
+        } while (!atomic_compare_exchange_weak_explicit(&limit->state, &seen, next, memory_order_relaxed,
+                                                        memory_order_relaxed));
+        return true;
+}
+
+uint64_t gr_ratelimit_take(struct gr_ratelimit *limit)
+{
+        return atomic_exchange_explicit(&limit->suppressed, 0, memory_order_relaxed);
+}

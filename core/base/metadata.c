@@ -1,0 +1,81 @@
+#include "base/metadata.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/lock.h"
+#include "base/shard.h"
+
+#define CHUNK_BYTES ((size_t)2 << 20)   /* a huge page */
+#define PIECE_MOST  ((size_t)128 << 10) /* larger ones, tables of many blocks, go back */
+
+/* A piece that was freed, and the first one of a chunk. */
+struct piece {
+        struct piece *next;
+};
+
+static struct gr_lock lock = {PTHREAD_MUTEX_INITIALIZER, GR_RANK_METADATA}; /* guards what follows */
+static struct piece *chunks;                                                /* so that they are known to be in use */
+static size_t chunk_used = CHUNK_BYTES;                                     /* bytes of the first of them */
+static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1];                 /* by size, in cache lines */
+
+static size_t lines_of(size_t bytes)
+{
+        return (bytes + GR_LINE_BYTES - 1) / GR_LINE_BYTES;
+}
+
+/* What is left of the chunk before is lost. Lock held. */
+static bool chunk_take(void)
+{
+        struct piece *chunk = aligned_alloc(CHUNK_BYTES, CHUNK_BYTES);
+
+        if (!chunk)
+                return false;
+        madvise(chunk, CHUNK_BYTES, MADV_HUGEPAGE); /* where there are none it is as it was */
+        chunk->next = chunks;
+        chunks = chunk;
+        chunk_used = GR_LINE_BYTES;
+        return true;
+}
+
+static void *piece_take(size_t lines)
+{
+        struct piece *piece = NULL;
+
+        gr_lock(&lock);
+        if (freed[lines]) {
+                piece = freed[lines];
+                freed[lines] = piece->next;
+        } else if (chunk_used + lines * GR_LINE_BYTES <= CHUNK_BYTES || chunk_take()) {
+                piece = (struct piece *)((char *)chunks + chunk_used);
+                chunk_used += lines * GR_LINE_BYTES;
+        }
+        gr_unlock(&lock);
+        return piece;
+}
+
+void *gr_metadata_alloc(size_t bytes)
+{
+        size_t lines = lines_of(bytes);
+        void *piece = GR_METADATA_IN_CHUNKS && bytes <= PIECE_MOST
+                              ? piece_take(lines)
+                              : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
+
+        return piece ? memset(piece, 0, bytes) : NULL;
+}
+
+void gr_metadata_free(void *ptr, size_t bytes)
+{
+        struct piece *piece = ptr;
+
+        if (!GR_METADATA_IN_CHUNKS || bytes > PIECE_MOST) {
+                free(ptr);
+        } else if (piece) {
+                gr_lock(&lock);
+                piece->next = freed[lines_of(bytes)];
+                freed[lines_of(bytes)] = piece;
+                gr_unlock(&lock);
+        }
+}

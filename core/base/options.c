@@ -1,0 +1,484 @@
+#include "base/options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define WORD(id, word) word,
+const char *const gr_reuse_words[] = {GR_REUSE_MODES(WORD) NULL};
+const char *const gr_pool_words[] = {GR_POOL_KINDS(WORD) NULL};
+const char *const gr_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
+#undef WORD
+
+/* Enums are stored through an int of their size. */
+_Static_assert(sizeof(enum gr_reuse) == sizeof(int), "enum options must have the size of int");
+
+const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
+#define GR_OPTION(id, field_, ctype, kind_, words_, default_, min_, max_, flag_, group_, help_)                        \
+        [GR_OPTION_##id] = {                                                                                           \
+                .name = #field_,                                                                                       \
+                .env = GR_OPTIONS_PREFIX #id,                                                                          \
+                .flag = flag_,                                                                                         \
+                .group = group_,                                                                                       \
+                .help = help_,                                                                                         \
+                .default_text = default_,                                                                              \
+                .words = words_,                                                                                       \
+                .kind = kind_,                                                                                         \
+                .min = min_,                                                                                           \
+                .max = max_,                                                                                           \
+                .offset = offsetof(struct gr_options, field_),                                                         \
+        },
+#include "base/options.def"
+#undef GR_OPTION
+};
+
+#define WARNING_BYTES    512
+#define VALUE_SHOWN      64
+#define NEAREST_MAX      63 /* longer texts are nobody's typing error */
+#define NEAREST_MIN_PART 4  /* characters that make a common part count */
+
+static char lower(char c)
+{
+        return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+static bool same_word(const char *a, const char *b)
+{
+        for (; *a && lower(*a) == lower(*b); a++, b++)
+                ;
+        return *a == *b;
+}
+
+static int enum_parse(const char *const *words, const char *text, int *ret)
+{
+        int i;
+
+        for (i = 0; words[i]; i++) {
+                if (same_word(words[i], text)) {
+                        *ret = i;
+                        return 0;
+                }
+        }
+        return -EINVAL;
+}
+
+static int bool_parse(const char *text, bool *ret)
+{
+        static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on", NULL};
+        int i, rc;
+
+        rc = enum_parse(words, text, &i);
+        if (rc == 0)
+                *ret = i % 2 != 0;
+        return rc;
+}
+
+static int path_parse(const char *text, struct gr_path *ret)
+{
+        const size_t length = strlen(text);
+
+        if (length >= sizeof(ret->text))
+                return -ENAMETOOLONG;
+        memcpy(ret->text, text, length + 1);
+        return 0;
+}
+
+static int name_parse(const char *text, struct gr_name *ret)
+{
+        const size_t length = strlen(text);
+
+        if (length == 0 || text[0] == '.' ||
+            strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") != length)
+                return -EINVAL;
+        if (length >= sizeof(ret->text))
+                return -ENAMETOOLONG;
+        memcpy(ret->text, text, length + 1);
+        return 0;
+}
+
+static int int_parse(const struct gr_option *option, const char *text, int64_t *ret)
+{
+        const bool negative = *text == '-';
+        int64_t value = 0;
+
+        text += negative;
+        if (*text == '\0')
+                return -EINVAL;
+        for (; *text; text++) {
+                if (*text < '0' || *text > '9')
+                        return -EINVAL;
+                /* Counted below zero, where there is one number more. */
+                if (value < (INT64_MIN + (*text - '0')) / 10)
+                        return -ERANGE;
+                value = value * 10 - (*text - '0');
+        }
+        if (!negative && value == INT64_MIN)
+                return -ERANGE;
+        value = negative ? value : -value;
+        if (value < option->min || value > option->max)
+                return -ERANGE;
+        *ret = value;
+        return 0;
+}
+
+static int duration_parse(const struct gr_option *option, const char *text, uint64_t *ret)
+{
+        uint64_t ns;
+        int rc;
+
+        rc = gr_duration_parse(text, &ns);
+        if (rc < 0)
+                return rc;
+        if (ns < (uint64_t)option->min || ns > (uint64_t)option->max)
+                return -ERANGE;
+        *ret = ns;
+        return 0;
+}
+
+static bool size_in_range(const struct gr_option *option, const struct gr_size *size)
+{
+        if (size->is_percent)
+                return size->percent > 0 || option->min <= 0;
+        return size->bytes == GR_SIZE_NONE ||
+               (size->bytes >= (uint64_t)option->min && size->bytes <= (uint64_t)option->max);
+}
+
+static int sizes_parse(const struct gr_option *option, const char *text, struct gr_size_list *ret)
+{
+        struct gr_size_list list;
+        int device, rc;
+
+        rc = gr_size_list_parse(text, &list);
+        if (rc < 0)
+                return rc;
+        if (!size_in_range(option, &list.all))
+                return -ERANGE;
+        for (device = 0; device < GR_SIZE_DEVICES_MAX; device++)
+                if (!size_in_range(option, gr_size_list_get(&list, device)))
+                        return -ERANGE;
+        *ret = list;
+        return 0;
+}
+
+int gr_option_parse(const struct gr_option *option, const char *text, void *ret_value)
+{
+        switch (option->kind) {
+        case GR_KIND_SIZES:
+                return sizes_parse(option, text, ret_value);
+        case GR_KIND_ENUM:
+                return enum_parse(option->words, text, ret_value);
+        case GR_KIND_BOOL:
+                return bool_parse(text, ret_value);
+        case GR_KIND_PATH:
+                return path_parse(text, ret_value);
+        case GR_KIND_NAME:
+                return name_parse(text, ret_value);
+        case GR_KIND_INT:
+                return int_parse(option, text, ret_value);
+        case GR_KIND_DURATION:
+                return duration_parse(option, text, ret_value);
+        }
+        return -EINVAL;
+}
+
+static void *value_of(struct gr_options *options, enum gr_option_id id)
+{
+        return (char *)options + gr_option_table[id].offset;
+}
+
+const void *gr_option_value(const struct gr_options *options, enum gr_option_id id)
+{
+        return (const char *)options + gr_option_table[id].offset;
+}
+
+const char *gr_option_values(const struct gr_option *option, char *buf, size_t buf_bytes)
+{
+        size_t used = 0, i;
+
+        switch (option->kind) {
+        case GR_KIND_SIZES:
+                snprintf(buf, buf_bytes, "%s such as 4GiB, 512MB or 50%%; per device 0=8GiB,1=25%%; or none",
+                         option->min > 0 ? "size above 0" : "size");
+                break;
+        case GR_KIND_ENUM:
+                snprintf(buf, buf_bytes, "%s", "");
+                for (i = 0; option->words[i] && used < buf_bytes; i++)
+                        used += (size_t)snprintf(buf + used, buf_bytes - used, "%s%s", i > 0 ? "|" : "",
+                                                 option->words[i]);
+                break;
+        case GR_KIND_BOOL:
+                snprintf(buf, buf_bytes, "0|1");
+                break;
+        case GR_KIND_PATH:
+                snprintf(buf, buf_bytes, "path");
+                break;
+        case GR_KIND_NAME:
+                snprintf(buf, buf_bytes, "name of letters, digits, _, - and .");
+                break;
+        case GR_KIND_INT:
+                snprintf(buf, buf_bytes, "%lld to %lld", (long long)option->min, (long long)option->max);
+                break;
+        case GR_KIND_DURATION:
+                if (option->min <= 0 && option->max == INT64_MAX)
+                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
+                else
+                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, %lld to %lld us",
+                                 (long long)option->min / 1000, (long long)option->max / 1000);
+                break;
+        }
+        return buf;
+}
+
+const char *gr_option_format(const struct gr_options *options, enum gr_option_id id, char *buf, size_t buf_bytes)
+{
+        const struct gr_option *option = &gr_option_table[id];
+        const void *value = gr_option_value(options, id);
+
+        switch (option->kind) {
+        case GR_KIND_SIZES:
+                gr_size_list_format(value, buf, buf_bytes);
+                break;
+        case GR_KIND_ENUM:
+                snprintf(buf, buf_bytes, "%s", option->words[*(const int *)value]);
+                break;
+        case GR_KIND_BOOL:
+                snprintf(buf, buf_bytes, "%d", *(const bool *)value);
+                break;
+        case GR_KIND_PATH:
+        case GR_KIND_NAME:
+                snprintf(buf, buf_bytes, "%s", *(const char *)value ? (const char *)value : "none");
+                break;
+        case GR_KIND_INT:
+                snprintf(buf, buf_bytes, "%lld", (long long)*(const int64_t *)value);
+                break;
+        case GR_KIND_DURATION:
+                snprintf(buf, buf_bytes, "%llu us", (unsigned long long)*(const uint64_t *)value / 1000);
+                break;
+        }
+        return buf;
+}
+
+const char *gr_option_reason(int rc)
+{
+        switch (rc) {
+        case -ERANGE:
+                return "out of range";
+        case -ENAMETOOLONG:
+                return "too long";
+        default:
+                return "not understood";
+        }
+}
+
+static void warn_value(const struct gr_option *option, const char *text, int rc, gr_options_warn *warn, void *warn_arg)
+{
+        char message[WARNING_BYTES], values[128];
+
+        snprintf(message, sizeof(message), "%s=%.*s%s: %s (expected %s); using the default, %s", option->env,
+                 VALUE_SHOWN, text, strlen(text) > VALUE_SHOWN ? "..." : "", gr_option_reason(rc),
+                 gr_option_values(option, values, sizeof(values)),
+                 option->default_text[0] ? option->default_text : "none");
+        warn(message, warn_arg);
+}
+
+static void warn_unknown(char **env, gr_options_warn *warn, void *warn_arg)
+{
+        const size_t prefix = strlen(GR_OPTIONS_PREFIX);
+        const char *known[GR_OPTION_COUNT];
+        char name[NEAREST_MAX + 1], message[WARNING_BYTES];
+        size_t i, length;
+
+        for (i = 0; i < GR_OPTION_COUNT; i++)
+                known[i] = gr_option_table[i].env + prefix;
+        for (; *env; env++) {
+                const char *nearest;
+
+                if (strncmp(*env, GR_OPTIONS_PREFIX, prefix) != 0)
+                        continue;
+                length = strcspn(*env + prefix, "=");
+                for (i = 0; i < GR_OPTION_COUNT; i++)
+                        if (strlen(known[i]) == length && memcmp(known[i], *env + prefix, length) == 0)
+                                break;
+                if (i < GR_OPTION_COUNT)
+                        continue;
+                snprintf(name, sizeof(name), "%.*s", (int)(length < NEAREST_MAX ? length : NEAREST_MAX), *env + prefix);
+                nearest = gr_nearest(name, known, GR_OPTION_COUNT);
+                if (nearest)
+                        snprintf(message, sizeof(message), "unknown variable %s%s ignored; did you mean %s%s?",
+                                 GR_OPTIONS_PREFIX, name, GR_OPTIONS_PREFIX, nearest);
+                else
+                        snprintf(message, sizeof(message), "unknown variable %s%s ignored", GR_OPTIONS_PREFIX, name);
+                warn(message, warn_arg);
+        }
+}
+
+int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name), char **environ_or_null,
+                    gr_options_warn *warn, void *warn_arg)
+{
+        int bad[GR_OPTION_COUNT] = {0};
+        enum gr_option_id id;
+        const char *text;
+
+        if (!ret || !get)
+                return -EINVAL;
+        memset(ret, 0, sizeof(*ret));
+        for (id = 0; id < GR_OPTION_COUNT; id++) {
+                const struct gr_option *option = &gr_option_table[id];
+
+                gr_option_parse(option, option->default_text, value_of(ret, id));
+                text = get(option->env);
+                if (!text || !*text)
+                        continue;
+                bad[id] = gr_option_parse(option, text, value_of(ret, id));
+                ret->from_env[id] = bad[id] == 0;
+        }
+        if (!warn)
+                return 0;
+        for (id = 0; id < GR_OPTION_COUNT; id++) {
+                /* Asked again, for get may answer from one buffer. */
+                text = bad[id] < 0 ? get(gr_option_table[id].env) : NULL;
+                if (text)
+                        warn_value(&gr_option_table[id], text, bad[id], warn, warn_arg);
+        }
+        if (environ_or_null)
+                warn_unknown(environ_or_null, warn, warn_arg);
+        return 0;
+}
+
+uint64_t gr_options_resolve(struct gr_options *options, enum gr_option_id id, int device, uint64_t total_bytes,
+                            gr_options_warn *warn, void *warn_arg)
+{
+        const struct gr_size_list *list = gr_option_value(options, id);
+        char message[WARNING_BYTES], wanted[GR_SIZE_TEXT_BYTES], used[GR_SIZE_TEXT_BYTES];
+        const uint64_t bit = device >= 0 && device < GR_SIZE_DEVICES_MAX ? 1ull << device : 1ull;
+        uint64_t bytes;
+        bool above;
+
+        bytes = gr_size_resolve(list, device, total_bytes, &above);
+        if (!above || !warn)
+                return bytes;
+        if (atomic_fetch_or_explicit(&options->above_card[id], bit, memory_order_relaxed) & bit)
+                return bytes;
+        snprintf(message, sizeof(message), "%s: %s is more than device %d has; using its whole %s",
+                 gr_option_table[id].env, gr_size_format_entry(gr_size_list_get(list, device), wanted, sizeof(wanted)),
+                 device, gr_size_format(bytes, used, sizeof(used)));
+        warn(message, warn_arg);
+        return bytes;
+}
+
+void gr_options_dump(const struct gr_options *options, void (*line)(const char *text, void *arg), void *arg)
+{
+        char text[GR_OPTION_TEXT_BYTES + 64], value[GR_OPTION_TEXT_BYTES];
+        enum gr_option_id id;
+
+        for (id = 0; id < GR_OPTION_COUNT; id++) {
+                snprintf(text, sizeof(text), "%-30s %-12s (%s)", gr_option_table[id].env,
+                         gr_option_format(options, id, value, sizeof(value)),
+                         options->from_env[id] ? "environment" : "default");
+                line(text, arg);
+        }
+}
+
+int gr_path_expand(const char *pattern, pid_t pid, char *buf, size_t buf_bytes)
+{
+        char out[GR_PATH_BYTES], digits[24];
+        size_t used = 0, piece_bytes;
+        const char *piece;
+
+        snprintf(digits, sizeof(digits), "%ld", (long)pid);
+        while (*pattern) {
+                piece = pattern;
+                piece_bytes = 1;
+                if (pattern[0] == '%' && pattern[1] == 'p') {
+                        piece = digits;
+                        piece_bytes = strlen(digits);
+                        pattern++;
+                } else if (pattern[0] == '%' && pattern[1] == '%') {
+                        pattern++;
+                }
+                pattern++;
+                if (piece_bytes >= sizeof(out) - used)
+                        return -ENAMETOOLONG;
+                memcpy(out + used, piece, piece_bytes);
+                used += piece_bytes;
+        }
+        if (used >= buf_bytes)
+                return -ENAMETOOLONG;
+        memcpy(buf, out, used);
+        buf[used] = '\0';
+        return 0;
+}
+
+static unsigned min3(unsigned a, unsigned b, unsigned c)
+{
+        unsigned least = a < b ? a : b;
+
+        return least < c ? least : c;
+}
+
+/* Insertions, deletions, substitutions and swaps of neighbours between a and b, both at most NEAREST_MAX long. */
+static unsigned edit_distance(const char *a, const char *b)
+{
+        unsigned rows[3][NEAREST_MAX + 1];
+        unsigned *before = rows[0], *above = rows[1], *row = rows[2], *rotate;
+        const size_t b_length = strlen(b);
+        size_t i, j;
+
+        for (j = 0; j <= b_length; j++)
+                row[j] = (unsigned)j;
+        for (i = 1; a[i - 1]; i++) {
+                rotate = before;
+                before = above;
+                above = row;
+                row = rotate;
+                row[0] = (unsigned)i;
+                for (j = 1; j <= b_length; j++) {
+                        const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+
+                        row[j] = min3(above[j] + 1, row[j - 1] + 1, above[j - 1] + !same);
+                        if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) &&
+                            lower(a[i - 2]) == lower(b[j - 1]) && before[j - 2] + 1 < row[j])
+                                row[j] = before[j - 2] + 1;
+                }
+        }
+        return row[b_length];
+}
+
+static bool contains(const char *text, const char *part)
+{
+        size_t i;
+
+        if (strlen(part) < NEAREST_MIN_PART)
+                return false;
+        for (; *text; text++) {
+                for (i = 0; part[i] && lower(text[i]) == lower(part[i]); i++)
+                        ;
+                if (!part[i])
+                        return true;
+        }
+        return false;
+}
+
+const char *gr_nearest(const char *text, const char *const *candidates, size_t count)
+{
+        const size_t length = strlen(text);
+        unsigned best = length < 3 ? 1 : (unsigned)(length / 3), distance;
+        const char *nearest = NULL;
+        size_t i;
+
+        if (length == 0 || length > NEAREST_MAX)
+                return NULL;
+        for (i = 0; i < count; i++) {
+                if (!candidates[i] || strlen(candidates[i]) > NEAREST_MAX)
+                        continue;
+                distance = edit_distance(text, candidates[i]);
+                if (distance < best || (distance == best && !nearest)) {
+                        best = distance;
+                        nearest = candidates[i];
+                }
+        }
+        for (i = 0; i < count && !nearest; i++)
+                if (candidates[i] && (contains(candidates[i], text) || contains(text, candidates[i])))
+                        nearest = candidates[i];
+        return nearest;
+}

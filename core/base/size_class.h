@@ -1,0 +1,85 @@
+/*
+ * Size classes: which blocks can serve which requests.
+ *
+ * Up to 1 MiB: multiples of 512 B, four classes per doubling, so at most 25 % slack (the driver packs these into 2 MiB
+ * slabs, and slack costs memory). From 1 to 32 MiB: every 2 MiB, the page the driver takes anyway. Above: eight classes
+ * per doubling; blocks keep their exact number of pages and the best fit within a class is taken, at most 12.5 % slack.
+ */
+#ifndef GR_SIZE_CLASS_H
+#define GR_SIZE_CLASS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GR_SMALL_MAX_BYTES ((size_t)1 << 20) /* the driver packs blocks up to here into slabs */
+#define GR_PAGE_BYTES      ((size_t)2 << 20) /* what the driver takes above, and the size of a slab */
+#define GR_PAGE_SHIFT      21                /* of GR_PAGE_BYTES */
+#define GR_BLOCK_MAX_BYTES ((size_t)1 << 40) /* no class beyond: such requests go to the driver */
+
+#define GR_CLASS_TINY  8                                /* 512 B to 4 KiB, every 512 B */
+#define GR_CLASS_SMALL (GR_CLASS_TINY + 8 * 4)          /* to 1 MiB */
+#define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
+#define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
+
+/* Bytes, here and everywhere; unit is a power of two. */
+static inline uint64_t gr_min(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static inline uint64_t gr_max(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static inline uint64_t gr_round_up(uint64_t bytes, uint64_t unit)
+{
+        return (bytes + unit - 1) & ~(unit - 1);
+}
+
+/* Of the classes that halve a doubling steps_log2 times, the one of bytes > 1 << from_log2, where they begin. */
+static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsigned steps_log2)
+{
+        size_t last = bytes - 1;
+        unsigned top = 63u - (unsigned)__builtin_clzll((unsigned long long)last);
+        size_t step = (last >> (top - steps_log2)) & (((size_t)1 << steps_log2) - 1);
+
+        return ((top - from_log2) << steps_log2) + (unsigned)step;
+}
+
+/* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. In the header for the hot path. */
+static inline unsigned gr_class_of(size_t bytes)
+{
+        if (__builtin_expect(bytes > 4096 && bytes <= GR_SMALL_MAX_BYTES, 1))
+                return GR_CLASS_TINY + gr_class_geometric(bytes, 12, 2);
+        if (bytes <= 4096)
+                return (unsigned)((bytes - 1) / 512);
+        if (bytes <= 16 * GR_PAGE_BYTES)
+                return GR_CLASS_SMALL + (unsigned)((bytes - 1) >> GR_PAGE_SHIFT);
+        return GR_CLASS_EXACT + gr_class_geometric(bytes, 25, 3);
+}
+
+/* The largest request of the class. */
+size_t gr_class_bytes(unsigned class);
+
+/* The class whose requests a block of this capacity can all serve (or, above 32 MiB, some); capacity_bytes >= 512. */
+unsigned gr_class_of_block(size_t capacity_bytes);
+
+/* What to ask the driver for so that a later request of the same class finds use for it, at no more pages. */
+size_t gr_class_block_bytes(size_t request_bytes);
+
+/* What a block takes from the device: whole pages above 1 MiB; below, its share of a slab. */
+static inline size_t gr_footprint_bytes(size_t capacity_bytes)
+{
+        if (capacity_bytes <= GR_SMALL_MAX_BYTES)
+                return capacity_bytes;
+        return gr_round_up(capacity_bytes, GR_PAGE_BYTES);
+}
+
+static inline bool gr_is_small(size_t capacity_bytes)
+{
+        return capacity_bytes <= GR_SMALL_MAX_BYTES;
+}
+
+#endif

@@ -1,0 +1,488 @@
+#include "cache/arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "core.h"
+
+#define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
+
+_Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
+_Static_assert(offsetof(struct gr_arena, cached.next) == GR_LINE_BYTES, "and one of its arena");
+_Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have one byte in a block");
+
+void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
+{
+        arena->context = context;
+        arena->shard = shard;
+        gr_budget_keep(context->device, &arena->cached);
+}
+
+static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *context, unsigned shard)
+{
+        struct gr_arena *arena, *none = NULL;
+
+        arena = gr_metadata_alloc(sizeof(*arena));
+        if (!arena)
+                return &context->first_arena;
+        arena->context = context;
+        arena->shard = shard;
+        if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
+                gr_metadata_free(arena, sizeof(*arena)); /* a thread of the same shard was faster */
+                return none;
+        }
+        gr_budget_keep(context->device, &arena->cached);
+        atomic_fetch_add(&context->arena_count, 1);
+        return arena;
+}
+
+struct gr_arena *gr_arena_own(struct gr_context *context)
+{
+        unsigned shard = gr_shard();
+        struct gr_arena *arena = gr_arena_at(context, shard);
+
+        return __builtin_expect(arena != NULL, 1) ? arena : make_own(context, shard);
+}
+
+static struct gr_block **recent_place(struct gr_arena *arena, uint64_t ptr)
+{
+        return &arena->recent[gr_ledger_mix(ptr) >> (64 - GR_RECENT_LOG2)];
+}
+
+/*
+ * Taking the lock holds up what is read behind it until it is taken, and most of that is a miss of the caches: it is
+ * asked for before. What place names is a hint here, which others may be changing at this moment.
+ */
+static inline __attribute__((no_sanitize("thread"))) void look_ahead(struct gr_block **place)
+{
+        __builtin_prefetch(*(struct gr_block *volatile *)place, 1);
+}
+
+/* Whether the arena's fast path is open. Arena lock held. Sequentially consistent: gr_arenas_quiesce may have missed an
+ * arena that was made meanwhile. */
+static bool is_open(struct gr_context *context)
+{
+        return atomic_load(&context->arenas_quiesced) == 0;
+}
+
+/* Arena lock held. */
+static inline void put(struct gr_arena *arena, struct gr_block *block)
+{
+        struct gr_bin *bin = &arena->bins[block->class];
+        struct gr_block *first = bin->blocks; /* read once: of the bin's own the compiler cannot know that it stays */
+
+        DL_APPEND(first, block);
+        bin->blocks = first;
+        atomic_store_explicit(&bin->count, gr_bin_count(bin) + 1, memory_order_relaxed);
+        bin->frees++;
+        gr_cached_add(&arena->cached, (int64_t)gr_footprint_bytes(block->capacity_bytes));
+}
+
+/* first: of the bin. Arena lock held. */
+static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *first,
+                               struct gr_block *block)
+{
+        uint32_t count = gr_bin_count(bin) - 1;
+
+        DL_DELETE(first, block);
+        bin->blocks = first;
+        atomic_store_explicit(&bin->count, count, memory_order_relaxed);
+        if (count < bin->low_water)
+                bin->low_water = count;
+        gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
+}
+
+void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+{
+        remove_from(arena, bin, bin->blocks, block);
+}
+
+/* A look touches what each arena changes with every hit: the more arenas, the rarer. Arena lock held. */
+static __attribute__((noinline)) void note_live(struct gr_arena *arena)
+{
+        unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);
+
+        gr_budget_update_peak(arena->context->device);
+        arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
+}
+
+/* A request was served. Arena lock held. */
+static inline void hit(struct gr_arena *arena)
+{
+        if (__builtin_expect(++arena->hits >= arena->note_at, 0))
+                note_live(arena);
+}
+
+/* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
+static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
+{
+        uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
+        uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
+
+        arena->open_epoch = epoch;
+        arena->open_bytes = before + bytes;
+        *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
+                    arena->open_bytes >= gr_fence_close_bytes(arena->context); /* asked once in each step */
+        if (*ret_much)
+                arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
+        return epoch;
+}
+
+/* Whether the fast path may hand out a block that is usable once its epoch is. Arena lock held. */
+static inline bool is_ready(const struct gr_block *block, struct gr_context *context)
+{
+        return __builtin_expect(gr_fence_usable(&context->fence, block->freed_epoch), 1) && is_open(context) &&
+               atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
+               !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+}
+
+/* Hands a block that is ready, and in no list any more, to the program, with this arena as its home. Arena lock held.
+ */
+static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, uint32_t generation, size_t bytes)
+{
+        uint64_t ptr = block->ptr;
+        struct gr_block **place = recent_place(arena, ptr);
+
+        if (*place)
+                atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
+        *place = block;
+        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
+        atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
+        atomic_store_explicit(&block->state, (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE),
+                              memory_order_release);
+        hit(arena);
+        return ptr;
+}
+
+/* Where this thread's frees look first from now on. */
+static inline void look_in(struct gr_arena *own)
+{
+        if (gr_thread.used != own)
+                gr_thread.used = own;
+}
+
+/* As gr_arena_alloc, for what is split's. */
+GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
+{
+        struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = &context->first_arena;
+        struct gr_fastbins *fastbins = &context->fastbins;
+        struct gr_block *block;
+        uint64_t ptr = 0;
+
+        if (!own || gr_is_small(bytes))
+                return 0;
+        gr_arena_lock(arena);
+        block = gr_fastbin_find(fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        if (block && is_ready(block, context)) {
+                gr_fastbin_leave(fastbins, block);
+                fastbins->hits++;
+                ptr = hand_out(arena, block, ++fastbins->generation, bytes);
+                look_in(own);
+        }
+        gr_arena_unlock(arena);
+        return ptr;
+}
+
+GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
+{
+        struct gr_block *block;
+        struct gr_arena *arena;
+        struct gr_bin *bin;
+        uint64_t ptr = 0;
+        unsigned class;
+
+        if (__builtin_expect(gr_split_serves(context, bytes), 0))
+                return alloc_from_fastbin(context, bytes);
+        class = gr_class_of(bytes);
+        arena = gr_arena_at(context, gr_shard());
+        if (__builtin_expect(!arena || class >= GR_CLASS_EXACT, 0))
+                return 0;
+        bin = &arena->bins[class];
+        __builtin_prefetch(&context->fence);
+        look_ahead(&bin->blocks);
+        gr_arena_lock(arena);
+        block = bin->blocks;
+        if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context), 1)) {
+                remove_from(arena, bin, block, block);
+                bin->hits++;
+                ptr = hand_out(arena, block, atomic_load_explicit(&block->generation, memory_order_relaxed) + 1, bytes);
+                look_in(arena);
+        }
+        gr_arena_unlock(arena);
+        return ptr;
+}
+
+GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
+{
+        struct gr_context *context = block->context;
+        struct gr_arena *arena = &context->first_arena;
+        uint64_t ptr = 0;
+
+        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT ||
+            gr_is_small(block->capacity_bytes))
+                return 0;
+        gr_arena_lock(arena);
+        if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split.stuck))
+                ptr = hand_out(arena, block, ++context->fastbins.generation, bytes);
+        gr_arena_unlock(arena);
+        look_in(gr_arena_own(context));
+        return ptr;
+}
+
+uint32_t gr_arena_generation(struct gr_context *context)
+{
+        uint32_t generation;
+
+        gr_arena_lock(&context->first_arena);
+        generation = ++context->fastbins.generation;
+        gr_arena_unlock(&context->first_arena);
+        return generation;
+}
+
+/* As gr_arena_free, for what this arena handed out, and whose flags are these. */
+static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_much)
+{
+        struct gr_context *context = arena->context;
+        struct gr_block *block, **place = recent_place(arena, ptr);
+
+        __builtin_prefetch(context->device);
+        __builtin_prefetch(&context->fence);
+        __builtin_prefetch(&context->fence.arena_freed_bytes.shards[arena->shard], 1);
+        look_ahead(place);
+        gr_arena_lock(arena);
+        block = *place;
+        if (__builtin_expect(!block || block->ptr != ptr ||
+                                     atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
+                                     atomic_load_explicit(&context->fence.broken, memory_order_relaxed) ||
+                                     gr_fence_overflow(&context->fence) || gr_thread.bypass_until_ns,
+                             0)) {
+                gr_arena_unlock(arena);
+                return false;
+        }
+        *place = NULL;
+        block->freed_epoch = freed(arena, block->capacity_bytes, ret_much);
+        atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
+        if (flags == GR_BLOCK_SPLIT) {
+                gr_fastbin_enter(&context->fastbins, block);
+                context->fastbins.frees++;
+        } else {
+                put(arena, block);
+        }
+        gr_arena_unlock(arena);
+        return true;
+}
+
+/* As gr_arena_free, for a block of split's: what goes into fastbins is the first arena's, whoever frees it. */
+GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
+                                                                                bool *ret_much)
+{
+        struct gr_arena *arena = gr_thread.used;
+
+        if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
+            !gr_fence_barrier_is_cheap(arena->context))
+                return NULL;
+        return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much) ? arena->context : NULL;
+}
+
+GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+{
+        struct gr_arena *arena = gr_thread.used;
+
+        if (__builtin_expect(gr_core_in_heap(core, ptr), 0))
+                return take_back_split(core, ptr, ret_much);
+        if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
+                return NULL;
+        if (__builtin_expect(take_back(arena, ptr, 0, ret_much), 1))
+                return arena->context;
+        return take_back_split(core, ptr, ret_much);
+}
+
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)
+{
+        struct gr_arena *arena = gr_arena_own(context);
+
+        gr_arena_lock(arena);
+        /* After a sync nothing uses it any more: epoch 0 has always passed. */
+        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_much);
+        put(arena, block);
+        gr_arena_unlock(arena);
+}
+
+/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Arena lock held.
+ */
+static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
+                             size_t at_most)
+{
+        struct gr_block *block, *found = NULL;
+
+        DL_FOREACH (bin->blocks, block) {
+                if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
+                        if (class < GR_CLASS_EXACT)
+                                break; /* those behind it were freed later */
+                        continue;
+                }
+                if (block->capacity_bytes < at_least || block->capacity_bytes > at_most)
+                        continue;
+                if (!found || block->capacity_bytes < found->capacity_bytes)
+                        found = block;
+                if (class < GR_CLASS_EXACT)
+                        break;
+        }
+        return found;
+}
+
+struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most)
+{
+        struct gr_block *block = NULL;
+
+        for (; class <= last && !block; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+
+                if (gr_bin_count(bin) == 0)
+                        continue;
+                gr_arena_lock(arena);
+                block = best(arena->context, bin, class, at_least, at_most);
+                if (block) {
+                        gr_bin_remove(arena, bin, block);
+                        bin->hits++;
+                        hit(arena);
+                }
+                gr_arena_unlock(arena);
+        }
+        return block;
+}
+
+uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class)
+{
+        uint64_t epoch;
+
+        gr_arena_lock(arena);
+        epoch = arena->bins[class].blocks ? arena->bins[class].blocks->freed_epoch : 0;
+        gr_arena_unlock(arena);
+        return epoch;
+}
+
+size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch)
+{
+        struct gr_device *device = from->context->device;
+        struct gr_bin *bin = &from->bins[class];
+        struct gr_block *moved = NULL, *block;
+        uint64_t bytes = 0;
+        size_t done = 0;
+
+        if (gr_bin_count(bin) == 0)
+                return 0;
+        gr_arena_lock(from);
+        if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
+                for (; (block = bin->blocks) && done < count; done++) {
+                        gr_bin_remove(from, bin, block);
+                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* between the two, too */
+                        bytes += gr_footprint_bytes(block->capacity_bytes);
+                        DL_APPEND(moved, block);
+                }
+        gr_arena_unlock(from);
+        if (done == 0)
+                return 0;
+        bin = &to->bins[class];
+        gr_arena_lock(to);
+        DL_CONCAT(moved, bin->blocks);
+        bin->blocks = moved;
+        atomic_store_explicit(&bin->count, gr_bin_count(bin) + (uint32_t)done, memory_order_relaxed);
+        gr_cached_add(&to->cached, (int64_t)bytes);
+        gr_arena_unlock(to);
+        gr_budget_pass_grant(device, &from->cached, &to->cached, bytes);
+        gr_budget_uncache(device, bytes);
+        return done;
+}
+
+uint64_t gr_arenas_cached(struct gr_context *context)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                const struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena)
+                        bytes += atomic_load_explicit(&arena->cached.bytes, memory_order_relaxed);
+        }
+        return bytes;
+}
+
+void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
+{
+        struct gr_block **place = recent_place(arena, ptr);
+
+        gr_arena_lock(arena);
+        if (*place && (*place)->ptr == ptr) {
+                atomic_store(&(*place)->state, GR_BLOCK_LIVE);
+                *place = NULL;
+        }
+        gr_arena_unlock(arena);
+}
+
+void gr_arenas_quiesce(struct gr_context *context)
+{
+        atomic_fetch_add(&context->arenas_quiesced, 1);
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* as is_open says */
+
+                if (!arena)
+                        continue;
+                gr_arena_lock(arena);
+                for (size_t j = 0; j < 1u << GR_RECENT_LOG2; j++) {
+                        if (arena->recent[j])
+                                atomic_store(&arena->recent[j]->state, GR_BLOCK_LIVE);
+                        arena->recent[j] = NULL;
+                }
+                gr_arena_unlock(arena);
+        }
+}
+
+void gr_arenas_resume(struct gr_context *context)
+{
+        atomic_fetch_sub(&context->arenas_quiesced, 1);
+}
+
+static void drop(struct gr_arena *arena)
+{
+        struct gr_device *device = arena->context->device;
+
+        gr_arena_lock(arena);
+        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
+                struct gr_bin *bin = &arena->bins[class];
+                struct gr_block *block, *tmp;
+
+                DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                        gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
+                        gr_budget_release(device, block->ptr, block->capacity_bytes);
+                        gr_block_free(block);
+                }
+                bin->blocks = NULL;
+                atomic_store(&bin->count, 0);
+                bin->low_water = 0;
+                bin->fences = 0;
+                bin->cooldown = 0;
+        }
+        gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
+        gr_arena_unlock(arena);
+}
+
+void gr_arenas_drop(struct gr_context *context)
+{
+        struct gr_block *block;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i))
+                        drop(gr_arena_at(context, i));
+        gr_arena_lock(&context->first_arena);
+        while ((block = context->leaving)) {
+                DL_DELETE(context->leaving, block);
+                gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
+                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
+                gr_block_free(block);
+        }
+        gr_arena_unlock(&context->first_arena);
+        gr_preallocate_returned(context, UINT64_MAX);
+}

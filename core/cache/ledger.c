@@ -1,0 +1,330 @@
+#include "cache/ledger.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core.h"
+
+#define SHARD_BITS   6 /* of the hash, the topmost; those below say where in the shard */
+#define ROOM_LEAST   16
+#define SLOT_NOWHERE SIZE_MAX
+
+_Static_assert(GR_LEDGER_SHARDS == 1u << SHARD_BITS, "the hash's first bits are the shard");
+
+static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t hash)
+{
+        return &ledger->shards[hash >> (64 - SHARD_BITS)];
+}
+
+/* Where ptr would lie, were it alone. */
+static size_t owner_arena_of(const struct gr_ledger_shard *shard, uint64_t hash)
+{
+        return (size_t)((hash << SHARD_BITS) >> shard->shift);
+}
+
+/* The slot of ptr, or SLOT_NOWHERE. Lock held. */
+static size_t slot_of(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
+{
+        if (!shard->slots)
+                return SLOT_NOWHERE;
+        for (size_t i = owner_arena_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
+                if (shard->slots[i].ptr == ptr)
+                        return i;
+        return SLOT_NOWHERE;
+}
+
+/* Lock held. */
+static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
+{
+        size_t i = slot_of(shard, hash, ptr);
+
+        return i == SLOT_NOWHERE ? NULL : shard->slots[i].block;
+}
+
+/* There is room. Lock held. */
+static void put(struct gr_ledger_shard *shard, struct gr_block *block)
+{
+        size_t i = owner_arena_of(shard, gr_ledger_mix(block->ptr));
+
+        while (shard->slots[i].block)
+                i = (i + 1) & (shard->room - 1);
+        shard->slots[i] = (struct gr_ledger_slot){block->ptr, block};
+        shard->count++;
+}
+
+/* Half of the slots are empty, so that looks end soon; where memory is short, one does. Lock held. */
+static bool make_room(struct gr_ledger_shard *shard)
+{
+        size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
+        struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
+
+        if (2 * (shard->count + 1) <= shard->room)
+                return true;
+        larger.slots = gr_metadata_alloc(room * sizeof(*larger.slots));
+        if (!larger.slots)
+                return shard->count + 1 < shard->room;
+        for (size_t i = 0; i < shard->room; i++)
+                if (shard->slots[i].block)
+                        put(&larger, shard->slots[i].block);
+        gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
+        shard->slots = larger.slots;
+        shard->room = room;
+        shard->shift = larger.shift;
+        return true;
+}
+
+/* Empties the slot; what stands behind it because it was taken moves up. Lock held. */
+static void empty(struct gr_ledger_shard *shard, size_t at)
+{
+        size_t last = shard->room - 1;
+
+        for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
+                size_t owner_arena = owner_arena_of(shard, gr_ledger_mix(shard->slots[i].ptr));
+
+                if (((i - owner_arena) & last) < ((i - at) & last))
+                        continue; /* it would come before its home */
+                shard->slots[at] = shard->slots[i];
+                at = i;
+        }
+        shard->slots[at].block = NULL;
+        shard->count--;
+}
+
+/* Lock held; block is there. */
+static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
+{
+        empty(shard, slot_of(shard, gr_ledger_mix(block->ptr), block->ptr));
+}
+
+void gr_ledger_init(struct gr_ledger *ledger)
+{
+        memset(ledger, 0, sizeof(*ledger));
+}
+
+void gr_ledger_destroy(struct gr_ledger *ledger)
+{
+        for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
+                struct gr_ledger_shard *shard = &ledger->shards[i];
+
+                for (size_t j = 0; j < shard->room; j++)
+                        gr_block_free(shard->slots[j].block);
+                gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
+        }
+}
+
+/*
+ * Takes the block at ptr out, if any, and returns it where it was LIVE. Lock held, and let go meanwhile: until the
+ * context that *ret_shut names is opened, which it is not where that is NULL, none of its blocks has a home or gets
+ * one.
+ */
+static struct gr_block *take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr,
+                                   struct gr_context **ret_shut)
+{
+        struct gr_context *shut = NULL;
+        struct gr_block *stale;
+
+        while ((stale = find_locked(shard, hash, ptr)) && stale->context != shut) {
+                struct gr_context *context = stale->context;
+
+                /* It may be among an arena's recent blocks, or on its way there. */
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+                if (shut)
+                        gr_arenas_resume(shut);
+                gr_arenas_quiesce(context);
+                shut = context;
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        }
+        if (stale) {
+                take_out(shard, stale);
+                if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
+                        stale = NULL;
+        }
+        *ret_shut = shut;
+        return stale;
+}
+
+GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
+{
+        uint64_t hash = gr_ledger_mix(block->ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_context *shut;
+        struct gr_block *stale;
+        bool added;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        stale = take_stale(shard, hash, block->ptr, &shut);
+        added = make_room(shard);
+        if (added)
+                put(shard, block);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        if (shut)
+                gr_arenas_resume(shut);
+        *ret_stale = stale;
+        return added ? 0 : -ENOMEM;
+}
+
+struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_context *shut = NULL;
+        struct gr_block *stale;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        stale = find_locked(shard, hash, ptr);
+        if (stale && stale->flags & GR_BLOCK_SPLIT)
+                stale = NULL;
+        if (stale)
+                stale = take_stale(shard, hash, ptr, &shut);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        if (shut)
+                gr_arenas_resume(shut);
+        return stale;
+}
+
+bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
+{
+        struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
+        bool there;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        there = atomic_load(&block->state) != GR_BLOCK_GONE;
+        if (there)
+                take_out(shard, block);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return there;
+}
+
+GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block)
+{
+        struct gr_ledger_shard *shard = shard_of(ledger, gr_ledger_mix(block->ptr));
+        enum gr_block_state before;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        before = atomic_exchange(&block->state, GR_BLOCK_GONE);
+        if (before != GR_BLOCK_GONE)
+                take_out(shard, block);
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return before;
+}
+
+GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_block *block;
+        uint16_t state;
+        int rc = 0;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        while ((block = find_locked(shard, hash, ptr)) && (state = atomic_load(&block->state)) >> GR_HOME_SHIFT != 0) {
+                struct gr_arena *owner_arena = gr_arena_at(block->context, (state >> GR_HOME_SHIFT) - 1u);
+
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+                gr_arena_forget(owner_arena, ptr);
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        }
+        if (!block)
+                rc = -ENOENT;
+        else if (!atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED))
+                rc = -EALREADY;
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        if (!rc)
+                *ret_block = block;
+        return rc;
+}
+
+bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes)
+{
+        atomic_store_explicit(&block->requested_bytes, requested_bytes, memory_order_relaxed);
+        return atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_CACHED}, GR_BLOCK_LIVE);
+}
+
+int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_block *block;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        block = find_locked(shard, hash, ptr);
+        if (block)
+                *ret_info = (struct gr_block_info){
+                        .context = block->context,
+                        .requested_bytes = block->requested_bytes,
+                        .capacity_bytes = block->capacity_bytes,
+                        .generation = atomic_load_explicit(&block->generation, memory_order_relaxed),
+                        .live = gr_block_is_live(block),
+                        .exported = block->flags & GR_BLOCK_EXPORTED,
+                        .spilled = block->flags & GR_BLOCK_SPILLED,
+                        .host = block->flags & GR_BLOCK_HOST,
+                        .split = block->flags & GR_BLOCK_SPLIT,
+                        .kind = block->kind,
+                };
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return block ? 0 : -ENOENT;
+}
+
+void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts, uint64_t *bytes)
+{
+        for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
+                struct gr_ledger_shard *shard = &ledger->shards[i];
+
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+                for (size_t j = 0; j < shard->room; j++) {
+                        const struct gr_block *block = shard->slots[j].block;
+
+                        if (!block || !gr_block_is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
+                            block->context->device->ordinal != device)
+                                continue;
+                        counts[block->class]++;
+                        bytes[block->class] += gr_footprint_bytes(block->capacity_bytes);
+                }
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        }
+}
+
+int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)
+{
+        uint64_t hash = gr_ledger_mix(ptr);
+        struct gr_ledger_shard *shard = shard_of(ledger, hash);
+        struct gr_block *block;
+        bool marked;
+
+        gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        block = find_locked(shard, hash, ptr);
+        marked = block && gr_block_is_live(block);
+        if (marked)
+                block->flags |= GR_BLOCK_EXPORTED;
+        gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+        return marked ? 0 : -ENOENT;
+}
+
+void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
+                            void (*dropped)(struct gr_block *block))
+{
+        for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
+                struct gr_ledger_shard *shard = &ledger->shards[i];
+                struct gr_block *block, *tmp, *live = NULL;
+
+                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+                for (size_t j = 0; j < shard->room;) {
+                        block = shard->slots[j].block;
+                        if (!block || block->context != context) {
+                                j++;
+                                continue;
+                        }
+                        empty(shard, j); /* another one may have moved up into it */
+                        if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE) {
+                                block->next = live; /* it is in no bin */
+                                live = block;
+                        }
+                }
+                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
+                for (; live; live = tmp) {
+                        tmp = live->next;
+                        dropped(live);
+                }
+        }
+}

@@ -1,0 +1,861 @@
+#include "fence/fence.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "core.h"
+#include "stats.h"
+
+/* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
+#define CLOSE_LIVE_PART  8
+#define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as those close it soon enough */
+#define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
+#define POLL_FIRST_NS    UINT64_C(20000)
+#define POLL_MOST_NS     UINT64_C(1000000)
+#define SYNC_LOOKS       100
+#define STUCK_NS         UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
+#define KERNEL_FAILED    700 /* CUDA errors from here on are the program's own, and it sees them at its every call */
+#define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
+
+void gr_gate_init(struct gr_gate *gate)
+{
+        pthread_rwlock_init(&gate->lock, NULL);
+        atomic_init(&gate->captures, 0);
+        atomic_init(&gate->awaited, 0);
+        atomic_init(&gate->times, 0);
+        atomic_init(&gate->vain, 0);
+}
+
+void gr_gate_destroy(struct gr_gate *gate)
+{
+        pthread_rwlock_destroy(&gate->lock);
+}
+
+void gr_gate_begin_enter(struct gr_gate *gate)
+{
+        for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
+                gr_pause(n);
+        gr_rank_enter(GR_RANK_GATE);
+        /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
+        if (atomic_fetch_add(&gate->captures, 1) == 0)
+                atomic_fetch_add(&gate->times, 1);
+        pthread_rwlock_wrlock(&gate->lock);
+}
+
+void gr_gate_begin_leave(struct gr_gate *gate, bool began)
+{
+        if (!began)
+                atomic_fetch_sub(&gate->captures, 1);
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
+
+void gr_gate_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->captures, 1);
+}
+
+void gr_gate_await_begin(struct gr_gate *gate)
+{
+        atomic_fetch_add(&gate->awaited, 1);
+}
+
+void gr_gate_await_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->awaited, 1);
+}
+
+void gr_gate_note_vain(struct gr_gate *gate)
+{
+        atomic_store(&gate->vain, atomic_load(&gate->times));
+}
+
+bool gr_gate_is_vain(struct gr_gate *gate)
+{
+        return atomic_load(&gate->captures) > 0 && atomic_load(&gate->vain) == atomic_load(&gate->times);
+}
+
+/* Holds captures off until gate_leave; false while one is going on. */
+static bool gate_enter(struct gr_gate *gate)
+{
+        if (atomic_load(&gate->captures) > 0)
+                return false;
+        gr_rank_enter(GR_RANK_GATE);
+        pthread_rwlock_rdlock(&gate->lock);
+        if (atomic_load(&gate->captures) == 0)
+                return true;
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+        return false;
+}
+
+static void gate_leave(struct gr_gate *gate)
+{
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
+
+void gr_fence_init(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+
+        memset(fence, 0, sizeof(*fence));
+        atomic_init(&fence->open_epoch, 1);
+        gr_lock_init(&fence->lock, GR_RANK_FENCE);
+        gr_lock_init(&fence->events_lock, GR_RANK_EVENTS);
+        fence->accessors[0] = context;
+        fence->accessor_count = 1;
+}
+
+void gr_fence_destroy(struct gr_context *context)
+{
+        free(context->fence.idle_events);
+        gr_lock_destroy(&context->fence.lock);
+        gr_lock_destroy(&context->fence.events_lock);
+}
+
+/* An event of owner: an idle one, or a new one. */
+static int event_take(struct gr_context *owner, void **ret_event)
+{
+        struct gr_fence *fence = &owner->fence;
+        void *event = NULL;
+
+        gr_lock(&fence->events_lock);
+        if (fence->idle_event_count > 0)
+                event = fence->idle_events[--fence->idle_event_count];
+        gr_unlock(&fence->events_lock);
+        if (!event)
+                return owner->core->driver->event_create(owner->handle, ret_event);
+        *ret_event = event;
+        return 0;
+}
+
+/* Keeps an event for later; one that finds no room is destroyed. */
+static void event_give(struct gr_event *event)
+{
+        struct gr_fence *fence;
+        bool kept = false;
+
+        if (!event->context)
+                return;
+        fence = &event->context->fence;
+        gr_lock(&fence->events_lock);
+        if (fence->idle_event_count == fence->idle_event_room) {
+                unsigned room = fence->idle_event_room ? 2 * fence->idle_event_room : 16;
+                void **grown = realloc(fence->idle_events, room * sizeof(*grown));
+
+                if (grown) {
+                        fence->idle_events = grown;
+                        fence->idle_event_room = room;
+                }
+        }
+        if (fence->idle_event_count < fence->idle_event_room) {
+                fence->idle_events[fence->idle_event_count++] = event->handle;
+                kept = true;
+        }
+        gr_unlock(&fence->events_lock);
+        if (!kept)
+                event->context->core->driver->event_destroy(event->context->handle, event->handle);
+}
+
+static struct gr_epoch *pending_at(struct gr_fence *fence, unsigned i)
+{
+        return &fence->pending[(fence->first_pending + i) % GR_EPOCHS_PENDING];
+}
+
+static void epoch_recycle(struct gr_epoch *epoch)
+{
+        for (unsigned i = 0; i < epoch->event_count; i++)
+                event_give(&epoch->events[i]);
+        epoch->event_count = 0;
+}
+
+static void advance(_Atomic uint64_t *counter, uint64_t to)
+{
+        if (atomic_load_explicit(counter, memory_order_relaxed) < to)
+                atomic_store_explicit(counter, to, memory_order_release);
+}
+
+/* Fence lock held. */
+static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
+{
+        advance(&fence->usable_bytes, epoch->freed_bytes);
+        advance(&fence->usable_epoch, epoch->number);
+}
+
+/* Fence lock held. */
+static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
+{
+        set_usable(fence, epoch);
+        advance(&fence->idle_epoch, epoch->number);
+        advance(&fence->waits_over, epoch->waits);
+}
+
+/*
+ * A capture that nobody announced, or a driver that has no memory for it, only delays: -EBUSY. Any other failure means
+ * that no fence can be trusted.
+ */
+static int failed(struct gr_context *context, int rc)
+{
+        static _Atomic bool told;
+
+        if (rc == -EBUSY || rc == -ENOMEM)
+                return -EBUSY;
+        atomic_store(&context->fence.broken, rc);
+        if (!atomic_exchange(&told, true))
+                gr_log(gr_driver_code(rc) < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
+                       "the driver's fences fail (CUDA error %d): from now on freed memory goes straight back to it",
+                       gr_driver_code(rc));
+        return rc;
+}
+
+/* Fence lock and gate held. always: also where nothing was freed. */
+static int close_locked(struct gr_context *context, bool always)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t freed_bytes = gr_fence_freed_bytes(fence);
+        uint64_t waits = atomic_load(&context->core->waits_given);
+        struct gr_epoch *epoch;
+        int rc = 0;
+
+        if (!driver->context_record)
+                return -ENOTSUP;
+        if (freed_bytes == atomic_load(&fence->closed_bytes) && !always)
+                return 0;
+        if (fence->pending_count == GR_EPOCHS_PENDING) {
+                /* Make room: the event recorded below covers the newest pending epoch as well. */
+                fence->pending_count--;
+                epoch_recycle(pending_at(fence, fence->pending_count));
+        }
+        epoch = pending_at(fence, fence->pending_count);
+
+        /* From here frees go to the next epoch; what went into this one was submitted before the records below. */
+        epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
+        epoch->freed_bytes = freed_bytes;
+        epoch->waits = waits;
+        epoch->closed_ns = driver->now_ns();
+        for (unsigned i = 0; i < fence->accessor_count && !rc; i++) {
+                struct gr_event *event = &epoch->events[i];
+
+                rc = event_take(fence->accessors[i], &event->handle);
+                if (rc)
+                        break;
+                event->context = fence->accessors[i];
+                epoch->event_count++;
+                rc = driver->context_record(event->context->handle, event->handle);
+        }
+        if (rc) {
+                epoch_recycle(epoch);
+                return failed(context, rc);
+        }
+        gr_count(context->core, GR_STAT_epochs, 1);
+        fence->pending_count++;
+        atomic_store(&fence->closed_bytes, freed_bytes);
+        atomic_store(&fence->closed_waits, waits);
+        return 0;
+}
+
+/* *ret_epoch: the one that was open. */
+static int close_by(struct gr_context *context, bool always, uint64_t *ret_epoch)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc;
+
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        *ret_epoch = atomic_load(&fence->open_epoch);
+        rc = close_locked(context, always);
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+int gr_fence_close(struct gr_context *context)
+{
+        uint64_t epoch;
+
+        return close_by(context, false, &epoch);
+}
+
+void gr_fence_close_before(struct gr_context *context, bool waits)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t epoch;
+
+        waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&context->core->waits_given);
+        if (waits || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes))
+                close_by(context, waits, &epoch);
+}
+
+/* Whether the turn to fence is the caller's. */
+static bool lead_try(struct gr_fence *fence)
+{
+        return !atomic_load_explicit(&fence->led, memory_order_relaxed) &&
+               !atomic_exchange_explicit(&fence->led, true, memory_order_acquire);
+}
+
+static void lead_end(struct gr_fence *fence)
+{
+        atomic_store_explicit(&fence->led, false, memory_order_release);
+}
+
+uint64_t gr_fence_close_bytes(struct gr_context *context)
+{
+        uint64_t bytes;
+
+        /* Not by live memory: to know it is to take from each thread the cache line that its every hit writes. */
+        if (gr_fence_barrier_is_cheap(context))
+                return gr_max(atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed) /
+                                      CLOSE_CARD_PART,
+                              GR_FENCE_CLOSE_BYTES);
+        bytes = gr_budget_held(context->device) / CLOSE_LIVE_PART;
+        return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);
+}
+
+void gr_fence_close_soon(struct gr_context *context)
+{
+        if (!lead_try(&context->fence))
+                return;
+        gr_fence_close(context);
+        lead_end(&context->fence);
+}
+
+/* 0: passed; -EAGAIN: not yet; else the driver's error. */
+static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
+{
+        for (unsigned i = 0; i < epoch->event_count; i++) {
+                int rc = epoch->events[i].context ? driver->event_query(epoch->events[i].handle) : 0;
+
+                if (rc)
+                        return rc;
+        }
+        return 0;
+}
+
+/*
+ * How many pending epochs have passed, in *ret_count. None passes before those ahead of it, so the steps between the
+ * epochs asked about double while they have passed, and halve once one has not. As epoch_query. Fence lock held.
+ */
+static int count_passed(struct gr_context *context, unsigned *ret_count)
+{
+        struct gr_fence *fence = &context->fence;
+        unsigned passed = 0, running = fence->pending_count, step = 1;
+        bool found = false;
+
+        while (passed < running) {
+                unsigned asked = passed + step <= running ? passed + step - 1 : running - 1;
+                int rc;
+
+                if (found) /* one that has not passed */
+                        asked = passed + (running - passed) / 2;
+                rc = epoch_query(context->core->driver, pending_at(fence, asked));
+                gr_count(context->core, GR_STAT_polls, 1);
+                if (rc == -EAGAIN) {
+                        running = asked;
+                        found = true;
+                } else if (rc) {
+                        return rc;
+                } else {
+                        passed = asked + 1;
+                        step *= 2;
+                }
+        }
+        *ret_count = passed;
+        return 0;
+}
+
+int gr_fence_poll(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        unsigned passed = 0;
+        int rc;
+
+        gr_lock(&fence->lock);
+        rc = count_passed(context, &passed);
+        if (passed > 0) {
+                struct gr_epoch *newest = pending_at(fence, passed - 1);
+
+                set_idle(fence, newest);
+                fence->passed_ns = context->core->driver->now_ns();
+        }
+        for (unsigned i = 0; i < passed; i++)
+                epoch_recycle(pending_at(fence, i));
+        fence->first_pending = (fence->first_pending + passed) % GR_EPOCHS_PENDING;
+        fence->pending_count -= passed;
+        if (rc)
+                failed(context, rc);
+        gr_unlock(&fence->lock);
+        return rc;
+}
+
+/* Waits on the host for every context in reach; gate held, fence lock held, as nothing may be freed into the middle. */
+static int sync_locked(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
+                               .waits = atomic_load(&context->core->waits_given)};
+        int rc = 0;
+
+        all.number = atomic_fetch_add(&fence->open_epoch, 1);
+        for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
+                rc = context->core->driver->context_sync(fence->accessors[i]->handle);
+        if (rc)
+                return failed(context, rc);
+        gr_count(context->core, GR_STAT_syncs, 1);
+        while (fence->pending_count > 0)
+                epoch_recycle(pending_at(fence, --fence->pending_count));
+        atomic_store(&fence->closed_bytes, all.freed_bytes);
+        set_idle(fence, &all);
+        return 0;
+}
+
+GR_HOT_CODE bool gr_fence_barrier_is_cheap(struct gr_context *context)
+{
+        const struct gr_core *core = context->core;
+
+        return core->config.reuse == GR_REUSE_BARRIER ||
+               (core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(context) == 1 &&
+                !atomic_load_explicit(&core->overlaps, memory_order_relaxed) &&
+                !atomic_load_explicit(&core->waits_for_others, memory_order_relaxed));
+}
+
+bool gr_fence_barrier_is_safe(struct gr_context *context)
+{
+        return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(context) == 1 &&
+               !atomic_load_explicit(&context->core->waits_for_others, memory_order_relaxed) &&
+               gr_fence_stuck_ns(context) < STUCK_NS;
+}
+
+/* Fence lock and gate held. */
+static int wait_for_epoch(struct gr_context *context, const struct gr_epoch *epoch)
+{
+        struct gr_core *core = context->core;
+        struct gr_fence *fence = &context->fence;
+        int rc = 0;
+
+        /* Asked again, as streams may have begun to wait for others meanwhile: not in front of this barrier. */
+        atomic_fetch_add(&core->barriers_begun, 1);
+        if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
+                rc = -EBUSY;
+        for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
+                for (unsigned j = 0; j < epoch->event_count && !rc; j++)
+                        if (epoch->events[j].context)
+                                rc = core->driver->context_wait(fence->accessors[i]->handle, epoch->events[j].handle);
+        atomic_fetch_sub(&core->barriers_begun, 1);
+        return rc;
+}
+
+/* Unless epoch is usable by then. */
+static int barrier_for(struct gr_context *context, uint64_t epoch)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        int rc = 0;
+
+        if (gr_fence_usable(fence, epoch))
+                return 0;
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        if (gr_fence_usable(fence, epoch))
+                goto out;
+        if (!driver->context_record || !driver->context_wait) {
+                rc = sync_locked(context);
+                goto out;
+        }
+        rc = close_locked(context, false);
+        if (!rc && fence->pending_count > 0) {
+                struct gr_epoch *newest = pending_at(fence, fence->pending_count - 1);
+
+                if (gr_fence_usable(fence, newest->number))
+                        goto out;
+                rc = wait_for_epoch(context, newest);
+                if (rc) {
+                        rc = failed(context, rc);
+                        goto out;
+                }
+                gr_count(context->core, GR_STAT_barriers, 1);
+                set_usable(fence, newest);
+        }
+out:
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+int gr_fence_barrier(struct gr_context *context)
+{
+        return barrier_for(context, UINT64_MAX);
+}
+
+/*
+ * Waits for the turn to fence, but not for long: whose turn takes long may be waiting for the driver, and then others
+ * go on beside him. *ret_mine: lead_end must follow. True: what another thread did meanwhile has made epoch usable.
+ */
+static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
+{
+        unsigned looks = 0;
+
+        /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
+        while (!(*ret_mine = lead_try(fence)) && looks < TURN_LOOKS) {
+                do
+                        gr_pause(++looks);
+                while (atomic_load_explicit(&fence->led, memory_order_relaxed) && looks < TURN_LOOKS);
+                if (gr_fence_usable(fence, epoch))
+                        return true;
+        }
+        return false;
+}
+
+int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch)
+{
+        bool mine;
+        int rc;
+
+        if (lead_wait(&context->fence, epoch, &mine))
+                return 0;
+        rc = barrier_for(context, epoch);
+        if (mine)
+                lead_end(&context->fence);
+        return rc;
+}
+
+void gr_fence_look_for(struct gr_context *context, uint64_t epoch)
+{
+        bool mine;
+
+        if (lead_wait(&context->fence, epoch, &mine))
+                return;
+        if (!gr_fence_usable(&context->fence, epoch)) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+        }
+        if (mine)
+                lead_end(&context->fence);
+}
+
+/* The contexts to wait for, and how many have been. */
+struct drain {
+        struct gr_context *accessors[GR_ACCESSORS_MAX];
+        unsigned accessor_count, drained;
+        uint64_t deadline_ns;
+        int rc;
+};
+
+static bool is_wanted(const struct drain *drain, const struct gr_context *context)
+{
+        bool wanted = false;
+
+        for (unsigned i = 0; i < drain->accessor_count; i++)
+                wanted |= drain->accessors[i] == context;
+        return wanted;
+}
+
+static bool drain_one(struct gr_context *context, void *arg)
+{
+        struct drain *drain = arg;
+
+        if (is_wanted(drain, context)) {
+                drain->rc = context->core->driver->context_drain(context->handle);
+                drain->drained += drain->rc == 0;
+        }
+        return drain->rc == 0 && drain->drained < drain->accessor_count;
+}
+
+static bool wait_one(struct gr_context *context, void *arg)
+{
+        struct drain *drain = arg;
+
+        if (is_wanted(drain, context))
+                do
+                        drain->rc = gr_fence_wait_oldest(context, drain->deadline_ns);
+                while (drain->rc == 0);
+        return drain->rc != -ETIMEDOUT;
+}
+
+/* Lock held. */
+static void copy_accessors(struct gr_context *context, struct drain *drain)
+{
+        memcpy(drain->accessors, context->fence.accessors, sizeof(drain->accessors));
+        drain->accessor_count = context->fence.accessor_count;
+}
+
+/*
+ * As sync_locked, beside captures. Without the fence's lock, as other threads need it to submit what the GPU may wait
+ * for; what is freed meanwhile belongs to a later epoch.
+ */
+static int drain(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        struct drain drain = {0};
+        struct gr_epoch all = {0};
+
+        if (!context->core->driver->context_drain)
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        copy_accessors(context, &drain);
+        all.freed_bytes = gr_fence_freed_bytes(fence);
+        all.waits = atomic_load(&context->core->waits_given);
+        all.number = atomic_fetch_add(&fence->open_epoch, 1);
+        gr_unlock(&fence->lock);
+        gr_core_each_context(context->core, -1, drain_one, &drain);
+        if (drain.rc)
+                return failed(context, drain.rc);
+        if (drain.drained < drain.accessor_count)
+                return -EBUSY;
+        gr_count(context->core, GR_STAT_syncs, 1);
+        gr_lock(&fence->lock);
+        while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all.number) {
+                epoch_recycle(pending_at(fence, 0));
+                fence->first_pending = (fence->first_pending + 1) % GR_EPOCHS_PENDING;
+                fence->pending_count--;
+        }
+        advance(&fence->closed_bytes, all.freed_bytes);
+        set_idle(fence, &all);
+        gr_unlock(&fence->lock);
+        return 0;
+}
+
+/*
+ * By a record of its own. No lock is held meanwhile: captures may begin, and other threads submit what the GPU may wait
+ * for. -EBUSY, -ENOTSUP: none can be had; -ETIMEDOUT.
+ */
+static int wait_behind_record(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t epoch;
+        int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(context, true, &epoch);
+
+        /* Work that is nearly done is not worth a sleep. */
+        for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
+                rc = gr_fence_poll(context);
+                gr_pause(n);
+        }
+        while (!rc && !gr_fence_idle(fence, epoch)) {
+                rc = gr_fence_wait_oldest(context, deadline_ns);
+                if (rc == -ENOENT) /* another thread has seen it pass */
+                        rc = 0;
+        }
+        if (!rc)
+                gr_count(context->core, GR_STAT_syncs, 1);
+        return rc;
+}
+
+/* Without end. */
+static int wait_without_record(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        int rc = -EBUSY;
+
+        if (gate_enter(&context->core->gate)) {
+                gr_lock(&fence->lock);
+                rc = sync_locked(context);
+                gr_unlock(&fence->lock);
+                gate_leave(&context->core->gate);
+        }
+        return rc == -EBUSY ? drain(context) : rc;
+}
+
+int gr_fence_sync(struct gr_context *context)
+{
+        int rc = wait_behind_record(context, UINT64_MAX);
+
+        return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(context) : rc;
+}
+
+/* Whether streams may still wait for what the program does later. Such work is in front of no epoch that has passed. */
+static bool may_wait(struct gr_context *context)
+{
+        return atomic_load(&context->core->waits_begun) != atomic_load(&context->fence.waits_over);
+}
+
+int gr_fence_wait_work(struct gr_context *context)
+{
+        const struct gr_driver *driver = context->core->driver;
+        int rc = -EBUSY;
+
+        if (gate_enter(&context->core->gate)) {
+                rc = driver->context_sync(context->handle);
+                gate_leave(&context->core->gate);
+        }
+        if (rc && driver->context_drain)
+                rc = driver->context_drain(context->handle);
+        /* A capture that breaks is a lesser evil than work that nobody waits for. */
+        return rc ? driver->context_sync(context->handle) : 0;
+}
+
+int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        struct drain drain = {.deadline_ns = deadline_ns};
+        int rc;
+
+        gr_lock(&fence->lock);
+        copy_accessors(context, &drain);
+        gr_unlock(&fence->lock);
+        gr_core_each_context(context->core, -1, wait_one, &drain);
+        if (drain.rc == -ETIMEDOUT)
+                return drain.rc;
+        rc = wait_behind_record(context, deadline_ns);
+        if (rc != -EBUSY && rc != -ENOTSUP)
+                return rc;
+        return rc == -EBUSY && may_wait(context) ? rc : wait_without_record(context);
+}
+
+int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &context->fence;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t before = atomic_load(&fence->idle_epoch);
+        uint64_t pause_ns = POLL_FIRST_NS;
+
+        for (;;) {
+                bool pending;
+                int rc = gr_fence_poll(context);
+
+                if (rc)
+                        return rc;
+                if (atomic_load(&fence->idle_epoch) > before)
+                        return 0;
+                gr_lock(&fence->lock);
+                pending = fence->pending_count > 0;
+                gr_unlock(&fence->lock);
+                if (!pending)
+                        return -ENOENT;
+                if (driver->now_ns() >= deadline_ns)
+                        return -ETIMEDOUT;
+                driver->sleep_ns(pause_ns);
+                if (pause_ns < POLL_MOST_NS)
+                        pause_ns *= 2;
+        }
+}
+
+uint64_t gr_fence_stuck_ns(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t since_ns = UINT64_MAX, now_ns;
+
+        gr_lock(&fence->lock);
+        if (fence->pending_count > 0) {
+                since_ns = pending_at(fence, 0)->closed_ns;
+                if (since_ns < fence->passed_ns)
+                        since_ns = fence->passed_ns;
+        }
+        gr_unlock(&fence->lock);
+        now_ns = context->core->driver->now_ns();
+        return now_ns > since_ns ? now_ns - since_ns : 0;
+}
+
+unsigned gr_fence_accessors(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+
+        return gr_fence_overflow(fence) ? GR_ACCESSORS_MAX + 1
+                                        : atomic_load_explicit(&fence->accessor_count, memory_order_relaxed);
+}
+
+/* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
+static int join_barrier(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+        uint64_t usable = atomic_load(&fence->usable_epoch);
+        int rc = 0;
+
+        if (usable <= atomic_load(&fence->idle_epoch) || !context->core->driver->context_wait)
+                return 0;
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        gr_lock(&fence->lock);
+        for (unsigned i = fence->pending_count; i-- > 0;) {
+                struct gr_epoch *epoch = pending_at(fence, i);
+
+                /* The first epoch from the newest on that the barrier knew covers all before it. */
+                if (i > 0 && pending_at(fence, i - 1)->number >= usable)
+                        continue;
+                for (unsigned j = 0; j < epoch->event_count && !rc; j++)
+                        if (epoch->events[j].context)
+                                rc = context->core->driver->context_wait(other->handle, epoch->events[j].handle);
+                break;
+        }
+        gr_unlock(&fence->lock);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
+void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+        bool known = false;
+
+        gr_lock(&fence->lock);
+        for (unsigned i = 0; i < fence->accessor_count; i++)
+                known |= fence->accessors[i] == other;
+        if (!known && fence->accessor_count < GR_ACCESSORS_MAX)
+                fence->accessors[fence->accessor_count++] = other;
+        else if (!known)
+                atomic_store(&fence->accessor_overflow, true);
+        gr_unlock(&fence->lock);
+        if (known || join_barrier(context, other) == 0)
+                return;
+        while (atomic_load(&fence->idle_epoch) < atomic_load(&fence->usable_epoch) &&
+               gr_fence_wait_oldest(context, UINT64_MAX) == 0)
+                ;
+}
+
+/* Lock held. */
+static void forget(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+
+        for (unsigned i = 0; i < fence->accessor_count; i++)
+                if (fence->accessors[i] == other && other != context) {
+                        fence->accessors[i] = fence->accessors[--fence->accessor_count];
+                        break;
+                }
+        for (unsigned i = 0; i < fence->pending_count; i++) {
+                struct gr_epoch *epoch = pending_at(fence, i);
+
+                for (unsigned j = 0; j < epoch->event_count; j++)
+                        if (epoch->events[j].context == other)
+                                epoch->events[j].context = NULL;
+        }
+}
+
+void gr_fence_forget(struct gr_context *context, struct gr_context *other)
+{
+        struct gr_fence *fence = &context->fence;
+
+        gr_lock(&fence->lock);
+        forget(context, other);
+        gr_unlock(&fence->lock);
+}
+
+void gr_fence_reset(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+
+        gr_lock(&fence->lock);
+        forget(context, context);
+        fence->accessor_count = 1;
+        atomic_store(&fence->accessor_overflow, false);
+        atomic_store(&fence->broken, 0);
+        gr_unlock(&fence->lock);
+        gr_lock(&fence->events_lock);
+        fence->idle_event_count = 0;
+        gr_unlock(&fence->events_lock);
+}
+
+bool gr_fence_waiting(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        bool waiting;
+
+        gr_lock(&fence->lock);
+        waiting = fence->pending_count > 0 || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes);
+        gr_unlock(&fence->lock);
+        return waiting;
+}

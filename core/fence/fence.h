@@ -1,0 +1,289 @@
+/*
+ * Fences: when a freed block may be handed out again.
+ *
+ * Frees are grouped into epochs. A freed block remembers the epoch that was open; closing an epoch records an event
+ * that covers all work submitted to the context so far (cuCtxRecordEvent), so everything that may still use its blocks.
+ * The blocks of an epoch are usable  once the event has passed, or a barrier (cuCtxWaitEvent) makes all later work of
+ * the context wait for it; idle    once the event has passed: only then may they go back to the driver without waiting.
+ * Events pass in the order they were recorded, so two counters say it all and no block ever moves between lists.
+ *
+ * Facts (measured on an H200, driver 580, November 2026): record and wait cover every stream of the context, those of
+ * green contexts too, and streams made later; both destroy every capture going on in the context, whatever its mode,
+ * while event queries and frees do no harm in a thread whose own capture mode is relaxed. An event belongs to the
+ * context it was created in. Work of another device that reaches a block through peer access is covered only by an
+ * event of that other context: a fence therefore records in every context that can reach the block.
+ */
+#ifndef GR_FENCE_H
+#define GR_FENCE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/driver.h"
+#include "base/lock.h"
+#include "base/shard.h"
+
+struct gr_context;
+
+#define GR_EPOCHS_PENDING    64 /* closed epochs whose events have not passed; when full, the newest two merge */
+#define GR_FENCE_CLOSE_BYTES (UINT64_C(32) << 20) /* an epoch is never closed for less than this */
+#define GR_ACCESSORS_MAX     16                   /* contexts that can reach a context's blocks, itself included */
+
+/* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
+struct gr_gate {
+        pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
+        _Atomic int captures;         /* going on, or about to begin */
+        _Atomic int awaited;          /* threads that wait for those going on to end: no other begins meanwhile */
+        _Atomic unsigned times, vain; /* how often there came to be some; and which of these was waited for in vain */
+};
+
+struct gr_event {
+        struct gr_context *context; /* where it was created; NULL: that context is gone, so its work is done */
+        void *handle;
+};
+
+struct gr_epoch {
+        uint64_t number;
+        uint64_t freed_bytes; /* gr_fence_freed_bytes when it was closed */
+        uint64_t waits;       /* core->waits_given before it was closed */
+        uint64_t closed_ns;
+        unsigned event_count;
+        struct gr_event events[GR_ACCESSORS_MAX];
+};
+
+struct gr_fence {
+        /* What every hit reads: a cache line of its own, with nothing that changes more often than once in a fence. */
+        _Atomic uint64_t open_epoch;     /* blocks freed now belong to it; starts at 1 */
+        _Atomic uint64_t usable_epoch;   /* blocks of this and earlier epochs may be handed out */
+        _Atomic uint64_t idle_epoch;     /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
+        _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
+        _Atomic unsigned accessor_count; /* of reach below; changed with the lock held */
+        _Atomic bool accessor_overflow;  /* more can reach it than fit: freed blocks go to the driver; likewise */
+
+        struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
+        struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
+
+        _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
+        _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
+        _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch, and ... */
+        _Atomic uint64_t waits_over;   /* ... before the newest idle one: so many of those waits are over */
+
+        /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
+        _Atomic bool led __attribute__((aligned(GR_LINE_BYTES)));
+
+        struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
+        struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */
+        unsigned first_pending, pending_count;
+        uint64_t passed_ns;                             /* when an epoch was last seen to have passed */
+        struct gr_context *accessors[GR_ACCESSORS_MAX]; /* reach[0] is the context itself; of core->everyone, any */
+
+        struct gr_lock events_lock; /* guards what follows */
+        void **idle_events;         /* created in this context */
+        unsigned idle_event_count, idle_event_room;
+};
+
+void gr_gate_init(struct gr_gate *gate);
+void gr_gate_destroy(struct gr_gate *gate);
+
+/* Around the driver's begin of a capture: no record or wait runs in between. began: whether the capture is on. */
+void gr_gate_begin_enter(struct gr_gate *gate);
+void gr_gate_begin_leave(struct gr_gate *gate, bool began);
+
+/* A capture is over. */
+void gr_gate_end(struct gr_gate *gate);
+
+/*
+ * Around a bounded wait for the captures that go on to end. Others hold off meanwhile: where threads capture in turn,
+ * one is always going on.
+ */
+void gr_gate_await_begin(struct gr_gate *gate);
+void gr_gate_await_end(struct gr_gate *gate);
+
+/* The captures that go on have been waited for in vain; and whether that is so, of them or those that have joined. */
+void gr_gate_note_vain(struct gr_gate *gate);
+bool gr_gate_is_vain(struct gr_gate *gate);
+
+/* Below, fence is the one inside context; its lock must not be held. */
+
+void gr_fence_init(struct gr_context *context);
+
+/* Without calling the driver: the context and its events may be gone already. */
+void gr_fence_destroy(struct gr_context *context);
+
+/*
+ * Says that other can now reach context's blocks. What a barrier has made usable before is not safe for other's work
+ * yet: it is made to wait too, or, while a capture is on, the host waits (for what the program had submitted before).
+ */
+void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other);
+
+/* other has gone: its events count as passed, it no longer reaches context's blocks. */
+void gr_fence_forget(struct gr_context *context, struct gr_context *other);
+
+/* The context itself has gone, its work and events with it. */
+void gr_fence_reset(struct gr_context *context);
+
+/* Whether something freed is not known to be idle yet. */
+bool gr_fence_waiting(struct gr_context *context);
+
+static inline bool gr_fence_overflow(struct gr_fence *fence)
+{
+        return atomic_load_explicit(&fence->accessor_overflow, memory_order_relaxed);
+}
+
+/* Blocks freed in this and earlier epochs may be handed out. */
+static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
+{
+#ifdef GR_TEST_NO_FENCE /* the tests' proof that they would notice */
+        (void)fence;
+        return UINT64_MAX;
+#else
+        if (gr_fence_overflow(fence)) /* not all who could use it would wait for a barrier */
+                return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
+        return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
+#endif
+}
+
+/* Whether a block freed in this epoch may be handed out. */
+static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
+{
+        return epoch <= gr_fence_usable_epoch(fence);
+}
+
+static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
+{
+        return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
+}
+
+/*
+ * The epoch for a block that is being freed. The order matters. All uses of the block were submitted before this load;
+ * a record of the epoch comes after open_epoch moved on, so whoever still reads the old number is covered by the event.
+ * And the bytes are counted after the load, so an epoch that counts as closed has no block that came later.
+ */
+static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
+{
+        uint64_t epoch;
+
+        /* The load must not overtake the program's submissions: on x86-64 gr_ledger_claim was a full barrier already.
+         */
+#ifndef __x86_64__
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        epoch = atomic_load(&fence->open_epoch);
+        gr_counter_add(&fence->freed_bytes, bytes);
+        return epoch;
+}
+
+/* The same for a block that goes into a bin of arena shard, whose lock is held: taking it was the full barrier. */
+static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shard, uint64_t bytes)
+{
+        _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
+        uint64_t epoch;
+
+#ifndef __x86_64__
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        epoch = atomic_load(&fence->open_epoch);
+        atomic_store_explicit(part, atomic_load_explicit(part, memory_order_relaxed) + bytes, memory_order_release);
+        return epoch;
+}
+
+/* All that was ever freed into the context's pool. */
+static inline uint64_t gr_fence_freed_bytes(const struct gr_fence *fence)
+{
+        return gr_counter_sum(&fence->freed_bytes) + gr_counter_sum(&fence->arena_freed_bytes);
+}
+
+/* Bytes freed since the newest usable epoch: the quarantine. */
+static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
+{
+        uint64_t usable = atomic_load_explicit(&fence->usable_bytes, memory_order_relaxed);
+        uint64_t freed = gr_fence_freed_bytes(fence);
+
+        return freed > usable ? freed - usable : 0;
+}
+
+/*
+ * Closes the open epoch where something was freed in it. 0: closed, or nothing to close. -EBUSY: a capture is going on.
+ * -ENOTSUP: the driver has no record. Else the driver's error, and the fence is broken.
+ */
+int gr_fence_close(struct gr_context *context);
+
+/* The same where no other thread closes or lays a barrier at this moment: there is no hurry, and it may be asked again.
+ */
+void gr_fence_close_soon(struct gr_context *context);
+
+/*
+ * The same before work that may not end, or that no fence may lie behind; it costs little where there is nothing to
+ * close. waits: also where streams wait for others and no epoch would say when that is over.
+ */
+void gr_fence_close_before(struct gr_context *context, bool waits);
+
+/*
+ * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
+ * later: a small part of live memory, as each costs a record and a query, or, where barriers are cheap and close it
+ * anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
+ */
+uint64_t gr_fence_close_bytes(struct gr_context *context);
+
+/* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
+int gr_fence_poll(struct gr_context *context);
+
+/* Both, unless what another thread does at this moment, which is waited for briefly, has made epoch usable. */
+void gr_fence_look_for(struct gr_context *context, uint64_t epoch);
+
+/*
+ * Whether a barrier costs nothing but its call: all work goes to the default stream, which runs one thing after the
+ * other anyway, it waits for nobody, and nobody else can reach the context's blocks. A program may also ask for
+ * barriers whatever they cost.
+ */
+bool gr_fence_barrier_is_cheap(struct gr_context *context);
+
+/*
+ * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
+ * where streams wait for others.
+ */
+bool gr_fence_barrier_is_safe(struct gr_context *context);
+
+/*
+ * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
+ * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.
+ */
+int gr_fence_barrier(struct gr_context *context);
+
+/* The same for blocks of this and earlier epochs: another thread's barrier, waited for briefly, may do for the caller.
+ */
+int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch);
+
+/*
+ * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more
+ * has passed; -ENOENT: none is pending; -ETIMEDOUT; or as gr_fence_poll.
+ */
+int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns);
+
+/*
+ * How long the oldest closed epoch has been the oldest, in ns; 0 where none is. A GPU that is behind the host keeps
+ * passing epochs, however old; one that passes none runs a kernel that does not end.
+ */
+uint64_t gr_fence_stuck_ns(struct gr_context *context);
+
+/*
+ * Waits for all work in every context that can reach the blocks, also while captures are going on: then by the driver's
+ * own way of waiting for a free. -EBUSY: that cannot be had, or one of the contexts is about to end; or the driver's
+ * error. No lock above the ladder's is held. Where events can be had captures may begin meanwhile.
+ */
+int gr_fence_sync(struct gr_context *context);
+
+/* Waits for all work of the context itself, likewise. 0, or the driver's error. */
+int gr_fence_wait_work(struct gr_context *context);
+
+/*
+ * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
+ * contexts, has not passed by deadline_ns; -EBUSY where no fence can be had and streams may still wait for others.
+ */
+int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);
+
+/* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
+unsigned gr_fence_accessors(struct gr_context *context);
+
+#endif

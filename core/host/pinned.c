@@ -1,0 +1,547 @@
+#include "host/pinned.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "pool.h"
+
+#define PAGE_BYTES ((uint64_t)4 << 10)
+#define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
+#define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
+#define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
+#define PACE_NS    UINT64_C(1000000)     /* between two blocks that nobody asked for, so that others get their turn */
+#define BURST_NS   UINT64_C(100000000)   /* for so long at a time; the rest with the next step of decay */
+#define WAIT_NS    UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+
+enum { BINS = GR_CLASS_COUNT << GR_PINNED_SORTS_LOG2 };
+
+/* Its block comes first: whoever owns that one may free it. */
+struct pinned {
+        struct gr_block block;
+        uint64_t freed_ns; /* guarded by the lock while in a bin, as the next */
+        bool ready;        /* in the bin's list of those */
+};
+
+_Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+        return gr_round_up(bytes, PAGE_BYTES);
+}
+
+/* What to ask the driver for. */
+static size_t capacity_for(size_t bytes)
+{
+        return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : whole_pages(bytes);
+}
+
+static bool out_of_memory(int rc)
+{
+        return rc == -ENOMEM || rc == -EDQUOT;
+}
+
+void gr_pinned_init(struct gr_core *core)
+{
+        core->everyone.core = core;
+        core->everyone.device = &core->host;
+        gr_fence_init(&core->everyone);
+        core->everyone.fence.accessor_count = 0; /* it is no context itself */
+        gr_lock_init(&core->pinned.unpin_lock, GR_RANK_UNPIN);
+        gr_lock_init(&core->pinned.lock, GR_RANK_PINNED);
+}
+
+void gr_pinned_destroy(struct gr_core *core)
+{
+        gr_fence_destroy(&core->everyone);
+        gr_lock_destroy(&core->pinned.unpin_lock);
+        gr_lock_destroy(&core->pinned.lock);
+}
+
+void gr_pinned_uncharge(struct gr_block *block)
+{
+        gr_budget_uncharge(&block->context->core->host, GR_MEMORY_HOST, whole_pages(block->capacity_bytes));
+}
+
+static bool broken(struct gr_core *core)
+{
+        return atomic_load_explicit(&core->everyone.fence.broken, memory_order_relaxed) != 0;
+}
+
+static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)
+{
+        uint64_t hash = gr_ledger_mix((uint64_t)(uintptr_t)context ^ (uint64_t)kind << 32);
+
+        return &core->pinned.bins[class][hash >> (64 - GR_PINNED_SORTS_LOG2)];
+}
+
+static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_block *block)
+{
+        return bin_of(core, block->class, block->context, block->kind);
+}
+
+#define EACH_BIN(core, bin)                                                                                            \
+        for (struct gr_pinned_bin *bin = (core)->pinned.bins[0], *end_ = bin + BINS; bin < end_; bin++)
+
+/* Lock held. */
+static void put(struct gr_core *core, struct pinned *own)
+{
+        gr_budget_cache(&core->host, whole_pages(own->block.capacity_bytes));
+        own->ready = false;
+        DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
+}
+
+/* Lock held. */
+static void take_out(struct gr_core *core, struct pinned *own)
+{
+        struct gr_pinned_bin *bin = bin_with(core, &own->block);
+
+        if (own->ready)
+                DL_DELETE(bin->ready, &own->block);
+        else
+                DL_DELETE(bin->waiting, &own->block);
+        gr_budget_uncache(&core->host, whole_pages(own->block.capacity_bytes));
+}
+
+/* Blocks whose fence has passed are ready from now on; a few at a time, as others wait. Lock held. */
+static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
+{
+        struct gr_block *block = bin->waiting;
+
+        /* No barrier is ever laid: usable means idle. */
+        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->everyone.fence, block->freed_epoch);
+             n++) {
+                DL_DELETE(bin->waiting, block);
+                ((struct pinned *)block)->ready = true;
+                DL_APPEND(bin->ready, block);
+                block = bin->waiting;
+        }
+}
+
+/*
+ * The smallest block that serves the request, and of those the one freed last: what nobody needs grows old then. Only
+ * the latest of each bin are looked at. NULL: none; *ret_waiting says whether there are any that wait for their fence.
+ */
+static struct pinned *take(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
+{
+        struct gr_core *core = context->core;
+        unsigned class = gr_class_of(bytes), last = class;
+        size_t capacity = capacity_for(bytes), at_most = capacity;
+        struct pinned *best = NULL;
+
+        *ret_waiting = false;
+        if (!gr_is_small(bytes)) {
+                at_most = whole_pages(bytes + bytes / SLACK_PART);
+                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
+        }
+        gr_lock(&core->pinned.lock);
+        for (; class <= last && !(best && best->block.capacity_bytes == capacity); class ++) {
+                struct gr_pinned_bin *bin = bin_of(core, class, context, kind);
+                struct gr_block *block;
+
+                ripen(core, bin);
+                *ret_waiting |= bin->waiting != NULL;
+                block = bin->ready ? bin->ready->prev : NULL;
+                for (unsigned n = 0; n < LOOKS_MOST && block; n++) {
+                        if (block->context == context && block->kind == kind && block->capacity_bytes >= bytes &&
+                            block->capacity_bytes <= at_most &&
+                            (!best || block->capacity_bytes < best->block.capacity_bytes))
+                                best = (struct pinned *)block;
+                        if (best && best->block.capacity_bytes == capacity)
+                                break;
+                        block = block == bin->ready ? NULL : block->prev;
+                }
+        }
+        if (best)
+                take_out(core, best);
+        gr_unlock(&core->pinned.lock);
+        return best;
+}
+
+/* Looks which freed blocks nothing uses any more. */
+static void refresh(struct gr_core *core)
+{
+        struct gr_fence *fence = &core->everyone.fence;
+
+        /* Each free closes its epoch but during captures: most times there is nothing to close, nor a lock to take. */
+        if (gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
+                gr_fence_close(&core->everyone);
+        gr_fence_poll(&core->everyone);
+}
+
+/*
+ * Whether all that was submitted by now is done, at deadline_ns at the latest. False while a capture is going on, and
+ * where the driver has no events for it.
+ */
+static bool quiet(struct gr_core *core, uint64_t deadline_ns)
+{
+        struct gr_fence *fence = &core->everyone.fence;
+        uint64_t epoch = gr_fence_freed(fence, 1); /* nothing, but the epoch is worth closing */
+        int rc = gr_fence_close(&core->everyone);
+
+        while (!rc) {
+                rc = gr_fence_poll(&core->everyone);
+                if (gr_fence_idle(fence, epoch))
+                        return true;
+                if (core->driver->now_ns() >= deadline_ns)
+                        break;
+                core->driver->sleep_ns(LOOK_NS);
+        }
+        return false;
+}
+
+struct fresh {
+        gr_pinned_allocate *allocate;
+        void *arg;
+        size_t bytes;
+        uint64_t ptr;
+};
+
+static int allocate_fresh(void *arg)
+{
+        struct fresh *fresh = arg;
+
+        return fresh->allocate(fresh->arg, fresh->bytes, &fresh->ptr);
+}
+
+static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
+                      struct pinned **ret)
+{
+        struct gr_core *core = context->core;
+        size_t capacity = capacity_for(bytes);
+        struct fresh fresh = {.allocate = allocate, .arg = arg, .bytes = capacity};
+        struct pinned *own = gr_block_new();
+        struct gr_block *stale;
+        int rc;
+
+        if (!own)
+                return -ENOMEM;
+        rc = gr_accounted_charge(core, &core->host, NULL, GR_MEMORY_HOST, whole_pages(capacity), allocate_fresh,
+                                 &fresh);
+        if (rc) {
+                gr_block_free(own);
+                return rc;
+        }
+        own->block.kind = kind;
+        own->block.ptr = fresh.ptr;
+        own->block.capacity_bytes = capacity;
+        own->block.requested_bytes = bytes;
+        own->block.context = context;
+        own->block.class = (uint16_t)gr_class_of(capacity);
+        own->block.flags = GR_BLOCK_HOST;
+        own->block.state = GR_BLOCK_CACHED;
+        rc = gr_ledger_add(&core->ledger, &own->block, &stale);
+        if (stale) {
+                gr_block_uncharge(stale);
+                gr_block_free(stale);
+        }
+        if (rc) {
+                core->driver->host_free(context->handle, fresh.ptr);
+                gr_pinned_uncharge(&own->block);
+                gr_block_free(own);
+                return rc;
+        }
+        gr_count(core, GR_STAT_pinned_allocs, 1);
+        *ret = own;
+        return 0;
+}
+
+int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
+                    uint64_t *ret_ptr)
+{
+        struct gr_core *core = context->core;
+
+        if (bytes > GR_BLOCK_MAX_BYTES)
+                return -E2BIG;
+        for (;;) {
+                struct pinned *own = NULL;
+                bool waiting = false;
+                uint64_t ptr;
+
+                if (!broken(core))
+                        own = take(context, bytes, kind, &waiting);
+                if (!own && waiting) {
+                        refresh(core);
+                        own = take(context, bytes, kind, &waiting);
+                }
+                if (own) {
+                        gr_count(core, GR_STAT_pinned_hits, 1);
+                } else {
+                        int rc = take_fresh(context, bytes, kind, allocate, arg, &own);
+
+                        if (rc)
+                                return rc;
+                }
+                ptr = own->block.ptr;
+                atomic_fetch_add_explicit(&own->block.generation, 1, memory_order_relaxed);
+                if (gr_ledger_hand_out(&own->block, bytes)) {
+                        *ret_ptr = ptr;
+                        return 0;
+                }
+                /* It went with its context. */
+                gr_pinned_uncharge(&own->block);
+                gr_block_free(own);
+        }
+}
+
+/* As the driver would have done it, waiting included. Where that fails the program still has the block. */
+static int free_by_driver(struct gr_core *core, struct gr_block *block)
+{
+        struct gr_block *stale;
+        bool there = gr_ledger_remove(&core->ledger, block); /* first: the address may be another's soon */
+        int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
+
+        if (!rc) {
+                gr_pinned_uncharge(block);
+                gr_block_free(block);
+                return 0;
+        }
+        atomic_store(&block->state, GR_BLOCK_LIVE);
+        if (gr_ledger_add(&core->ledger, block, &stale))
+                gr_block_free(block);
+        gr_block_free(stale);
+        return rc;
+}
+
+int gr_pinned_free(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_fence *fence = &core->everyone.fence;
+        struct gr_pinned *pinned = &core->pinned;
+        struct gr_block_info info;
+        struct gr_block *block;
+        uint64_t footprint, most;
+        bool room;
+        int rc;
+
+        if (gr_ledger_find(&core->ledger, ptr, &info) != 0 || !info.host)
+                return -ENOENT;
+        rc = gr_ledger_claim(&core->ledger, ptr, &block);
+        if (rc)
+                return rc;
+        footprint = whole_pages(block->capacity_bytes);
+        most = atomic_load_explicit(&core->host.threshold_bytes, memory_order_relaxed);
+        if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
+                return free_by_driver(core, block);
+        /* Without events this is the moment to wait, as the driver's own free does. */
+        rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(&core->everyone)
+                                                                                  : -EBUSY;
+        if (rc && rc != -EBUSY)
+                return free_by_driver(core, block);
+        /* After a sync nothing uses it any more: epoch 0 has always passed. */
+        block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
+        ((struct pinned *)block)->freed_ns = core->driver->now_ns();
+        gr_lock(&pinned->lock);
+        room = gr_budget_cached(&core->host) + footprint <= most;
+        if (room)
+                put(core, (struct pinned *)block);
+        gr_unlock(&pinned->lock);
+        if (!room)
+                return free_by_driver(core, block); /* no slower than without us; what is in the way decays */
+        /* An epoch left open would come to cover work that starts only later, and a miss costs a thousand records. */
+        if (rc)
+                gr_fence_close(&core->everyone);
+        if (core->wake && core->config.decay_ns && !atomic_load(&core->decay_armed))
+                core->wake(core);
+        return 0;
+}
+
+/* The idle block of the list that was freed first, before oldest (NULL: any) and not later than before_ns, of context's
+ * memory (NULL: of anybody's); or oldest. Lock held. */
+static struct pinned *older(struct gr_core *core, struct gr_block *list, struct gr_context *context, uint64_t before_ns,
+                            struct pinned *oldest)
+{
+        struct gr_block *block;
+
+        DL_FOREACH (list, block) {
+                struct pinned *own = (struct pinned *)block;
+
+                if (own->freed_ns > before_ns || (oldest && own->freed_ns >= oldest->freed_ns) ||
+                    !gr_fence_idle(&core->everyone.fence, block->freed_epoch))
+                        break; /* those behind it were freed later */
+                if (!context || block->context == context)
+                        return own;
+        }
+        return oldest;
+}
+
+/* Takes the idle block out that was freed first, not later than before_ns, of context's memory (NULL: of anybody's). */
+static struct pinned *take_oldest(struct gr_core *core, struct gr_context *context, uint64_t before_ns)
+{
+        struct pinned *oldest = NULL;
+
+        gr_lock(&core->pinned.lock);
+        EACH_BIN(core, bin)
+        {
+                oldest = older(core, bin->ready, context, before_ns, oldest);
+                oldest = older(core, bin->waiting, context, before_ns, oldest);
+        }
+        if (oldest)
+                take_out(core, oldest);
+        gr_unlock(&core->pinned.lock);
+        return oldest;
+}
+
+/*
+ * unpin_lock held. Gives blocks that are idle back to the driver until they are want_bytes. While it takes one it waits
+ * for running kernels, and lets nobody launch: only_quiet stops before a block where the GPU has work.
+ */
+static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t before_ns, uint64_t want_bytes,
+                      bool only_quiet)
+{
+        uint64_t back_bytes = 0;
+        struct pinned *own;
+
+        while (back_bytes < want_bytes && (!only_quiet || quiet(core, 0)) &&
+               (own = take_oldest(core, context, before_ns))) {
+                struct gr_block *block = &own->block;
+
+                /* What the driver refuses to take back stays charged: it still holds the memory. */
+                if (!gr_ledger_remove(&core->ledger, block) ||
+                    core->driver->host_free(block->context->handle, block->ptr) == 0) {
+                        back_bytes += whole_pages(block->capacity_bytes);
+                        gr_pinned_uncharge(block);
+                }
+                gr_block_free(own);
+        }
+        gr_count(core, GR_STAT_pinned_returned_bytes, back_bytes);
+        return back_bytes;
+}
+
+/* unpin_lock held. waited: the host has waited for the GPU, and what was freed before that is idle. */
+static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
+{
+        uint64_t room = gr_budget_room(&core->host);
+
+        if (bytes > room)
+                bytes -= room;
+        if (gr_budget_cached(&core->host) == 0 ||
+            (!waited && core->driver->context_record && !quiet(core, core->driver->now_ns() + WAIT_NS)))
+                return 0;
+        return unpin(core, NULL, UINT64_MAX, bytes, false);
+}
+
+/* Alone, or threads that need the same bytes would take what the other has just given back. */
+static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
+{
+        int rc;
+
+        gr_lock(&core->pinned.unpin_lock);
+        do {
+                rc = attempt(arg);
+        } while (out_of_memory(rc) && make_room(core, bytes, waited) > 0);
+        gr_unlock(&core->pinned.unpin_lock);
+        return rc;
+}
+
+int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, int rc)
+{
+        if (core->driver->trim_host_pools) {
+                core->driver->trim_host_pools();
+                rc = attempt(arg);
+        }
+        if (!out_of_memory(rc) || atomic_load(&core->host.threshold_bytes) == 0)
+                return rc;
+        rc = retry(core, bytes, attempt, arg, false);
+        /* Where no fence can be had, as during a capture, the host waits all the same. */
+        if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->everyone) == -EBUSY &&
+            gr_fence_sync_by(&core->everyone, core->driver->now_ns() + WAIT_NS) == 0)
+                rc = retry(core, bytes, attempt, arg, true);
+        return rc;
+}
+
+uint64_t gr_pinned_reclaim(struct gr_core *core, uint64_t want_bytes)
+{
+        uint64_t back_bytes;
+
+        if (want_bytes == 0 || gr_budget_cached(&core->host) == 0)
+                return 0;
+        gr_lock(&core->pinned.unpin_lock);
+        back_bytes = unpin(core, NULL, UINT64_MAX, want_bytes, true);
+        gr_unlock(&core->pinned.unpin_lock);
+        return back_bytes;
+}
+
+/* When the oldest block was freed; 0: none is cached. */
+static uint64_t oldest_ns(struct gr_core *core)
+{
+        uint64_t ns = 0;
+
+        gr_lock(&core->pinned.lock);
+        EACH_BIN(core, bin)
+        {
+                struct pinned *own = (struct pinned *)(bin->ready ? bin->ready : bin->waiting);
+
+                if (own && (!ns || own->freed_ns < ns))
+                        ns = own->freed_ns;
+        }
+        gr_unlock(&core->pinned.lock);
+        return ns;
+}
+
+uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns)
+{
+        uint64_t decay_ns = core->config.decay_ns, due_ns, soon_ns = now_ns + gr_decay_step_ns(core);
+
+        if (gr_budget_cached(&core->host) == 0)
+                return 0;
+        if (oldest_ns(core) + decay_ns <= now_ns) {
+                uint64_t back_bytes;
+
+                do {
+                        gr_lock(&core->pinned.unpin_lock);
+                        back_bytes = unpin(core, NULL, now_ns - decay_ns, 1, true);
+                        gr_unlock(&core->pinned.unpin_lock);
+                        core->driver->sleep_ns(PACE_NS);
+                } while (back_bytes > 0 && core->driver->now_ns() < now_ns + BURST_NS);
+        }
+        due_ns = oldest_ns(core);
+        if (!due_ns)
+                return 0;
+        due_ns += decay_ns;
+        return due_ns > soon_ns ? due_ns : soon_ns;
+}
+
+void gr_pinned_join(struct gr_context *context)
+{
+        gr_fence_add_accessor(&context->core->everyone, context);
+}
+
+void gr_pinned_ending(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+
+        gr_lock(&core->pinned.unpin_lock);
+        if (gr_budget_cached(&core->host) > 0)
+                unpin(core, context, UINT64_MAX, UINT64_MAX, true);
+        gr_fence_forget(&core->everyone, context);
+        gr_unlock(&core->pinned.unpin_lock);
+}
+
+/* Lock held. */
+static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_context *context)
+{
+        struct gr_block *block, *tmp;
+
+        DL_FOREACH_SAFE (list, block, tmp) {
+                if (block->context != context)
+                        continue;
+                take_out(core, (struct pinned *)block);
+                gr_pinned_uncharge(block);
+                gr_block_free(block);
+        }
+}
+
+void gr_pinned_drop(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+
+        gr_fence_forget(&core->everyone, context);
+        gr_lock(&core->pinned.lock);
+        EACH_BIN(core, bin)
+        {
+                drop_of(core, bin->ready, context);
+                drop_of(core, bin->waiting, context);
+        }
+        gr_unlock(&core->pinned.lock);
+}

@@ -1,0 +1,154 @@
+#include "host/spill.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "pool.h"
+
+#define WAIT_NS UINT64_C(1000000000) /* longest wait for what is about to go back */
+#define LOOK_NS UINT64_C(50000)
+
+static int reserve(struct gr_device *device, uint64_t bytes)
+{
+        uint64_t most = atomic_load(&device->spill_bytes), now = atomic_load(&device->spilled_bytes);
+
+        do {
+                if (now > most || bytes > most - now)
+                        return -EDQUOT;
+        } while (!atomic_compare_exchange_weak(&device->spilled_bytes, &now, now + bytes));
+        return 0;
+}
+
+static bool collect_one(struct gr_context *context, void *arg)
+{
+        bool *waiting = arg;
+
+        *waiting |= gr_spill_collect(context);
+        return true;
+}
+
+/* What has been freed is waited for where it is in the way: for its fence, and while another thread gives it back. */
+static int reserve_patiently(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_device *device = context->device;
+        uint64_t deadline_ns = driver->now_ns() + WAIT_NS;
+
+        for (;;) {
+                uint64_t ended = atomic_load(&device->spill_ended);
+                bool waiting = false;
+                int rc;
+
+                gr_core_each_context(context->core, device->ordinal, collect_one, &waiting);
+                rc = reserve(device, bytes);
+                if (!rc || (!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
+                        return rc;
+                driver->sleep_ns(LOOK_NS);
+        }
+}
+
+int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        struct gr_core *core = context->core;
+        struct gr_block *block, *stale;
+        uint64_t ptr;
+        int rc;
+
+        if (!core->driver->host_alloc)
+                return -ENOTSUP;
+        rc = reserve_patiently(context, bytes);
+        if (rc)
+                return rc;
+        block = gr_block_new();
+        rc = block ? core->driver->host_alloc(context->handle, bytes, &ptr) : -ENOMEM;
+        if (rc)
+                goto cancel;
+        block->ptr = ptr;
+        block->capacity_bytes = bytes;
+        block->requested_bytes = bytes;
+        block->context = context;
+        block->flags = GR_BLOCK_SPILLED;
+        block->state = GR_BLOCK_CACHED;
+        rc = gr_ledger_add(&core->ledger, block, &stale);
+        if (stale) {
+                gr_block_uncharge(stale);
+                gr_block_free(stale);
+        }
+        if (rc) {
+                core->driver->host_free(context->handle, ptr);
+                goto cancel;
+        }
+        gr_count(core, GR_STAT_spills, 1);
+        *ret_block = block;
+        return 0;
+
+cancel:
+        atomic_fetch_sub(&context->device->spilled_bytes, bytes);
+        gr_block_free(block);
+        return rc;
+}
+
+void gr_spill_free(struct gr_block *block)
+{
+        struct gr_context *context = block->context;
+        struct gr_spilled *spilled = &context->spilled;
+
+        block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
+        gr_lock(&spilled->lock);
+        DL_APPEND(spilled->blocks, block);
+        gr_unlock(&spilled->lock);
+}
+
+bool gr_spill_collect(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+        struct gr_spilled *spilled = &context->spilled;
+        struct gr_block *block;
+        bool waiting, broken = atomic_load(&context->fence.broken);
+
+        gr_lock(&spilled->lock);
+        waiting = spilled->blocks != NULL;
+        gr_unlock(&spilled->lock);
+        /* Where no fence can be trusted the driver's own free waits; not for what the program may do only later. */
+        if (!waiting || (broken && atomic_load(&core->waits_for_others)))
+                return false;
+        if (!broken) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+        }
+        for (;;) {
+                gr_lock(&spilled->lock);
+                block = spilled->blocks;
+                waiting = block != NULL;
+                if (block && !broken && !gr_fence_idle(&context->fence, block->freed_epoch))
+                        block = NULL; /* those behind it were freed later */
+                if (block) {
+                        DL_DELETE(spilled->blocks, block);
+                        atomic_fetch_add(&context->device->spill_begun, 1);
+                }
+                gr_unlock(&spilled->lock);
+                if (!block)
+                        return waiting;
+                gr_ledger_remove(&core->ledger, block);
+                core->driver->host_free(context->handle, block->ptr);
+                gr_block_uncharge(block);
+                gr_block_free(block);
+                atomic_fetch_add(&context->device->spill_ended, 1);
+        }
+}
+
+void gr_spill_drop(struct gr_context *context)
+{
+        struct gr_spilled *spilled = &context->spilled;
+        struct gr_block *block, *tmp;
+
+        gr_lock(&spilled->lock);
+        DL_FOREACH_SAFE (spilled->blocks, block, tmp) {
+                gr_block_uncharge(block);
+                gr_block_free(block);
+        }
+        spilled->blocks = NULL;
+        gr_unlock(&spilled->lock);
+}

@@ -1,0 +1,187 @@
+#include "reclaim/decay.h"
+
+#include "pool.h"
+#include "reclaim/trim.h"
+
+#define PACE_NS UINT64_C(1000000) /* between two batches, so that the driver stays free for others */
+
+double gr_decay_curve(double x)
+{
+        if (x <= 0)
+                return 0;
+        if (x >= 1)
+                return 1;
+        return x * x * x * (10 + x * (6 * x - 15));
+}
+
+static unsigned step_count(const struct gr_core *core)
+{
+        return (unsigned)gr_min(gr_max(core->config.decay_ns / GR_DECAY_STEP_MIN_NS, 1), GR_DECAY_STEPS);
+}
+
+uint64_t gr_decay_step_ns(const struct gr_core *core)
+{
+        uint64_t step_ns = core->config.decay_ns / step_count(core);
+
+        return core->config.decay_ns ? gr_max(step_ns, GR_DECAY_STEP_MIN_NS) : 0;
+}
+
+/* `times` steps at once: what the bins held least in between counts for all of them. */
+static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
+{
+        uint64_t *unused = context->decay.unused_bytes[class], low = gr_trim_unneeded(context, class);
+
+        for (unsigned j = steps; j-- > 0;) {
+                uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
+
+                unused[j] = gr_min(before, low);
+        }
+}
+
+/* Of what remains after j of the steps, but not all, the part that goes with the next. */
+static double hazard(unsigned j, unsigned steps)
+{
+        double before = gr_decay_curve((double)j / steps);
+
+        return (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before);
+}
+
+/* How much should have gone by now and is still there. */
+static double due(struct gr_context *context, unsigned steps)
+{
+        struct gr_decay *decay = &context->decay;
+        double going = 0, all = 0, over = 0;
+
+        for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
+                const uint64_t *unused = decay->unused_bytes[class];
+
+                all += (double)unused[0];
+                over += (double)unused[steps - 1];
+                for (unsigned j = 0; j < steps; j++)
+                        going += hazard(j, steps) * (double)(unused[j] - (j + 1 < steps ? unused[j + 1] : 0));
+        }
+        atomic_store_explicit(&decay->idle_bytes, (uint64_t)all, memory_order_relaxed);
+        if (decay->due_bytes > all) /* used again */
+                decay->due_bytes = all;
+        if (all > 0)
+                decay->due_bytes += going * (1 - decay->due_bytes / all);
+        return decay->due_bytes > over ? decay->due_bytes : over;
+}
+
+/* Gives back what is due, the longest unused first, and of that the largest. */
+static void give_back(struct gr_context *context, unsigned steps)
+{
+        struct gr_core *core = context->core;
+        struct gr_decay *decay = &context->decay;
+        double left = due(context, steps);
+
+        for (unsigned j = steps; j-- > 0 && left >= 512;)
+                for (unsigned class = GR_DECAY_KINDS; class -- > 0 && left >= 512;) {
+                        uint64_t *unused = decay->unused_bytes[class], gone;
+
+                        while (unused[j] > 0 && left >= 512) {
+                                gone = gr_trim_class(context, class,
+                                                     (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
+                                if (gone == 0)
+                                        break; /* the next block is larger than what is due, or waits for its fence */
+                                gr_count(core, GR_STAT_decayed_bytes, gone);
+                                left -= (double)gone;
+                                for (unsigned k = 0; k < steps; k++)
+                                        unused[k] -= gone < unused[k] ? gone : unused[k];
+                                core->driver->sleep_ns(PACE_NS);
+                                if (gr_budget_excess(context->device) > 0) { /* that is more urgent, and ours to do */
+                                        decay->due_bytes = left;
+                                        return;
+                                }
+                        }
+                }
+        decay->due_bytes = left;
+}
+
+void gr_decay_look(struct gr_context *context, uint64_t now_ns)
+{
+        struct gr_decay *decay = &context->decay;
+        uint64_t idle_bytes = 0;
+        bool first;
+
+        if (context->core->config.decay_ns) /* then all of it is the helper's */
+                return;
+        first = !decay->stepped_ns;
+        if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
+                return;
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                idle_bytes += gr_trim_unneeded(context, class);
+        /* What the first look finds covers no known time. */
+        atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
+        decay->stepped_ns = now_ns;
+}
+
+struct round {
+        uint64_t now_ns, next_ns;
+};
+
+static bool decay_one(struct gr_context *context, void *arg)
+{
+        struct round *round = arg;
+        struct gr_decay *decay = &context->decay;
+        uint64_t step_ns = gr_decay_step_ns(context->core), passed;
+        unsigned steps = step_count(context->core);
+
+        if (atomic_load(&context->fence.broken))
+                return true;
+        if (gr_pool_empty(context)) {
+                decay->stepped_ns = 0;
+                decay->due_bytes = 0;
+                atomic_store_explicit(&decay->idle_bytes, 0, memory_order_relaxed);
+                return true;
+        }
+        passed = decay->stepped_ns && round->now_ns > decay->stepped_ns ? (round->now_ns - decay->stepped_ns) / step_ns
+                                                                        : 0;
+        if (!decay->stepped_ns) {
+                /* The first step starts now: what came before is not known to be unused. */
+                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
+                        age(context, class, steps, 1);
+                        for (unsigned j = 0; j < steps; j++)
+                                decay->unused_bytes[class][j] = 0;
+                }
+                decay->stepped_ns = round->now_ns;
+        } else if (passed > 0) {
+                for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
+                        age(context, class, steps, passed < steps ? (unsigned)passed : steps);
+                decay->stepped_ns += passed * step_ns;
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                give_back(context, steps);
+        }
+        if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)
+                round->next_ns = decay->stepped_ns + step_ns;
+        return true;
+}
+
+uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
+{
+        struct round round = {.now_ns = now_ns};
+        uint64_t pinned_ns;
+        bool armed;
+
+        if (!core->config.decay_ns)
+                return 0;
+        /* Down before the look: a block cached after it finds the flag down and wakes us. */
+        armed = atomic_exchange(&core->decay_armed, false);
+        gr_core_each_context(core, -1, decay_one, &round);
+        pinned_ns = gr_pinned_decay(core, now_ns);
+        if (armed && !pinned_ns && !round.next_ns) {
+                /* A block may have been cached by a processor that has told of the flag it read, and not of the block.
+                 */
+                core->driver->sleep_ns(PACE_NS);
+                gr_core_each_context(core, -1, decay_one, &round);
+                pinned_ns = gr_pinned_decay(core, now_ns);
+        }
+        if (pinned_ns && (!round.next_ns || pinned_ns < round.next_ns))
+                round.next_ns = pinned_ns;
+        if (round.next_ns)
+                atomic_store(&core->decay_armed, true);
+        else if (armed && core->config.trim_malloc && core->driver->trim_malloc)
+                core->driver->trim_malloc(); /* the last of it has gone: once for each time that the program is idle */
+        return round.next_ns;
+}

@@ -1,0 +1,665 @@
+#include "reclaim/ladder.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "host/spill.h"
+#include "pool.h"
+#include "reclaim/trim.h"
+
+#define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
+#define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
+#define RETURNS_PAUSE_NS UINT64_C(50000)
+#define SYNC_NS          UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+#define SYNC_PEERS_NS                                                                                                  \
+        UINT64_C(1000000000)                /* where work of other devices counts, which may wait for work yet to come \
+                                             */
+#define GATE_NS         UINT64_C(100000000) /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS   UINT64_C(50000)
+#define RETURN_TRIES    16 /* of a rung that gives memory back, or readies it, which other threads may take first */
+#define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
+#define WAIT_LOOK_NS    UINT64_C(500000)     /* WAIT: between looks at what our own threads freed */
+#define WAIT_FIRST_NS   UINT64_C(2000000)    /* WAIT: between questions to the driver, at first */
+#define WAIT_MOST_NS    UINT64_C(50000000)   /* and in the end; a phase of another process may be as short */
+#define EXTRA_BYTES     (UINT64_C(64) << 20) /* more than is asked for: what the driver takes beside it */
+#define HOLDERS         3                    /* classes that the report names */
+
+const char *const gr_level_words[GR_LEVEL_COUNT] = {
+#define GR_LEVEL_WORD(id, word) word,
+        GR_LEVELS(GR_LEVEL_WORD)
+#undef GR_LEVEL_WORD
+};
+
+/* What the rungs of one climb gave. */
+struct climb {
+        struct gr_context *context;
+        size_t bytes;
+        int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+        int (*attempt)(void *arg); /* instead of blocks */
+        void *arg;
+        int error;      /* -ENOMEM or -EDQUOT, the last one */
+        bool met_limit; /* some error was the latter */
+        uint64_t given_bytes[GR_LEVEL_COUNT];
+        uint64_t ns[GR_LEVEL_COUNT];
+        unsigned tries[GR_LEVEL_COUNT];
+};
+
+struct reclaim {
+        uint64_t want_bytes;
+        uint64_t back_bytes;
+        bool (*visit)(struct gr_context *, void *);
+        struct gr_context *first; /* visited before the others */
+        bool overtaken;       /* the GPU was waited for, and others have freed meanwhile: what it readied, perhaps */
+        struct gr_lock *held; /* let go of while the host waits for the GPU, which may wait for a thread behind it;
+                                 NULL: none */
+};
+
+static bool trim_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_sync_by(context, deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
+static int wait_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_wait_oldest(context, deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
+/* As gr_fence_close. Captures may end soon: they are waited for, but not again where that was in vain. */
+static int close_soon(struct gr_context *context)
+{
+        struct gr_gate *gate = &context->core->gate;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t deadline_ns = driver->now_ns() + GATE_NS;
+        int rc = gr_fence_close(context);
+
+        if (rc != -EBUSY || gr_gate_is_vain(gate))
+                return rc;
+        gr_gate_await_begin(gate);
+        while (rc == -EBUSY && !gr_gate_is_vain(gate)) {
+                if (driver->now_ns() >= deadline_ns) {
+                        gr_gate_note_vain(gate);
+                        break;
+                }
+                driver->sleep_ns(GATE_PAUSE_NS);
+                gr_fence_poll(context);
+                rc = gr_fence_close(context);
+        }
+        gr_gate_await_end(gate);
+        return rc;
+}
+
+/*
+ * Epoch by epoch. For what is in none, as while a capture is going on, the host then waits as the driver's own free
+ * would: without end. Where work may wait for what the program does later that is left until no fence can be hoped for,
+ * and not done before all such work that streams were given is known to be done.
+ */
+static bool sync_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+        bool patient = gr_fence_accessors(context) == 1 && !atomic_load(&context->core->waits_for_others);
+        uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
+        uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence);
+        int closed = 0, rc;
+
+        if (gr_fence_waiting(context))
+                closed = patient ? gr_fence_close(context) : close_soon(context);
+        do {
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+                rc = reclaim->back_bytes < reclaim->want_bytes ? wait_let_go(context, reclaim, deadline_ns) : -ENOENT;
+        } while (rc == 0);
+        if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
+                if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
+                        rc = sync_let_go(context, reclaim, deadline_ns);
+                if (gr_driver_code(rc)) /* that may have failed just once */
+                        rc = sync_let_go(context, reclaim, deadline_ns);
+                /* Or another thread has seen the last epoch pass. */
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        }
+        if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(&context->fence) != freed_bytes)
+                reclaim->overtaken = true;
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static bool visit_other(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        return context == reclaim->first || reclaim->visit(context, reclaim);
+}
+
+static uint64_t trim_driver(struct gr_context *context)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t before, after, total;
+
+        if (driver->mem_info(context->handle, &before, &total))
+                return 0;
+        driver->trim_pools(context->handle, context->device->ordinal);
+        if (driver->mem_info(context->handle, &after, &total))
+                return 0;
+        return after > before ? after - before : 0;
+}
+
+/* As gr_reclaim. held: the device's ladder_lock, where the caller has it. *ret_overtaken: as in struct reclaim. */
+static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
+                           bool *ret_overtaken)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_level_stats *stats = &core->stats.levels[level];
+        struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
+        uint64_t begin_ns = core->driver->now_ns();
+
+        *ret_overtaken = false;
+        switch (level) {
+        case GR_LEVEL_PURGE:
+        case GR_LEVEL_DROP: {
+                uint64_t before = gr_budget_live(device), after;
+
+                gr_reclaimables_run(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes, 0);
+                after = gr_budget_live(device);
+                reclaim.back_bytes = before > after ? before - after : 0;
+                break;
+        }
+        case GR_LEVEL_TRIM:
+        case GR_LEVEL_SYNC: {
+                bool in_order; /* something is held that the driver frees in the order of a stream */
+
+                /* The own context first: with others its memory is only shared by the device. */
+                reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+                reclaim.first = context;
+                if (reclaim.visit(context, &reclaim))
+                        gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
+                /* What is freed in stream order, or a graph's, comes back once the host has seen the stream get there.
+                 */
+                in_order = atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0 ||
+                           atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) > 0;
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
+                    !atomic_load(&core->waits_for_others) && sync_let_go(context, &reclaim, begin_ns + SYNC_NS) == 0)
+                        reclaim.back_bytes += trim_driver(context);
+                /* Where the device's memory is the host's, what is cached of that is as good as any. */
+                if (device->integrated)
+                        reclaim.back_bytes += gr_pinned_reclaim(
+                                core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
+                else if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                        gr_pinned_reclaim(core, UINT64_MAX);
+                if (core->driver->trim_malloc &&
+                    (device->integrated || (core->config.trim_malloc && level == GR_LEVEL_SYNC)))
+                        core->driver->trim_malloc();
+                break;
+        }
+        case GR_LEVEL_DRIVER:
+                reclaim.back_bytes = trim_driver(context);
+                break;
+        case GR_LEVEL_NEIGHBOUR:
+                if (!core->ask_neighbours)
+                        return 0;
+                reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
+                break;
+        default: /* nothing to run: part of the climb itself, or not built yet */
+                return 0;
+        }
+        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&stats->bytes, reclaim.back_bytes);
+        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        *ret_overtaken = reclaim.overtaken;
+        return reclaim.back_bytes;
+}
+
+uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+{
+        bool overtaken;
+
+        return reclaim_by(context, level, want_bytes, NULL, &overtaken);
+}
+
+/* What the driver takes for the request. */
+static uint64_t need_bytes(struct climb *climb)
+{
+        return gr_is_small(climb->bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(climb->bytes);
+}
+
+/* How much must come back before the driver can serve the request. */
+static uint64_t missing_bytes(struct climb *climb)
+{
+        struct gr_device *device = climb->context->device;
+        uint64_t need = need_bytes(climb);
+        uint64_t have = 0, total;
+
+        if (climb->error == -EDQUOT) {
+                have = gr_budget_room(device);
+        } else if (climb->context->core->driver->mem_info(climb->context->handle, &have, &total)) {
+                have = 0;
+        }
+        return have < need ? need - have : need;
+}
+
+/* What a try said, as it is. One request meets the limit once, however often it is tried. */
+static int note(struct climb *climb, int rc)
+{
+        if (rc == -ENOMEM || rc == -EDQUOT)
+                climb->error = rc;
+        if (rc == -EDQUOT && !climb->met_limit) {
+                climb->met_limit = true;
+                gr_count(climb->context->core, GR_STAT_limit_hits, 1);
+        }
+        return rc;
+}
+
+/* Another try for a block after a rung. 0, -ENOMEM or -EDQUOT, or another error of the driver. */
+static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **ret_block)
+{
+        struct gr_block *block = NULL;
+
+        if (climb->attempt)
+                return note(climb, climb->attempt(climb->arg));
+        if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
+                block = gr_pool_take(climb->context, climb->bytes, may_be_larger);
+        if (block) {
+                *ret_block = block;
+                return 0;
+        }
+        return note(climb, gr_pool_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block));
+}
+
+static bool out_of_memory(int rc)
+{
+        return rc == -ENOMEM || rc == -EDQUOT;
+}
+
+/* READY and FENCE: what the cache holds already. Charged to the level's figures as the block's size. */
+static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        struct gr_level_stats *stats = &core->stats.levels[level];
+        uint64_t begin_ns = core->driver->now_ns();
+        struct gr_block *block;
+
+        if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
+                return climb->error;
+        if (level == GR_LEVEL_FENCE) {
+                /* Work of other devices, or what waits for others, may wait for work yet to come: nothing is put
+                 * behind it. */
+                gr_fence_close(climb->context);
+                gr_fence_poll(climb->context);
+                if (core->config.reuse == GR_REUSE_BARRIER ||
+                    (core->config.reuse != GR_REUSE_POLL && gr_fence_accessors(climb->context) == 1 &&
+                     !atomic_load(&core->waits_for_others)))
+                        gr_fence_barrier(climb->context);
+        }
+        block = gr_pool_take(climb->context, climb->bytes, true);
+        climb->tries[level]++;
+        climb->ns[level] += core->driver->now_ns() - begin_ns;
+        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&stats->ns, climb->ns[level]);
+        if (!block)
+                return climb->error;
+        climb->given_bytes[level] += block->capacity_bytes;
+        atomic_fetch_add(&stats->bytes, block->capacity_bytes);
+        *ret_block = block;
+        return 0;
+}
+
+/*
+ * What the rungs so far left in segments too large for the request. Beside live blocks it is taken before anybody has
+ * to wait; a free one is not opened as long as it might go back.
+ */
+static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_block)
+{
+        struct gr_context *context = climb->context;
+
+        if (climb->allocate || climb->attempt || !gr_split_active(context) || atomic_load(&context->fence.broken))
+                return climb->error;
+        *ret_block = gr_split_take_any(context, climb->bytes, opens);
+        return *ret_block ? 0 : climb->error;
+}
+
+/*
+ * After a failed try: what other threads were giving back to the driver meanwhile was in no cache to be found, and not
+ * had back yet. ended: of before that try, and after the look into the caches. What a try itself gives back is nothing
+ * to wait for.
+ */
+static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
+{
+        const struct gr_driver *driver = climb->context->core->driver;
+        struct gr_device *device = climb->context->device;
+        uint64_t deadline_ns = driver->now_ns() + RETURNS_NS, now;
+        int rc = climb->error;
+
+        while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
+                bool going_on = gr_releases_in_flight(device);
+
+                now = gr_releases_of_others(device);
+                if (now == ended && !going_on)
+                        break;
+                if (now == ended) {
+                        driver->sleep_ns(RETURNS_PAUSE_NS);
+                        continue;
+                }
+                ended = now;
+                rc = try_again(climb, false, ret_block);
+        }
+        return rc;
+}
+
+/*
+ * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
+ * each find that the other has just taken them, and both fail. Reclaimables and neighbours are asked without it: they
+ * may wait for other threads.
+ */
+static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        bool alone = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP || level == GR_LEVEL_NEIGHBOUR;
+        unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES
+                         : level == GR_LEVEL_NEIGHBOUR                    ? NEIGHBOUR_TRIES
+                                                                          : 1;
+        uint64_t begin_ns = core->driver->now_ns(), back, ended;
+        bool overtaken;
+        int rc;
+
+        if (!alone) {
+                gr_lock(&climb->context->device->ladder_lock);
+                rc = try_again(climb, false, ret_block); /* what the climber before left, or the program freed */
+                if (!out_of_memory(rc))
+                        goto out;
+        }
+        do {
+                back = reclaim_by(climb->context, level, missing_bytes(climb),
+                                  alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
+                climb->tries[level]++;
+                climb->given_bytes[level] += back;
+                if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
+                        gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
+                ended = gr_releases_of_others(climb->context->device);
+                rc = try_again(climb, false, ret_block);
+        } while (out_of_memory(rc) && (back > 0 || overtaken) && --tries > 0);
+        if (!alone && out_of_memory(rc))
+                rc = after_returns(climb, ended, ret_block);
+out:
+        if (!alone)
+                gr_unlock(&climb->context->device->ladder_lock);
+        climb->ns[level] += core->driver->now_ns() - begin_ns;
+        return rc;
+}
+
+/* Nobody else can help where the process's own limit is what refuses. */
+static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
+{
+        if (!climb->context->core->ask_neighbours ||
+            (climb->error == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb))))
+                return climb->error;
+        return from_rung(climb, GR_LEVEL_NEIGHBOUR, ret_block);
+}
+
+struct freed {
+        uint64_t bytes;
+};
+
+static bool add_freed(struct gr_context *context, void *arg)
+{
+        struct freed *freed = arg;
+
+        freed->bytes += gr_fence_freed_bytes(&context->fence);
+        return true;
+}
+
+/* A figure that moves whenever a thread of ours frees on the device. */
+static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
+{
+        struct freed freed = {0};
+
+        gr_core_each_context(core, device->ordinal, add_freed, &freed);
+        return freed.bytes - atomic_load(&device->reserved_bytes);
+}
+
+/*
+ * Until somebody frees. Frees of our own threads cost nothing to notice; for those of other processes the driver is
+ * asked, ever more seldom, and they themselves: what they free may stay in their cache. No lock is held between tries,
+ * so the threads that wait hinder nobody, and where all threads wait the deadline ends it.
+ */
+static int from_wait(struct climb *climb, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        const struct gr_driver *driver = core->driver;
+        struct gr_device *device = climb->context->device;
+        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_WAIT];
+        uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
+        uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
+        char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
+        int rc = climb->error;
+
+        if (!core->config.wait_ns || gr_reclaimable_inside())
+                return climb->error;
+        if (deadline_ns < begin_ns)
+                deadline_ns = UINT64_MAX;
+        gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
+               (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
+        climb->tries[GR_LEVEL_WAIT]++;
+        atomic_fetch_add(&stats->tries, 1);
+        if (core->wait_for_neighbours)
+                core->wait_for_neighbours(device, (int64_t)climb->bytes);
+        seen = freed_so_far(device, core);
+        do {
+                uint64_t freed;
+                bool others, ours;
+
+                driver->sleep_ns(WAIT_LOOK_NS);
+                now_ns = driver->now_ns();
+                freed = freed_so_far(device, core);
+                others = now_ns >= asked_ns + pause_ns || now_ns >= deadline_ns;
+                ours = freed != seen;
+                if (!ours && !others)
+                        continue;
+                if (!ours && pause_ns < WAIT_MOST_NS)
+                        pause_ns *= 2;
+                seen = freed;
+                asked_ns = now_ns;
+                rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
+                /* No fence will ever say that it is idle where none can be had, as during a capture. */
+                if (out_of_memory(rc))
+                        rc = from_rung(climb,
+                                       ours && gr_fence_close(climb->context) == -EBUSY ? GR_LEVEL_SYNC : GR_LEVEL_TRIM,
+                                       ret_block);
+                if (out_of_memory(rc) && others)
+                        rc = from_neighbours(climb, ret_block);
+        } while (out_of_memory(rc) && now_ns < deadline_ns);
+        if (core->wait_for_neighbours)
+                core->wait_for_neighbours(device, -(int64_t)climb->bytes);
+        now_ns = driver->now_ns();
+        climb->ns[GR_LEVEL_WAIT] = now_ns - begin_ns;
+        atomic_fetch_add(&stats->ns, now_ns - begin_ns);
+        if (rc == 0) {
+                climb->given_bytes[GR_LEVEL_WAIT] = climb->bytes;
+                atomic_fetch_add(&stats->bytes, climb->bytes);
+        }
+        gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
+               gr_size_format(climb->bytes, most, sizeof(most)), (double)(now_ns - begin_ns) / 1e9);
+        return rc;
+}
+
+static int from_host(struct climb *climb, struct gr_block **ret_block)
+{
+        struct gr_core *core = climb->context->core;
+        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_SPILL];
+        uint64_t begin_ns = core->driver->now_ns();
+
+        if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
+                return climb->error;
+        climb->tries[GR_LEVEL_SPILL]++;
+        atomic_fetch_add(&stats->tries, 1);
+        if (gr_spill_alloc(climb->context, climb->bytes, ret_block))
+                return climb->error;
+        atomic_fetch_add(&stats->bytes, climb->bytes);
+        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        return 0;
+}
+
+/* What the program holds most of: classes, largest sum first. */
+static void report_holders(struct gr_core *core, struct gr_device *device, enum gr_log_level level)
+{
+        uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0};
+        char sum[GR_SIZE_TEXT_BYTES], each[GR_SIZE_TEXT_BYTES];
+
+        gr_ledger_count_live(&core->ledger, device->ordinal, counts, bytes);
+        for (int n = 0; n < HOLDERS; n++) {
+                unsigned top = 0;
+
+                for (unsigned class = 1; class < GR_CLASS_COUNT; class ++)
+                        if (bytes[class] > bytes[top])
+                                top = class;
+                if (bytes[top] == 0)
+                        break;
+                gr_log(level, "  in use: %s in %" PRIu64 " blocks of about %s",
+                       gr_size_format(bytes[top], sum, sizeof(sum)), counts[top],
+                       gr_size_format(bytes[top] / counts[top], each, sizeof(each)));
+                bytes[top] = 0;
+        }
+}
+
+static void report(struct climb *climb)
+{
+        static struct gr_ratelimit limit = GR_RATELIMIT_INIT(3, UINT64_C(10000000000));
+        struct gr_core *core = climb->context->core;
+        struct gr_device *device = climb->context->device;
+        const struct gr_group *group = atomic_load(&device->group);
+        bool limited = climb->error == -EDQUOT;
+        bool of_group = limited && group && !gr_budget_own_limit(device, need_bytes(climb));
+        /* A full card is the program's own affair; a limit is ours to explain. */
+        enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
+        char text[7][GR_SIZE_TEXT_BYTES];
+        uint64_t card_free = 0, card_total = 0, more;
+
+        if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, core->driver->now_ns()))
+                return;
+        core->driver->mem_info(climb->context->handle, &card_free, &card_total);
+        more = gr_ratelimit_take(&limit);
+        gr_log(level,
+               "device %d: no room for %s: %s %s, live %s, cached %s (waiting for a fence %s); card: %s free of %s",
+               device->ordinal, gr_size_format(climb->bytes, text[0], sizeof(text[0])),
+               of_group  ? "group limit"
+               : limited ? "hard limit"
+                         : "no limit reached, limit",
+               gr_size_format(of_group ? group->limit_bytes : atomic_load(&device->hard_bytes), text[1],
+                              sizeof(text[1])),
+               gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
+               gr_size_format(gr_budget_cached(device), text[3], sizeof(text[3])),
+               gr_size_format(gr_fence_quarantine_bytes(&climb->context->fence), text[4], sizeof(text[4])),
+               gr_size_format(card_free, text[5], sizeof(text[5])),
+               gr_size_format(card_total, text[6], sizeof(text[6])));
+        for (int i = 0; i < GR_LEVEL_FAIL; i++)
+                if (climb->tries[i] > 0)
+                        gr_log(level, "  %s gave %s in %" PRIu64 " us", gr_level_words[i],
+                               gr_size_format(climb->given_bytes[i], text[0], sizeof(text[0])), climb->ns[i] / 1000);
+        report_holders(core, device, level);
+        if (more > 0)
+                gr_log(level, "  (%" PRIu64 " more failures went unreported)", more);
+}
+
+static int climb_all(struct climb *climb, struct gr_block **ret_block)
+{
+        struct gr_context *context = climb->context;
+        struct gr_core *core = context->core;
+        int rc = note(climb, climb->error);
+
+        /* The limit may have been met by an old figure. */
+        if (rc == -EDQUOT && core->driver->refresh_pools &&
+            atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
+                core->driver->refresh_pools(context->device->ordinal);
+                rc = try_again(climb, false, ret_block);
+        }
+
+        for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_FAIL && out_of_memory(rc); level++) {
+                switch (level) {
+                case GR_LEVEL_READY:
+                case GR_LEVEL_FENCE:
+                        rc = from_cache(climb, level, ret_block);
+                        break;
+                case GR_LEVEL_TRIM:
+                case GR_LEVEL_SYNC:
+                        rc = from_rung(climb, level, ret_block);
+                        if (out_of_memory(rc))
+                                rc = from_larger(climb, level == GR_LEVEL_SYNC, ret_block);
+                        break;
+                case GR_LEVEL_PURGE:
+                case GR_LEVEL_DRIVER:
+                case GR_LEVEL_DROP:
+                        rc = from_rung(climb, level, ret_block);
+                        break;
+                case GR_LEVEL_NEIGHBOUR:
+                        rc = from_neighbours(climb, ret_block);
+                        break;
+                case GR_LEVEL_WAIT:
+                        rc = from_wait(climb, ret_block);
+                        break;
+                case GR_LEVEL_SPILL:
+                        rc = from_host(climb, ret_block);
+                        break;
+                default:
+                        break;
+                }
+        }
+        if (!out_of_memory(rc))
+                return rc;
+        gr_count(core, GR_STAT_failures, 1);
+        atomic_fetch_add(&core->stats.levels[GR_LEVEL_FAIL].tries, 1);
+        report(climb);
+        gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
+        return rc;
+}
+
+int gr_ladder_climb(struct gr_context *context, size_t bytes,
+                    int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,
+                    struct gr_block **ret_block)
+{
+        struct climb climb = {
+                .context = context, .bytes = bytes, .allocate = allocate, .arg = arg, .error = first_error};
+
+        return climb_all(&climb, ret_block);
+}
+
+int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)(void *arg), void *arg, int first_error)
+{
+        struct climb climb = {.context = context, .bytes = bytes, .attempt = attempt, .arg = arg, .error = first_error};
+
+        return climb_all(&climb, NULL);
+}
+
+void gr_ladder_make_room(struct gr_context *context, uint64_t bytes)
+{
+        static const enum gr_level levels[] = {GR_LEVEL_TRIM, GR_LEVEL_SYNC};
+        uint64_t want = bytes + EXTRA_BYTES, have, total;
+
+        for (unsigned i = 0; i < 2 && gr_budget_cached(context->device) > 0; i++) {
+                if (context->core->driver->mem_info(context->handle, &have, &total) || have >= want)
+                        return;
+                gr_reclaim(context, levels[i], want - have);
+        }
+}

@@ -1,0 +1,215 @@
+#include "reclaim/reclaimable.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "core.h"
+
+#define PAUSE_FIRST_NS UINT64_C(20000)
+#define PAUSE_MOST_NS  UINT64_C(1000000)
+
+static _Thread_local __attribute__((tls_model("initial-exec"))) bool inside;
+
+bool gr_reclaimable_inside(void)
+{
+        return inside;
+}
+
+void gr_registry_init(struct gr_registry *registry)
+{
+        memset(registry, 0, sizeof(*registry));
+        gr_lock_init(&registry->lock, GR_RANK_HOOKS);
+}
+
+void gr_registry_destroy(struct gr_registry *registry)
+{
+        gr_lock_destroy(&registry->lock);
+}
+
+int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable)
+{
+        struct gr_registry *registry = &core->registry;
+        struct gr_reclaimable_slot *room = NULL;
+        int rc = -ENOSPC;
+
+        gr_lock(&registry->lock);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
+                struct gr_reclaimable_slot *slot = &registry->slots[i];
+
+                if (slot->entry == reclaimable) {
+                        rc = -EEXIST;
+                        goto out;
+                }
+                if (!slot->entry && !slot->running && !room)
+                        room = slot;
+        }
+        if (room) {
+                room->core = core;
+                room->entry = reclaimable;
+                snprintf(room->name, sizeof(room->name), "%s", reclaimable->name ? reclaimable->name : "unnamed");
+                room->failures = 0;
+                room->left_out_until_ns = 0;
+                rc = 0;
+        }
+out:
+        gr_unlock(&registry->lock);
+        return rc;
+}
+
+/*
+ * Registry lock held, released while waiting: until slot's run number `run` has ended. False where deadline_ns came
+ * first.
+ */
+static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run, uint64_t deadline_ns)
+{
+        const struct gr_driver *driver = core->driver;
+        uint64_t pause_ns = PAUSE_FIRST_NS;
+
+        while (slot->running && slot->runs == run) {
+                if (driver->now_ns() >= deadline_ns)
+                        return false;
+                gr_unlock(&core->registry.lock);
+                driver->sleep_ns(pause_ns);
+                if (pause_ns < PAUSE_MOST_NS)
+                        pause_ns *= 2;
+                gr_lock(&core->registry.lock);
+        }
+        return true;
+}
+
+int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable)
+{
+        struct gr_registry *registry = &core->registry;
+        int rc = -ENOENT;
+
+        gr_lock(&registry->lock);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
+                struct gr_reclaimable_slot *slot = &registry->slots[i];
+
+                if (slot->entry != reclaimable)
+                        continue;
+                slot->entry = NULL; /* not called again from here on */
+                rc = 0;
+                if (slot->running && !(slot->started && pthread_equal(slot->runner, pthread_self())) &&
+                    !wait_for(core, slot, slot->runs, core->driver->now_ns() + GR_RECLAIMABLE_LEAVE_NS))
+                        rc = -EBUSY;
+                break;
+        }
+        gr_unlock(&registry->lock);
+        return rc;
+}
+
+/* Registry lock held. */
+static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
+{
+        if (!rc) {
+                slot->failures = 0;
+                return;
+        }
+        gr_log(GR_LOG_WARN, "reclaimable %s: %s %s%s", slot->name, slot->is_drop ? "drop" : "purge",
+               rc == -ETIMEDOUT ? "is not back in time" : "failed: ", rc == -ETIMEDOUT ? "" : strerror(-rc));
+        if (++slot->failures < GR_RECLAIMABLE_PATIENCE)
+                return;
+        slot->failures = 0;
+        slot->left_out_until_ns = core->driver->now_ns() + GR_RECLAIMABLE_LEFT_OUT_NS;
+        gr_log(GR_LOG_WARN, "reclaimable %s: left out for a minute", slot->name);
+}
+
+/* One run, on whatever thread; the slot is this run's until running is false again. */
+static void run_slot(void *arg)
+{
+        struct gr_reclaimable_slot *slot = arg;
+        struct gr_registry *registry = &slot->core->registry;
+        bool wanted;
+        int rc = 0;
+
+        gr_lock(&registry->lock);
+        slot->runner = pthread_self();
+        slot->started = true;
+        wanted = slot->entry != NULL; /* else unregistered before it came to run */
+        gr_unlock(&registry->lock);
+        if (wanted) {
+                inside = true;
+                rc = slot->hook(slot->arg, slot->device, slot->want_bytes);
+                inside = false;
+        }
+        gr_lock(&registry->lock);
+        slot->rc = rc;
+        if (slot->late && slot->entry)
+                gr_log(GR_LOG_INFO, "reclaimable %s: back, too late", slot->name);
+        else if (slot->entry)
+                judge(slot->core, slot, rc);
+        slot->runs++;
+        slot->running = false;
+        gr_unlock(&registry->lock);
+}
+
+/* Registry lock held, released meanwhile. Returns whether the slot's reclaimable ran. */
+static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
+                      uint64_t want_bytes, uint64_t patience_ns)
+{
+        struct gr_registry *registry = &core->registry;
+        struct gr_reclaimable *entry = slot->entry;
+        uint64_t limit_ns = entry->limit_ns ? entry->limit_ns : GR_RECLAIMABLE_LIMIT_NS;
+        uint64_t run = slot->runs, now_ns = core->driver->now_ns();
+        bool apart = entry->apart && registry->apart, posted = true;
+
+        if (patience_ns && patience_ns < limit_ns)
+                limit_ns = patience_ns;
+        if (slot->running) {
+                /* What another thread's run gives serves this one as well; one that hangs has cost its time already. */
+                if (!slot->late)
+                        wait_for(core, slot, run, now_ns + limit_ns);
+                return false;
+        }
+        slot->running = true;
+        slot->started = slot->late = false;
+        slot->is_drop = drop;
+        slot->hook = drop ? entry->drop : entry->purge;
+        slot->arg = entry->arg;
+        slot->device = device;
+        slot->want_bytes = want_bytes;
+        gr_unlock(&registry->lock);
+        if (apart)
+                posted = registry->apart(run_slot, slot);
+        else
+                run_slot(slot);
+        gr_lock(&registry->lock);
+        if (!apart)
+                return true;
+        if (!posted) { /* no thread: not this time */
+                slot->runs++;
+                slot->running = false;
+                return false;
+        }
+        if (wait_for(core, slot, run, now_ns + limit_ns))
+                return true;
+        if (!patience_ns) {
+                slot->late = true;
+                if (slot->entry)
+                        judge(core, slot, -ETIMEDOUT);
+        }
+        return false;
+}
+
+unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns)
+{
+        struct gr_registry *registry = &core->registry;
+        unsigned ran = 0;
+
+        if (inside)
+                return 0;
+        gr_lock(&registry->lock);
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
+                struct gr_reclaimable_slot *slot = &registry->slots[i];
+
+                if (!slot->entry || !(drop ? slot->entry->drop : slot->entry->purge) ||
+                    slot->left_out_until_ns > core->driver->now_ns())
+                        continue;
+                ran += call_slot(core, slot, drop, device, want_bytes, patience_ns);
+        }
+        gr_unlock(&registry->lock);
+        return ran;
+}

@@ -1,0 +1,403 @@
+#include "region/region_file.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCK_TRIES    20
+#define MAKE_TRIES    400 /* while another one makes the region: alone, each would have the limit for itself */
+#define LOCK_PAUSE_US 500
+
+_Static_assert(sizeof(struct gr_slot) == 256, "wire format");
+_Static_assert(sizeof(struct gr_region_ticket) == 40, "wire format");
+
+static bool name_ok(const char *name, size_t most)
+{
+        size_t length = strlen(name);
+
+        if (length == 0 || length >= most || name[0] == '.')
+                return false;
+        for (; *name; name++)
+                if (!isascii((unsigned char)*name) || (!isalnum((unsigned char)*name) && !strchr("_.-", *name)))
+                        return false;
+        return true;
+}
+
+int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes)
+{
+        char text[37];
+        size_t at = 0;
+        int length;
+
+        if (!name_ok(group, GR_GROUP_NAME_BYTES))
+                return -EINVAL;
+        for (size_t i = 0; i < 16; i++)
+                at += (size_t)snprintf(text + at, sizeof(text) - at,
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+        length = snprintf(buf, buf_bytes, "%s-%s.v%d", group, text, GR_REGION_VERSION);
+        return length > 0 && (size_t)length < buf_bytes ? 0 : -EINVAL;
+}
+
+int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
+{
+        char suffix[16];
+        size_t length = strlen(file), tail;
+
+        tail = (size_t)snprintf(suffix, sizeof(suffix), ".v%d", GR_REGION_VERSION);
+        if (length < tail + 38 || strcmp(file + length - tail, suffix) != 0 || file[length - tail - 37] != '-' ||
+            length - tail - 37 >= GR_GROUP_NAME_BYTES)
+                return -EINVAL;
+        for (size_t i = 0; i < 36; i++)
+                if (!strchr("0123456789abcdef-", file[length - tail - 36 + i]))
+                        return -EINVAL;
+        memcpy(ret_group, file, length - tail - 37);
+        ret_group[length - tail - 37] = '\0';
+        memcpy(ret_uuid, file + length - tail - 36, 36);
+        ret_uuid[36] = '\0';
+        return name_ok(ret_group, GR_GROUP_NAME_BYTES) ? 0 : -EINVAL;
+}
+
+/* Ours alone, and no link to somewhere else. */
+static bool private_to_us(const struct stat *status)
+{
+        return status->st_uid == geteuid() && (status->st_mode & 077) == 0;
+}
+
+static int open_dir(const char *dir, bool create)
+{
+        struct stat status;
+        int fd;
+
+        if (create && mkdir(dir, 0700) != 0 && errno != EEXIST)
+                return -errno;
+        fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0)
+                return errno == ELOOP || errno == ENOTDIR ? -EPERM : -errno;
+        if (fstat(fd, &status) != 0 || !private_to_us(&status)) {
+                close(fd);
+                return -EPERM;
+        }
+        return fd;
+}
+
+/* One of ours beside what another user has put at the first name; the first by name. 0 or -ENOENT. */
+static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        char found[NAME_MAX + 1] = "";
+        struct dirent *entry;
+        struct stat status;
+        DIR *list;
+
+        list = opendir(base);
+        if (!list)
+                return -errno;
+        while ((entry = readdir(list)))
+                if (strncmp(entry->d_name, name, strlen(name)) == 0 && entry->d_name[strlen(name)] == '-' &&
+                    (!found[0] || strcmp(entry->d_name, found) < 0) &&
+                    fstatat(dirfd(list), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode) &&
+                    private_to_us(&status))
+                        strcpy(found, entry->d_name);
+        closedir(list);
+        if (!found[0])
+                return -ENOENT;
+        snprintf(buf, buf_bytes, "%s/%s", base, found);
+        return 0;
+}
+
+/* 0, -ENOENT: none is ours; or another -errno. */
+static int find_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        int fd;
+
+        snprintf(buf, buf_bytes, "%s/%s", base, name);
+        fd = open_dir(buf, false);
+        if (fd >= 0)
+                close(fd);
+        else if (fd == -EPERM || fd == -EACCES || fd == -ENOENT)
+                return find_beside(base, name, buf, buf_bytes);
+        return fd < 0 ? fd : 0;
+}
+
+static int make_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
+{
+        snprintf(buf, buf_bytes, "%s/%s", base, name);
+        if (mkdir(buf, 0700) == 0)
+                return 0;
+        snprintf(buf, buf_bytes, "%s/%s-XXXXXX", base, name);
+        return mkdtemp(buf) ? 0 : -errno;
+}
+
+int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes)
+{
+        char name[32];
+        int rc, fd;
+
+        snprintf(name, sizeof(name), "gpureclaim-%lu", (unsigned long)geteuid());
+        if (strlen(base) + sizeof(name) + NAME_MAX >= buf_bytes)
+                return -ENAMETOOLONG;
+        rc = find_dir(base, name, buf, buf_bytes);
+        if (rc != -ENOENT || !create)
+                return rc;
+        /* Of two that begin at once one makes it. Others can hold this lock, too, but cannot make us wait for long. */
+        fd = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0)
+                return -errno;
+        for (int i = 0; i < LOCK_TRIES && !gr_region_file_lock(fd, LOCK_EX); i++)
+                usleep(LOCK_PAUSE_US);
+        rc = find_dir(base, name, buf, buf_bytes);
+        if (rc == -ENOENT)
+                rc = make_dir(base, name, buf, buf_bytes);
+        gr_region_file_close(fd);
+        return rc;
+}
+
+int gr_region_default_dir(bool create, char *buf, size_t buf_bytes)
+{
+        return gr_region_find_dir("/dev/shm", create, buf, buf_bytes);
+}
+
+static int open_file(int dir_fd, const char *file, bool create, struct stat *ret_status)
+{
+        int fd = openat(dir_fd, file, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (create ? O_CREAT : 0),
+                        0600);
+
+        if (fd < 0)
+                return errno == ELOOP || errno == EISDIR ? -EPERM : -errno;
+        if (fstat(fd, ret_status) != 0 || !S_ISREG(ret_status->st_mode) || ret_status->st_nlink > 1 ||
+            !private_to_us(ret_status)) {
+                close(fd);
+                return -EPERM;
+        }
+        return fd;
+}
+
+/* One that is stopped with it is not waited for long. */
+bool gr_region_file_lock(int fd, int kind)
+{
+        for (int i = 0; i < LOCK_TRIES; i++) {
+                if (flock(fd, kind | LOCK_NB) == 0)
+                        return true;
+                if (kind == LOCK_EX || (errno != EWOULDBLOCK && errno != EINTR))
+                        return false;
+                usleep(LOCK_PAUSE_US);
+        }
+        return false;
+}
+
+void gr_region_file_close(int fd)
+{
+        flock(fd, LOCK_UN);
+        close(fd);
+}
+
+static void set_up(struct gr_region_map *map, uint64_t cookie)
+{
+        atomic_store(&map->version, GR_REGION_VERSION);
+        atomic_store(&map->slot_count, GR_REGION_SLOTS);
+        atomic_store(&map->slot_bytes, sizeof(struct gr_slot));
+        atomic_store(&map->size_bytes, sizeof(struct gr_region_map));
+        atomic_store(&map->cookie, cookie);
+        atomic_store(&map->magic, GR_REGION_MAGIC);
+}
+
+static bool layout_ok(struct gr_region_map *map)
+{
+        return atomic_load(&map->magic) == GR_REGION_MAGIC && atomic_load(&map->version) == GR_REGION_VERSION &&
+               atomic_load(&map->slot_count) == GR_REGION_SLOTS &&
+               atomic_load(&map->slot_bytes) == sizeof(struct gr_slot) &&
+               atomic_load(&map->size_bytes) == sizeof(struct gr_region_map);
+}
+
+static uint64_t ipc_namespace(void)
+{
+        struct stat status;
+
+        return stat("/proc/self/ns/ipc", &status) == 0 ? status.st_ino : 0;
+}
+
+static uint64_t check_of(const struct gr_region_ticket *ticket)
+{
+        const unsigned char *bytes = (const unsigned char *)ticket;
+        uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+        for (size_t i = 0; i < offsetof(struct gr_region_ticket, check); i++)
+                hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+        return hash;
+}
+
+/* 0; -ENOENT: the file is empty; -EPROTO: it holds something else; -EIO: it cannot be read. */
+static int read_ticket(int fd, struct gr_region_ticket *ret)
+{
+        struct gr_region_ticket ticket;
+        ssize_t length = pread(fd, &ticket, sizeof(ticket), 0);
+
+        if (length < 0)
+                return -EIO;
+        if (length == 0)
+                return -ENOENT;
+        if (length != sizeof(ticket) || ticket.magic != GR_TICKET_MAGIC || ticket.check != check_of(&ticket) ||
+            ticket.version != GR_REGION_VERSION)
+                return -EPROTO;
+        *ret = ticket;
+        return 0;
+}
+
+/* -ENOENT: the segment has gone with its last process. */
+static int attach(struct gr_region *region, const struct gr_region_ticket *ticket)
+{
+        struct gr_region_map *map;
+        struct shmid_ds status;
+
+        if (ticket->ipc_namespace != ipc_namespace())
+                return -EXDEV;
+        /* Before it is attached: a number that came back may be anybody's. */
+        if (shmctl((int)ticket->segment, IPC_STAT, &status) != 0 || status.shm_segsz != sizeof(*map) ||
+            status.shm_perm.uid != geteuid() || status.shm_perm.cuid != geteuid() ||
+            (status.shm_perm.mode & 0777) != 0600)
+                return -ENOENT;
+        map = shmat((int)ticket->segment, NULL, 0);
+        if (map == (void *)-1)
+                return errno == EINVAL || errno == EIDRM || errno == EACCES ? -ENOENT : -errno;
+        if (atomic_load(&map->cookie) != ticket->cookie || !layout_ok(map)) {
+                int rc = atomic_load(&map->magic) == GR_REGION_MAGIC && atomic_load(&map->cookie) == ticket->cookie
+                                 ? -EPROTO
+                                 : -ENOENT;
+
+                shmdt(map);
+                return rc;
+        }
+        region->map = map;
+        region->segment = (int)ticket->segment;
+        region->cookie = ticket->cookie;
+        return 0;
+}
+
+/* The file's lock is held. */
+static int make(struct gr_region *region, int fd)
+{
+        struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION};
+        struct gr_region_map *map;
+        struct rlimit most;
+        int id;
+
+        /* Growing a file past the process's limit would be a signal, not an error. */
+        if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(ticket))
+                return -EFBIG;
+        id = shmget(IPC_PRIVATE, sizeof(*map), IPC_CREAT | 0600);
+        if (id < 0)
+                return -errno;
+        map = shmat(id, NULL, 0);
+        shmctl(id, IPC_RMID, NULL); /* once the last process is gone; Linux lets others in until then */
+        if (map == (void *)-1)
+                return -ENOMEM;
+        ticket.segment = (uint32_t)id;
+        ticket.ipc_namespace = ipc_namespace();
+        ticket.cookie = region->ops->now_ns() ^ region->token << 20 ^ (uint64_t)id << 40;
+        ticket.check = check_of(&ticket);
+        set_up(map, ticket.cookie);
+        if (pwrite(fd, &ticket, sizeof(ticket), 0) != sizeof(ticket)) {
+                int rc = errno == ENOSPC || errno == EDQUOT ? -ENOSPC : -EIO;
+
+                if (ftruncate(fd, 0) != 0)
+                        rc = -EIO;
+                shmdt(map);
+                return rc;
+        }
+        region->map = map;
+        region->segment = id;
+        region->cookie = ticket.cookie;
+        return 0;
+}
+
+int gr_region_file_attach(struct gr_region *region, bool create)
+{
+        struct gr_region_ticket ticket;
+        struct stat status;
+        int dir_fd, fd, rc;
+
+        dir_fd = open_dir(region->dir, create);
+        if (dir_fd < 0)
+                return dir_fd;
+        fd = open_file(dir_fd, region->file, create, &status);
+        close(dir_fd);
+        if (fd < 0)
+                return fd;
+        region->device = status.st_dev;
+        region->inode = status.st_ino;
+        rc = read_ticket(fd, &ticket);
+        if (rc == 0)
+                rc = attach(region, &ticket);
+        for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
+                /* One makes it, the others find it made; whoever is stopped while at it is not waited for long. */
+                if (gr_region_file_lock(fd, LOCK_EX)) {
+                        rc = read_ticket(fd, &ticket);
+                        if (rc == 0)
+                                rc = attach(region, &ticket);
+                        if (rc == -ENOENT)
+                                rc = make(region, fd);
+                        break;
+                }
+                if (errno != EWOULDBLOCK && errno != EINTR)
+                        break;
+                usleep(LOCK_PAUSE_US);
+                rc = read_ticket(fd, &ticket);
+                if (rc == 0)
+                        rc = attach(region, &ticket);
+        }
+        gr_region_file_close(fd);
+        return rc;
+}
+
+int gr_region_file_dir(struct gr_region *region)
+{
+        return open_dir(region->dir, false);
+}
+
+int gr_region_file_open(struct gr_region *region, bool *ret_same)
+{
+        struct gr_region_ticket ticket;
+        struct stat status;
+        int dir_fd = open_dir(region->dir, false), fd, rc;
+
+        if (dir_fd < 0)
+                return -1;
+        fd = open_file(dir_fd, region->file, false, &status);
+        close(dir_fd);
+        if (fd < 0)
+                return -1;
+        rc = read_ticket(fd, &ticket);
+        *ret_same =
+                status.st_dev == region->device && status.st_ino == region->inode &&
+                (rc == -EIO || (rc == 0 && (int)ticket.segment == region->segment && ticket.cookie == region->cookie));
+        return fd;
+}
+
+bool gr_region_file_same(struct gr_region *region)
+{
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES];
+        struct stat status;
+        bool same;
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/%s", region->dir, region->file);
+        if (lstat(path, &status) != 0)
+                return errno != ENOENT; /* else it says nothing about the file */
+        if (status.st_dev != region->device || status.st_ino != region->inode)
+                return false;
+        fd = gr_region_file_open(region, &same);
+        if (fd < 0)
+                return true; /* no descriptor to be had: coming back would be a second slot */
+        close(fd);
+        return same;
+}

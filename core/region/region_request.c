@@ -1,0 +1,288 @@
+/* Requests between the processes of a region. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "region/region.h"
+
+#define IDLE_NS    UINT64_C(1000000000) /* quiet for so long counts as idle */
+#define MOST_BYTES (UINT64_C(1) << 50)  /* nobody wants more */
+#define LEVEL_MOST 32u
+
+/* Our own; NULL where we are no member. */
+static struct gr_slot *slot_of(struct gr_region *region)
+{
+        int slot = atomic_load(&region->slot);
+
+        return slot >= 0 ? &region->map->slots[slot] : NULL;
+}
+
+static void raise_level(_Atomic uint32_t *level, uint32_t value)
+{
+        uint32_t seen = atomic_load(level);
+
+        while (seen < value && !atomic_compare_exchange_weak(level, &seen, value))
+                ;
+}
+
+/* Numbers of requests go round. */
+static bool answered(uint32_t answer, uint32_t sequence)
+{
+        return (int32_t)(answer - sequence) >= 0;
+}
+
+uint32_t gr_region_seen(struct gr_region *region)
+{
+        struct gr_slot *slot = slot_of(region);
+
+        return slot ? atomic_load(&slot->request) : 0;
+}
+
+void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns)
+{
+        struct gr_slot *slot = slot_of(region);
+
+        if (slot)
+                region->ops->wait(&slot->request, seen, timeout_ns);
+}
+
+void gr_region_wake_self(struct gr_region *region)
+{
+        struct gr_slot *slot = slot_of(region);
+
+        if (!slot)
+                return;
+        atomic_fetch_add(&slot->request, 1);
+        region->ops->wake(&slot->request);
+}
+
+bool gr_region_take(struct gr_region *region, struct gr_request *ret)
+{
+        struct gr_slot *slot = slot_of(region);
+
+        if (!slot || atomic_load(&region->map->owners[slot - region->map->slots]) != region->token)
+                return false;
+        *ret = (struct gr_request){.sequence = atomic_load(&slot->request)};
+        if (ret->sequence == atomic_load(&slot->answer))
+                return false;
+        /* Whoever counts the number up has written what it wants before. */
+        ret->orders = atomic_exchange(&slot->orders, 0);
+        ret->level = atomic_exchange(&slot->level, 0);
+        ret->want_bytes = atomic_exchange(&slot->want_bytes, 0);
+        ret->new_limit = atomic_load(&slot->new_limit);
+        ret->new_threshold = atomic_load(&slot->new_threshold);
+        if (ret->want_bytes > MOST_BYTES)
+                ret->want_bytes = MOST_BYTES;
+        if (ret->level > LEVEL_MOST)
+                ret->level = 0;
+        return true;
+}
+
+void gr_region_answer(struct gr_region *region, const struct gr_request *request, uint64_t given_bytes)
+{
+        struct gr_slot *slot = slot_of(region);
+
+        if (!slot)
+                return;
+        atomic_fetch_add(&slot->given_bytes, given_bytes);
+        atomic_store(&slot->answer, request->sequence);
+        region->ops->wake(&slot->answer);
+}
+
+uint32_t gr_region_request(struct gr_region *region, unsigned index, const struct gr_request *request)
+{
+        struct gr_slot *slot = &region->map->slots[index];
+        uint32_t sequence;
+
+        if (request->orders & GR_ORDER_LIMIT)
+                atomic_store(&slot->new_limit, request->new_limit);
+        if (request->orders & GR_ORDER_THRESHOLD)
+                atomic_store(&slot->new_threshold, request->new_threshold);
+        atomic_fetch_or(&slot->orders, request->orders);
+        raise_level(&slot->level, request->level);
+        /* Two askers in need, each of its own bytes. */
+        if (request->want_bytes)
+                atomic_fetch_add(&slot->want_bytes, request->want_bytes);
+        sequence = atomic_fetch_add(&slot->request, 1) + 1;
+        region->ops->wake(&slot->request);
+        return sequence;
+}
+
+bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, uint32_t sequence,
+                     const struct gr_patience *patience)
+{
+        struct gr_slot *slot = &region->map->slots[index];
+
+        for (;;) {
+                uint32_t answer = atomic_load(&slot->answer);
+                uint64_t beat = atomic_load(&slot->heartbeat_ns), now = region->ops->now_ns();
+                uint64_t sign = patience->begin_ns, until;
+
+                if (answered(answer, sequence))
+                        return true;
+                /* One that waits for memory may hold what its hooks need meanwhile; two would wait for each other. */
+                if (beat > sign && beat <= now && atomic_load(&slot->figures[GR_FIGURE_waiting]) == 0)
+                        sign = beat;
+                until = sign + patience->quiet_ns;
+                if (until > patience->deadline_ns)
+                        until = patience->deadline_ns;
+                if (now >= until || atomic_load(&region->map->owners[index]) != owner)
+                        return false;
+                region->ops->wait(&slot->answer, answer, until - now);
+        }
+}
+
+struct candidate {
+        struct gr_member member;
+        bool idle;
+        uint32_t sequence;
+        bool asked;
+};
+
+static int by_ease(const void *left, const void *right)
+{
+        const struct candidate *a = left, *b = right;
+        uint64_t a_cached = a->member.figures[GR_FIGURE_cached] / a->member.share;
+        uint64_t b_cached = b->member.figures[GR_FIGURE_cached] / b->member.share;
+
+        if ((a_cached > 0) != (b_cached > 0))
+                return a_cached > 0 ? -1 : 1;
+        if (a->idle != b->idle)
+                return a->idle ? -1 : 1;
+        if (a_cached != b_cached)
+                return a_cached > b_cached ? -1 : 1;
+        if (a->member.active_ns != b->member.active_ns)
+                return a->member.active_ns < b->member.active_ns ? -1 : 1;
+        return 0;
+}
+
+/* Everybody who may be asked. */
+static size_t find_candidates(struct gr_region *region, bool cached_only, struct candidate *ret)
+{
+        uint64_t now = region->ops->now_ns();
+        size_t count = 0;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                struct gr_member *member = &ret[count].member;
+
+                if ((int)i == region->slot || gr_region_read(region, i, member) != 0 ||
+                    (cached_only && member->figures[GR_FIGURE_cached] == 0))
+                        continue;
+                if (atomic_load(&region->silent_owner[i]) == member->owner &&
+                    !answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
+                        continue;
+                ret[count].idle = now > member->active_ns && now - member->active_ns >= IDLE_NS;
+                ret[count].asked = false;
+                count++;
+        }
+        return count;
+}
+
+/* What an ask may cost. */
+struct patience {
+        uint64_t quiet_ns; /* left for those that give no sign of life */
+        uint64_t deadline_ns;
+};
+
+/* One that is stopped now is none. */
+static bool may_answer(struct gr_region *region, const struct gr_member *member)
+{
+        uint64_t start;
+
+        return !member->same_namespace || region->ops->peer(member->identity.pid, &start) != GR_PEER_STOPPED;
+}
+
+/* Asks as many as should suffice, waits for them; *given grows by what they say. Returns how many it went through. */
+static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
+                        struct patience *left, uint64_t *given)
+{
+        struct gr_patience patience = {.begin_ns = region->ops->now_ns()};
+        uint64_t hoped = 0;
+        bool silent = false;
+        size_t seen = 0;
+
+        for (; seen < count && (seen == 0 || hoped < want_bytes); seen++) {
+                struct candidate *one = &candidates[seen];
+                uint64_t cached = one->member.figures[GR_FIGURE_cached];
+
+                one->asked = may_answer(region, &one->member);
+                if (!one->asked)
+                        continue;
+                /* The rest have nothing as far as known: ask them all at once, of all that is missing. */
+                one->sequence =
+                        gr_region_request(region, one->member.slot,
+                                          &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
+                hoped += cached == UINT64_MAX ? 0 : cached;
+        }
+        /* They may cost half of the time left, not all, where others are still to be asked. */
+        patience.quiet_ns = seen < count ? (left->quiet_ns + 1) / 2 : left->quiet_ns;
+        patience.deadline_ns = left->deadline_ns;
+        if (seen < count && left->deadline_ns > patience.begin_ns)
+                patience.deadline_ns -= (left->deadline_ns - patience.begin_ns) / 2;
+        for (size_t i = 0; i < seen; i++) {
+                struct candidate *one = &candidates[i];
+                struct gr_slot *slot = &region->map->slots[one->member.slot];
+
+                if (!one->asked)
+                        continue;
+                if (gr_region_await(region, one->member.slot, one->member.owner, one->sequence, &patience)) {
+                        uint64_t bytes = atomic_load(&slot->given_bytes) - one->member.given_bytes;
+
+                        *given += bytes <= MOST_BYTES ? bytes : 0;
+                } else {
+                        silent |= atomic_load(&region->map->owners[one->member.slot]) == one->member.owner;
+                        atomic_store(&region->silent_sequence[one->member.slot], one->sequence);
+                        atomic_store(&region->silent_owner[one->member.slot], one->member.owner);
+                }
+        }
+        if (silent)
+                left->quiet_ns -= patience.quiet_ns;
+        return seen;
+}
+
+void gr_region_waiting(struct gr_region *region, int64_t bytes)
+{
+        struct gr_slot *slot = slot_of(region);
+        uint64_t before, after;
+
+        if (!slot)
+                return;
+        before = atomic_load(&slot->figures[GR_FIGURE_waiting]);
+        do {
+                /* What began in a slot that we have lost must not end below nothing in the next one. */
+                after = bytes < 0 && before < (uint64_t)-bytes ? 0 : before + (uint64_t)bytes;
+        } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
+}
+
+bool gr_region_awaited(struct gr_region *region)
+{
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if ((int)i != region->slot && atomic_load(&region->map->owners[i]) != 0 &&
+                    atomic_load(&region->map->slots[i].figures[GR_FIGURE_waiting]) != 0)
+                        return true;
+        return false;
+}
+
+uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only)
+{
+        struct patience left = {.quiet_ns = quiet_ns};
+        struct gr_slot *own = slot_of(region);
+        struct candidate *candidates;
+        size_t count, asked = 0;
+        uint64_t given = 0;
+
+        if (!own || want_bytes == 0 || quiet_ns == 0)
+                return 0;
+        candidates = calloc(GR_REGION_SLOTS, sizeof(*candidates));
+        if (!candidates)
+                return 0;
+        gr_region_sweep_again(region);
+        gr_region_waiting(region, (int64_t)want_bytes);
+        left.deadline_ns = region->ops->now_ns() + (quiet_ns > GR_REGION_ASK_NS ? quiet_ns : GR_REGION_ASK_NS);
+        count = find_candidates(region, cached_only, candidates);
+        qsort(candidates, count, sizeof(*candidates), by_ease);
+        while (asked < count && given < want_bytes && left.quiet_ns > 0 && region->ops->now_ns() < left.deadline_ns)
+                asked += ask_round(region, candidates + asked, count - asked, want_bytes - given, &left, &given);
+        gr_region_waiting(region, -(int64_t)want_bytes);
+        free(candidates);
+        return given;
+}

@@ -1,0 +1,150 @@
+#include "segment/extent.h"
+
+#include <utlist.h>
+
+#include "core.h"
+#include "segment/split.h"
+
+GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0;
+
+        while (at < end) {
+                struct gr_page *extent = gr_extent_at(heap, at);
+                uint64_t next = gr_min(end, gr_extent_ptr(heap, extent) + gr_extent_bytes(extent));
+
+                pinned -= gr_extent_stranded(extent);
+                if (sign > 0) {
+                        surplus -= extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
+                        extent->used_bytes += next - at;
+                } else {
+                        extent->used_bytes -= next - at;
+                        extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
+                        surplus += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
+                }
+                pinned += gr_extent_stranded(extent);
+                at = next;
+        }
+        gr_account_add(&context->device->stranded_bytes, pinned);
+        gr_split_surplus(&context->split, (int64_t)surplus);
+}
+
+int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
+{
+        int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
+
+        if (!rc)
+                gr_budget_cache(context->device, bytes);
+        return rc;
+}
+
+void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc)
+{
+        if (rc) {
+                gr_budget_uncache(context->device, bytes);
+                gr_budget_cancel(context->device, reserved_bytes);
+                return;
+        }
+        gr_budget_commit(context->device, ptr, bytes, reserved_bytes); /* cannot fail: whole pages */
+        gr_count(context->core, GR_STAT_driver_allocs, 1);
+}
+
+int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
+{
+        struct gr_page *extent = gr_page_at(heap, ptr);
+        uint64_t reserved, handle = GR_NO_HANDLE;
+        int rc = gr_pages_reserve(context, bytes, &reserved);
+
+        if (rc)
+                return rc;
+        rc = context->core->driver->mem_map(context->handle, context->device->ordinal, ptr, bytes, &handle);
+        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        if (rc)
+                return rc;
+        *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
+        for (uint32_t i = 1; i < extent->pages; i++)
+                extent[i].back = i;
+        return 0;
+}
+
+bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)
+{
+        if (core->driver->mem_unmap(handle, gr_extent_ptr(heap, extent), gr_extent_bytes(extent), extent->handle))
+                return false;
+        for (uint32_t i = extent->pages; i-- > 0;)
+                extent[i] = (struct gr_page){0};
+        return true;
+}
+
+void gr_hole_leave(struct gr_range *hole)
+{
+        DL_DELETE(hole->segment->holes, &hole->block);
+        if (hole->segment->end == hole)
+                hole->segment->end = NULL;
+}
+
+void gr_hole_enter(struct gr_range *range)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_HOLE;
+        block->freed_epoch = 0;
+        DL_APPEND(range->segment->holes, block);
+        if (!range->after)
+                range->segment->end = range;
+}
+
+static void hole_make(struct gr_range *range)
+{
+        if (range->after && range->after->state == GR_RANGE_HOLE) {
+                gr_hole_leave(range->after);
+                gr_range_swallow(range, range->after);
+        }
+        if (range->before && range->before->state == GR_RANGE_HOLE) {
+                range = range->before;
+                gr_hole_leave(range);
+                gr_range_swallow(range, range->after);
+        }
+        gr_hole_enter(range);
+}
+
+/* Mapped memory that the program has freed, and that must not be reused. */
+static void stick(struct gr_range *range)
+{
+        struct gr_segment *heap = range->segment;
+
+        for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
+                struct gr_page *extent = gr_extent_at(heap, at);
+
+                extent->stuck = true;
+                at = gr_extent_ptr(heap, extent) + gr_extent_bytes(extent);
+        }
+        range->state = GR_RANGE_STUCK;
+}
+
+void gr_pages_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
+{
+        struct gr_segment *heap = range->segment;
+
+        while (range) {
+                bool mapped = gr_page_is_mapped(gr_page_at(heap, range->block.ptr));
+                uint64_t end = gr_range_end(range), at = gr_page_down(range->block.ptr) + GR_PAGE_BYTES;
+                struct gr_range *next = NULL;
+
+                while (at < end && gr_page_is_mapped(gr_page_at(heap, at)) == mapped)
+                        at += GR_PAGE_BYTES;
+                if (at < end) {
+                        next = gr_range_cut(range, at - range->block.ptr);
+                        if (!next)
+                                return;
+                }
+                if (!mapped)
+                        hole_make(range);
+                else if (rest == GR_RANGE_FREE)
+                        gr_range_free(split, range);
+                else
+                        stick(range);
+                range = next;
+        }
+}

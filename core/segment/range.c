@@ -1,0 +1,371 @@
+#include "segment/range.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "base/size_class.h"
+#include "core.h"
+
+#define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
+#define FIT_LOOK   4   /* ranges that are weighed for a request */
+#define ORDER_LOOK 16  /* ranges of its class that one is put in order with */
+#define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
+#define KEPT_MOST  256 /* structures */
+
+_Static_assert(sizeof(struct gr_range) <= GR_BLOCK_ROOM, "a range is freed as a block");
+_Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
+
+static size_t page_of(const struct gr_segment *segment, uint64_t ptr)
+{
+        return (ptr - segment->ptr) >> GR_PAGE_SHIFT;
+}
+
+struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
+{
+        struct gr_range *range = segment->first;
+
+        if (segment->begins) {
+                size_t page = page_of(segment, ptr);
+
+                while (!segment->begins[page] || segment->begins[page]->block.ptr > ptr)
+                        page--; /* the first range begins with the first page */
+                range = segment->begins[page];
+        }
+        while (ptr >= gr_range_end(range))
+                range = range->after;
+        return range;
+}
+
+/* Sixteen classes per doubling. All ranges of the next one are larger than bytes. */
+static unsigned free_class(size_t bytes)
+{
+        unsigned log2 = 63u - (unsigned)__builtin_clzll(bytes);
+
+        return (log2 - UNIT_LOG2) * 16 + (unsigned)((bytes >> (log2 - 4)) & 15);
+}
+
+static bool comes_before(const struct gr_block *a, const struct gr_block *b)
+{
+        return a->capacity_bytes != b->capacity_bytes ? a->capacity_bytes < b->capacity_bytes : a->ptr < b->ptr;
+}
+
+static void lists_insert(struct gr_free_lists *lists, struct gr_range *range)
+{
+        unsigned class = free_class(range->block.capacity_bytes), looked_at = 0;
+        struct gr_block *block = &range->block, *after = lists->blocks[class];
+
+        while (after && looked_at++ < ORDER_LOOK && comes_before(after, block))
+                after = after->next;
+        if (after)
+                DL_PREPEND_ELEM(lists->blocks[class], after, block);
+        else
+                DL_APPEND(lists->blocks[class], block);
+        lists->filled[class / 64] |= UINT64_C(1) << class % 64;
+}
+
+static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
+{
+        unsigned class = free_class(range->block.capacity_bytes);
+        struct gr_block *block = &range->block;
+
+        DL_DELETE(lists->blocks[class], block);
+        if (!lists->blocks[class])
+                lists->filled[class / 64] &= ~(UINT64_C(1) << class % 64);
+}
+
+/* The first range of this class and those above. */
+static struct gr_range *first_from(const struct gr_free_lists *lists, unsigned class)
+{
+        for (unsigned word = class / 64; word < GR_FREE_CLASSES / 64; word++) {
+                uint64_t filled = lists->filled[word];
+
+                if (word == class / 64)
+                        filled &= UINT64_MAX << class % 64;
+                if (filled)
+                        return gr_range_of(lists->blocks[word * 64 + (unsigned)__builtin_ctzll(filled)]);
+        }
+        return NULL;
+}
+
+struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes)
+{
+        return first_from(lists, free_class(bytes));
+}
+
+struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range)
+{
+        if (range->block.next)
+                return gr_range_of(range->block.next);
+        return first_from(lists, free_class(range->block.capacity_bytes) + 1);
+}
+
+static inline bool may_serve(const struct gr_range *range, uint64_t last_epoch, uint64_t most_bytes)
+{
+        return range->block.freed_epoch <= last_epoch && (range->segment->pages || range->segment->bytes <= most_bytes);
+}
+
+static bool is_usable(const struct gr_range *range, size_t bytes, uint64_t last_epoch, uint64_t most_bytes)
+{
+        return range->block.capacity_bytes >= bytes && may_serve(range, last_epoch, most_bytes);
+}
+
+GR_HOT_CODE struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                           uint64_t most_bytes)
+{
+        struct gr_range *range = gr_range_first(lists, bytes);
+
+        for (unsigned looked_at = 0; range && !is_usable(range, bytes, last_epoch, most_bytes);)
+                range = ++looked_at == CLASS_LOOK ? first_from(lists, free_class(bytes) + 1)
+                                                  : gr_range_next(lists, range);
+        return range;
+}
+
+/* How many pages nothing else is in lie behind [ptr, ptr + bytes), inside of a free range. */
+static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
+{
+        uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
+                 end = gr_range_end(range) >> GR_PAGE_SHIFT;
+        uint64_t from = ptr >> GR_PAGE_SHIFT, to = (ptr + bytes + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT;
+
+        first = from > first ? from : first;
+        end = to < end ? to : end;
+        return end > first ? end - first : 0;
+}
+
+struct fit {
+        struct gr_range *range;
+        uint64_t at;
+        size_t opened;
+        bool ready; /* without a barrier */
+};
+
+/* Of two that open as many pages the ready one, unless it is more than twice as large. */
+static bool is_better(const struct fit *fit, const struct fit *best)
+{
+        if (fit->opened != best->opened)
+                return fit->opened < best->opened;
+        return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
+}
+
+/* Whether the best so far cannot be bettered. */
+static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
+{
+        struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
+
+        if (at + bytes > gr_range_end(range))
+                return false;
+        fit.opened = pages_opened(range, at, bytes);
+        if (!best->range || is_better(&fit, best))
+                *best = fit;
+        return best->opened == 0 && best->ready;
+}
+
+GR_HOT_CODE struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                          uint64_t most_bytes, uint64_t *ret_at)
+{
+        struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
+        struct fit fit = {0};
+
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
+                uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(&range->block.context->fence);
+
+                if ((range->segment->pages && !range->segment->small &&
+                     weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit)) ||
+                    weigh(range, ptr, bytes, ready_epoch, &fit) ||
+                    (range->block.capacity_bytes >= bytes &&
+                     weigh(range, gr_range_end(range) - bytes, bytes, ready_epoch, &fit)))
+                        break;
+                do
+                        range = gr_range_next(lists, range);
+                while (range && !may_serve(range, last_epoch, most_bytes));
+        }
+        *ret_at = fit.at;
+        return fit.range;
+}
+
+GR_HOT_CODE struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
+                                           uint64_t most_bytes)
+{
+        struct gr_range *best = gr_range_best(lists, bytes, last_epoch, most_bytes), *range = best;
+        uint64_t ready_epoch = best ? gr_fence_usable_epoch(&best->block.context->fence) : 0;
+
+        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && range->block.capacity_bytes / 2 <= bytes;
+             looked_at++) {
+                if (is_usable(range, bytes, ready_epoch, most_bytes))
+                        return range;
+                range = gr_range_next(lists, range);
+        }
+        return best;
+}
+
+static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)
+{
+        const struct gr_segment *segment = range->segment;
+
+        if (segment->small)
+                return &split->free[GR_FREE_SMALL];
+        return &split->free[!segment->pages && range->block.capacity_bytes == segment->bytes ? GR_FREE_WHOLE
+                                                                                             : GR_FREE_LARGE];
+}
+
+GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
+{
+        range->state = GR_RANGE_FREE;
+        lists_insert(lists_of(split, range), range);
+        split->free_count++;
+}
+
+GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
+{
+        lists_remove(lists_of(split, range), range);
+        split->free_count--;
+}
+
+/* A range's structure, all zero, one of those kept or a new one; NULL: out of memory. */
+static struct gr_range *structure_take(struct gr_split *split)
+{
+        struct gr_range *range = split->kept;
+
+        if (!range)
+                return gr_block_new();
+        split->kept = range->after;
+        split->kept_count--;
+        return memset(range, 0, sizeof(*range));
+}
+
+static void structure_give(struct gr_split *split, struct gr_range *range)
+{
+        if (split->kept_count >= KEPT_MOST) {
+                gr_block_free(range);
+                return;
+        }
+        range->after = split->kept;
+        split->kept = range;
+        split->kept_count++;
+}
+
+void gr_range_forget_kept(struct gr_split *split)
+{
+        struct gr_range *range;
+
+        while ((range = split->kept)) {
+                split->kept = range->after;
+                gr_block_free(range);
+        }
+        split->kept_count = 0;
+}
+
+GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after)
+{
+        if (after->segment->begins) {
+                size_t page = page_of(after->segment, after->block.ptr);
+                struct gr_range *next = after->after;
+
+                if (after->segment->begins[page] == after)
+                        after->segment->begins[page] =
+                                next && page_of(after->segment, next->block.ptr) == page ? next : NULL;
+        }
+        range->block.capacity_bytes += after->block.capacity_bytes;
+        if (after->block.freed_epoch > range->block.freed_epoch)
+                range->block.freed_epoch = after->block.freed_epoch;
+        range->after = after->after;
+        if (range->after)
+                range->after->before = range;
+        structure_give(&range->block.context->split, after);
+}
+
+/* Whether the neighbour of a range that becomes free becomes one with it; then it is in no list any more. */
+static inline bool joins(struct gr_split *split, struct gr_range *neighbour, struct gr_block **freed)
+{
+        if (!neighbour)
+                return false;
+        if (neighbour->state == GR_RANGE_FREE)
+                gr_range_leave(split, neighbour);
+        else if (neighbour->state == GR_RANGE_FREED)
+                DL_DELETE(*freed, &neighbour->block);
+        else
+                return false;
+        return true;
+}
+
+/* freed: the others that become free. */
+static void free_among(struct gr_split *split, struct gr_range *range, struct gr_block **freed)
+{
+        while (joins(split, range->after, freed))
+                gr_range_swallow(range, range->after);
+        while (joins(split, range->before, freed)) {
+                range = range->before;
+                gr_range_swallow(range, range->after);
+        }
+        gr_range_enter(split, range);
+}
+
+GR_HOT_CODE void gr_range_free(struct gr_split *split, struct gr_range *range)
+{
+        free_among(split, range, &(struct gr_block *){NULL});
+}
+
+GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *freed)
+{
+        struct gr_block *block;
+
+        while ((block = freed)) {
+                DL_DELETE(freed, block);
+                free_among(split, gr_range_of(block), &freed);
+        }
+}
+
+GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
+{
+        struct gr_range *rest = structure_take(&range->block.context->split);
+
+        if (!rest)
+                return NULL;
+        rest->block.ptr = range->block.ptr + bytes;
+        rest->block.capacity_bytes = range->block.capacity_bytes - bytes;
+        rest->block.freed_epoch = range->block.freed_epoch;
+        rest->block.context = range->block.context;
+        rest->block.flags = GR_BLOCK_SPLIT;
+        rest->segment = range->segment;
+        rest->state = range->state;
+        rest->before = range;
+        rest->after = range->after;
+        if (rest->after)
+                rest->after->before = rest;
+        range->after = rest;
+        range->block.capacity_bytes = bytes;
+        if (rest->segment->begins) {
+                struct gr_range **begins = &rest->segment->begins[page_of(rest->segment, rest->block.ptr)];
+
+                if (!*begins || (*begins)->block.ptr > rest->block.ptr)
+                        *begins = rest;
+        }
+        return rest;
+}
+
+struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes)
+{
+        struct gr_range *rest;
+
+        gr_range_leave(split, range);
+        if (at > range->block.ptr) {
+                rest = gr_range_cut(range, at - range->block.ptr);
+                gr_range_enter(split, range);
+                if (!rest)
+                        return NULL;
+                range = rest;
+        }
+        if (gr_range_end(range) > at + bytes) {
+                rest = gr_range_cut(range, bytes);
+                if (!rest) {
+                        gr_range_free(split, range);
+                        return NULL;
+                }
+                gr_range_enter(split, rest);
+        }
+        range->state = GR_RANGE_BUSY;
+        return range;
+}

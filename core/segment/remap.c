@@ -1,0 +1,176 @@
+#include "segment/remap.h"
+
+#include <utlist.h>
+
+#include "base/log.h"
+#include "core.h"
+#include "segment/extent.h"
+
+#define MOVE_BATCH   64
+#define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 and more */
+
+static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
+{
+        struct gr_block *block = &range->block;
+
+        range->state = GR_RANGE_STALE;
+        block->freed_epoch = epoch;
+        DL_APPEND(split->stale_pages, block);
+}
+
+/* An extent inside a free range. */
+struct found {
+        struct gr_range *range; /* NULL: none yet */
+        uint64_t at, bytes;
+};
+
+/*
+ * The largest extent of at most most_bytes, as each costs the same calls; of those the one in the smallest free range.
+ * Not all are looked at where there are very many.
+ */
+static struct found find_movable(const struct gr_split *split, uint64_t most_bytes)
+{
+        struct found found = {0};
+        unsigned looked_at = 0;
+
+        for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
+                const struct gr_free_lists *lists = &split->free[kind];
+                struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
+
+                for (; range; range = gr_range_next(lists, range)) {
+                        uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
+
+                        if (!gr_fence_usable(&range->block.context->fence, range->block.freed_epoch))
+                                continue;
+                        while (range->segment->pages && at < end) {
+                                const struct gr_page *extent = gr_extent_at(range->segment, at);
+                                uint64_t begin = gr_extent_ptr(range->segment, extent), bytes = gr_extent_bytes(extent);
+
+                                if (looked_at++ == EXTENTS_LOOK || found.bytes == most_bytes)
+                                        return found;
+                                if (begin >= at && begin + bytes <= end && bytes <= most_bytes && bytes > found.bytes)
+                                        found = (struct found){.range = range, .at = begin, .bytes = bytes};
+                                at = begin + bytes;
+                        }
+                }
+        }
+        return found;
+}
+
+struct move {
+        struct gr_range *from; /* busy, one extent */
+        uint64_t to;
+};
+
+/*
+ * Chooses extents to move behind the holes of a busy range. Their memory is usable, so whatever is submitted from now
+ * on runs after the work that may still use it, under whatever address.
+ */
+static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
+{
+        const struct gr_segment *heap = range->segment;
+        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
+        unsigned count = 0;
+
+        while (at < end && count < MOVE_BATCH) {
+                struct gr_range *from;
+                struct found found;
+
+                while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                found = find_movable(split, stop - at);
+                from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
+                if (from) {
+                        moves[count++] = (struct move){.from = from, .to = at};
+                        at += found.bytes;
+                        continue;
+                }
+                while (stop < end && gr_page_is_mapped(gr_page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                at = stop;
+        }
+        return count;
+}
+
+/* Maps the extent a second time, in this heap. Its old addresses stay mapped until its last work there has passed. Lock
+ * not held. */
+static bool move_one(struct gr_context *context, struct gr_segment *heap, const struct move *move)
+{
+        struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
+                       *extent = gr_page_at(heap, move->to);
+        uint64_t handle = old->handle;
+        uint32_t pages = old->pages;
+
+        if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
+                                           &handle))
+                return false;
+        *extent = (struct gr_page){.handle = handle, .freed_epoch = old->freed_epoch, .pages = pages};
+        for (uint32_t i = 1; i < pages; i++)
+                extent[i].back = i;
+        for (uint32_t i = 0; i < pages; i++)
+                old[i] = (struct gr_page){0};
+        old->stale = pages;
+        return true;
+}
+
+uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
+{
+        struct gr_split *split = &context->split;
+        struct move moves[MOVE_BATCH];
+        unsigned count, done = 0;
+
+        if (atomic_load(&split->moves_refused))
+                return hole_bytes;
+        gr_lock(&split->lock);
+        gr_split_drain(context);
+        count = moves_choose(split, range, moves);
+        gr_unlock(&split->lock);
+        while (done < count && move_one(context, range->segment, &moves[done]))
+                done++;
+        if (done < count && !atomic_exchange(&split->moves_refused, true))
+                gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
+        gr_lock(&split->lock);
+        for (unsigned i = 0; i < count; i++) {
+                struct gr_range *from = moves[i].from;
+
+                if (i < done) {
+                        hole_bytes -= from->block.capacity_bytes;
+                        gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
+                        stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);
+                } else {
+                        gr_pages_settle(split, from, GR_RANGE_FREE);
+                }
+        }
+        gr_unlock(&split->lock);
+        return hole_bytes;
+}
+
+void gr_remap_reap(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block, *next, *idle = NULL;
+
+        /* Wherever they stand: memory at whose new address all is done may go back, and with it its charge, while one
+         * that moved before is still at work. An address left behind would keep it on the card. */
+        DL_FOREACH_SAFE (split->stale_pages, block, next)
+                if (gr_fence_idle(&context->fence, block->freed_epoch)) {
+                        DL_DELETE(split->stale_pages, block);
+                        gr_range_of(block)->state = GR_RANGE_BUSY;
+                        DL_APPEND(idle, block);
+                }
+        while ((block = idle)) {
+                struct gr_range *range = gr_range_of(block);
+                int rc;
+
+                DL_DELETE(idle, block);
+                split->busy++;
+                gr_unlock(&split->lock);
+                rc = context->core->driver->mem_unmap(context->handle, block->ptr, block->capacity_bytes, GR_NO_HANDLE);
+                gr_lock(&split->lock);
+                split->busy--;
+                if (rc) /* these addresses are lost */
+                        continue;
+                gr_page_at(range->segment, block->ptr)->stale = 0;
+                gr_pages_settle(split, range, GR_RANGE_FREE);
+        }
+}

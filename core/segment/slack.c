@@ -1,0 +1,215 @@
+#include "segment/slack.h"
+
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "core.h"
+#include "reclaim/trim.h"
+
+#define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
+#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
+#define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
+#define CREDIT_SHARE      32 /* of all time, to be spent on better fits; to unmap what moved takes about as much again */
+#define CREDIT_DEBT_NS    UINT64_C(20000000) /* so much overspent, and more footprint is the lesser evil, ... */
+#define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
+#define AUTO_SLACK_SHARE  4                  /* the same two for GR_POOL_AUTO, which is to cost less time */
+#define AUTO_DEBT_SHARE   2
+#define AUTO_BINS_SHARE   8                    /* auto: above it, what bins hold from before the move goes back, ... */
+#define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* ... unless it is less */
+#define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
+#define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
+
+/* Adds what the time since the last call earned. The split's lock is held. */
+static void add_credit(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = context->core->driver->now_ns();
+
+        if (split->credit_at_ns == 0)
+                split->credit_ns = CREDIT_MOST_NS;
+        else if (now_ns > split->credit_at_ns)
+                split->credit_ns += (int64_t)((now_ns - split->credit_at_ns) / CREDIT_SHARE);
+        if (split->credit_ns > (int64_t)CREDIT_MOST_NS)
+                split->credit_ns = CREDIT_MOST_NS;
+        split->credit_at_ns = now_ns;
+}
+
+uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        unsigned shift; /* 3 to 0 as the credit runs down: 1/8 too large, 1/4, 1/2, twice */
+
+        add_credit(context);
+        if (split->credit_ns <= 0)
+                return UINT64_MAX;
+        shift = (unsigned)((uint64_t)split->credit_ns * 4 / (CREDIT_MOST_NS + 1));
+        return gr_round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
+}
+
+static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
+{
+        bool in_debt = credit_ns < -(int64_t)CREDIT_DEBT_NS;
+
+        if (context->core->config.pool == GR_POOL_AUTO)
+                return in_debt ? AUTO_DEBT_SHARE : AUTO_SLACK_SHARE;
+        return in_debt ? DEBT_SLACK_SHARE : SLACK_SHARE;
+}
+
+/* How much the device's footprint would pass a share above a peak of live memory if it grew so much for a request. */
+static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
+                      uint64_t share)
+{
+        uint64_t charged = atomic_load(&device->reserved_bytes), line;
+
+        peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
+        line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
+        return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
+}
+
+/* The same for what live memory ever needed. */
+static uint64_t above_line(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, uint64_t share)
+{
+        struct gr_device *device = context->device;
+
+        return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes, share);
+}
+
+/* The same for what growth may lift it to. */
+static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
+{
+        return above_line(context, request_bytes, growth_bytes, slack_share(context, credit_ns));
+}
+
+/* What bins hold from before a move to split is asked back before it is in the way; not in this thread: see trim. */
+static void clear_bins(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        struct gr_core *core = context->core;
+        uint64_t bytes;
+
+        if (core->config.pool != GR_POOL_AUTO || !core->wake)
+                return;
+        bytes = gr_min(above_line(context, request_bytes, growth_bytes, AUTO_BINS_SHARE), gr_arenas_cached(context));
+        if (bytes < BINS_LEAST_BYTES)
+                return;
+        atomic_store(&context->split.unwanted_bytes, bytes);
+        core->wake(core);
+}
+
+/* What is left of the credit after so much time was spent. */
+static int64_t credit(struct gr_context *context, uint64_t spent_ns)
+{
+        struct gr_split *split = &context->split;
+        int64_t left;
+
+        gr_lock(&split->lock);
+        add_credit(context);
+        split->credit_ns -= (int64_t)spent_ns;
+        left = split->credit_ns;
+        gr_unlock(&split->lock);
+        return left;
+}
+
+/*
+ * What bins hold goes only where it is worth the calls, and behind no barrier whose work still runs: there the driver
+ * would have this thread wait for it.
+ */
+static void trim(struct gr_context *context, uint64_t want_bytes)
+{
+        uint64_t gone = gr_split_trim(context, want_bytes);
+
+        if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
+            gr_fence_idle(&context->fence, gr_fence_usable_epoch(&context->fence)))
+                gr_trim(context, want_bytes - gone);
+}
+
+static bool has_surplus(struct gr_split *split)
+{
+        bool has;
+
+        gr_lock(&split->lock);
+        has = (split->heaps[0] || split->heaps[1]) && split->surplus_bytes > 0;
+        gr_unlock(&split->lock);
+        return has;
+}
+
+/* What the memory is, where the footprint is about to pass its bound; not for every page. */
+static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
+{
+        struct gr_split *split = &context->split;
+        uint64_t charged = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
+
+        gr_lock(&split->lock);
+        split->waited_ns += waited_ns;
+        if (gr_log_enabled(GR_LOG_DEBUG) && above > 0 && charged + growth_bytes > split->told_bytes) {
+                split->told_bytes = charged + charged / TELL_SHARE;
+                gr_log(GR_LOG_DEBUG,
+                       "split grows by %" PRIu64 " MiB, %" PRIu64 " above its bound: %" PRIu64
+                       " MiB charged, live %" PRIu64 ", its peak %" PRIu64 ", waiting %" PRIu64 ", wholly free %" PRIu64
+                       ", pinned %" PRIu64 "; credit %" PRId64 " us, waited %" PRIu64 " us, barriers %s",
+                       growth_bytes / mib, above / mib, charged / mib, gr_budget_live(context->device) / mib,
+                       atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
+                       split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
+                       split->credit_ns / 1000, split->waited_ns / 1000,
+                       gr_fence_barrier_is_cheap(context) ? "free" : "dear");
+        }
+        gr_unlock(&split->lock);
+}
+
+bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        return above_bound(context, request_bytes, growth_bytes, 0) > 0;
+}
+
+bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        return above(context->device, gr_budget_recent_peak(context->device), request_bytes, growth_bytes,
+                     slack_share(context, 0)) > 0;
+}
+
+bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        clear_bins(context, request_bytes, growth_bytes);
+        return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
+               above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
+}
+
+void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
+{
+        credit(context, spent_ns);
+}
+
+/*
+ * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
+ * lost nothing: that costs no credit.
+ */
+bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t begin_ns = driver->now_ns(), waited_ns = 0, above;
+        int64_t credit_ns;
+        int rc = 0;
+
+        clear_bins(context, request_bytes, growth_bytes); /* without a heap nobody asked gr_slack_has_room */
+        if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
+                return true;
+        credit_ns = credit(context, 0);
+        above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        if (above > 0) {
+                gr_fence_close(context);
+                gr_fence_poll(context);
+                trim(context, above);
+                above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        }
+        while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(&context->split)) {
+                uint64_t wait_ns = driver->now_ns();
+
+                rc = gr_fence_wait_oldest(context, begin_ns + WAIT_MOST_NS);
+                waited_ns += driver->now_ns() - wait_ns;
+                if (rc == 0)
+                        trim(context, above);
+                above = above_bound(context, request_bytes, growth_bytes, credit_ns);
+        }
+        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context) ? waited_ns : 0));
+        tell(context, growth_bytes, above, waited_ns);
+        return above == 0;
+}

@@ -1,0 +1,205 @@
+#include "driver/nvml.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
+#define PROCESSES         64
+#define TRIES             4 /* processes may come while we ask how many there are */
+
+/* Of the second and third form of the call; in the first the last two are missing. */
+struct process {
+        unsigned pid;
+        unsigned long long used;
+        unsigned gpu_instance, compute_instance;
+};
+
+struct nvml {
+        bool found;
+        int (*by_uuid)(const char *uuid, void **ret_device);
+        int (*by_index)(unsigned index, void **ret_device);
+        int (*uuid)(void *device, char *ret, unsigned length);
+        int (*memory)(void *device, struct gr_nvml_memory *ret);
+        int (*processes)(void *device, unsigned *count, struct process *ret);
+};
+
+static struct nvml nvml; /* constant once sought is true */
+static _Atomic bool sought;
+
+void *(*gr_nvml_dlsym)(void *library, const char *name) = dlsym;
+
+static void find(struct nvml *ret)
+{
+        void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+        int (*init)(void);
+
+        if (!library) {
+                dlerror(); /* no error of the program's */
+                return;
+        }
+        *(void **)&init = gr_nvml_dlsym(library, "nvmlInit_v2");
+        *(void **)&ret->by_uuid = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&ret->by_index = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&ret->uuid = gr_nvml_dlsym(library, "nvmlDeviceGetUUID");
+        *(void **)&ret->memory = gr_nvml_dlsym(library, "nvmlDeviceGetMemoryInfo");
+        *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        if (!ret->processes)
+                *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+        dlerror();
+        ret->found = init && ret->by_uuid && ret->by_index && ret->uuid && ret->memory && init() == 0;
+}
+
+bool gr_nvml_find(void)
+{
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        int saved_errno = errno;
+        struct nvml found = {0};
+
+        if (!atomic_load_explicit(&sought, memory_order_acquire)) {
+                /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+                find(&found);
+                pthread_mutex_lock(&lock);
+                if (!atomic_load(&sought))
+                        nvml = found;
+                atomic_store_explicit(&sought, true, memory_order_release);
+                pthread_mutex_unlock(&lock);
+        }
+        errno = saved_errno;
+        return nvml.found;
+}
+
+int gr_nvml_device(const char *uuid, void **ret_device)
+{
+        static const char *const kinds[] = {"GPU-", "MIG-"};
+        char text[64];
+
+        if (!gr_nvml_find())
+                return -ENOTSUP;
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+                snprintf(text, sizeof(text), "%s%s", kinds[i], uuid);
+                if (nvml.by_uuid(text, ret_device) == 0)
+                        return 0;
+        }
+        return -ENODEV;
+}
+
+/* Index, UUID, or the beginning of a UUID, as CUDA_VISIBLE_DEVICES has it. */
+static bool find_named(const char *name, void **ret_device)
+{
+        char text[96], *end;
+        unsigned long index = strtoul(name, &end, 10);
+
+        if (name[0] >= '0' && name[0] <= '9' && !*end)
+                return index < UINT_MAX && nvml.by_index((unsigned)index, ret_device) == 0;
+        if (nvml.by_uuid(name, ret_device) == 0)
+                return true;
+        for (unsigned i = 0; name[0] && nvml.by_index(i, ret_device) == 0; i++)
+                if (nvml.uuid(*ret_device, text, sizeof(text)) == 0 && strncmp(text, name, strlen(name)) == 0)
+                        return true;
+        return false;
+}
+
+int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37])
+{
+        char text[96] = "";
+        void *device;
+
+        if (!gr_nvml_find())
+                return -ENOTSUP;
+        if (!find_named(name, &device) || nvml.uuid(device, text, sizeof(text)) != 0 || strlen(text) < 40)
+                return -ENODEV;
+        memcpy(ret_uuid, text + 4, 36); /* after "GPU-" */
+        ret_uuid[36] = '\0';
+        *ret_device = device;
+        return 0;
+}
+
+int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
+{
+        struct gr_nvml_memory memory;
+
+        if (!gr_nvml_find() || nvml.memory(device, &memory) != 0)
+                return -ENOTSUP;
+        *ret = memory;
+        return 0;
+}
+
+/* 0, with *ret_count of *ret_list, which is few (of PROCESSES) or, where that is too short, for free(). */
+static int list_processes(void *device, struct process *few, struct process **ret_list, unsigned *ret_count)
+{
+        struct process *list = few;
+        unsigned room = PROCESSES, count = PROCESSES;
+        int result;
+
+        if (!gr_nvml_find() || !nvml.processes)
+                return -ENOTSUP;
+        result = nvml.processes(device, &count, list);
+        for (int i = 0; result == INSUFFICIENT_SIZE && i < TRIES; i++) {
+                room = count = 2 * (count > room ? count : room);
+                if (list != few)
+                        free(list);
+                list = calloc(room, sizeof(*list));
+                if (!list)
+                        return -ENOMEM;
+                result = nvml.processes(device, &count, list);
+        }
+        if (result != 0) {
+                if (list != few)
+                        free(list);
+                return -ENOTSUP;
+        }
+        *ret_list = list;
+        *ret_count = count < room ? count : room;
+        return 0;
+}
+
+int gr_nvml_processes(void *device, struct gr_nvml_use **ret_list, size_t *ret_count)
+{
+        struct process few[PROCESSES], *list;
+        struct gr_nvml_use *uses = NULL;
+        unsigned count;
+        int rc = list_processes(device, few, &list, &count);
+
+        if (rc)
+                return rc;
+        if (count > 0) {
+                uses = calloc(count, sizeof(*uses));
+                rc = uses ? 0 : -ENOMEM;
+        }
+        for (unsigned i = 0; uses && i < count; i++)
+                uses[i] = (struct gr_nvml_use){list[i].pid, list[i].used == ~0ull ? UINT64_MAX : list[i].used};
+        if (list != few)
+                free(list);
+        if (rc == 0) {
+                *ret_list = uses;
+                *ret_count = count;
+        }
+        return rc;
+}
+
+int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes)
+{
+        struct process few[PROCESSES], *list;
+        unsigned count;
+        int rc = list_processes(device, few, &list, &count);
+
+        if (rc)
+                return rc;
+        rc = -ESRCH;
+        for (unsigned i = 0; i < count; i++)
+                if (list[i].pid == pid && list[i].used != ~0ull) { /* all ones: the driver does not say */
+                        *ret_bytes = list[i].used;
+                        rc = 0;
+                        break;
+                }
+        if (list != few)
+                free(list);
+        return rc;
+}

@@ -1,0 +1,545 @@
+/*
+ * The real driver as core/ sees it. Only driver functions are called, never the runtime: a framework must not find an
+ * error that we left behind. Facts of driver 580, measured on an H200: record, wait, query, cuMemFree and
+ * cuMemFreeAsync need no current context; creating events and streams, cuMemGetInfo and cuCtxSynchronize do.
+ */
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/hash.h"
+#include "shim.h"
+
+#define DRAIN_BYTES    4096
+#define READY_TRIES    100
+#define READY_PAUSE_NS UINT64_C(1000000)
+
+/* Our stream in a context, for memory that goes back: non-blocking, so in nobody's way. */
+struct release_stream {
+        UT_hash_handle hh;
+        CUcontext context; /* key */
+        CUstream stream;
+};
+
+static struct release_stream *streams; /* guarded by streams_lock */
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct gr_driver gr_driver;
+
+/* The answers to a call that a capture forbids. */
+static bool because_of_capture(CUresult result)
+{
+        return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
+int gr_errno(CUresult result)
+{
+        switch (result) {
+        case CUDA_SUCCESS:
+                return 0;
+        case CUDA_ERROR_OUT_OF_MEMORY:
+                return -ENOMEM;
+        case CUDA_ERROR_NOT_READY:
+                return -EAGAIN;
+        default:
+                return gr_driver_error((int)result);
+        }
+}
+
+/* As gr_errno, for calls that can wait until a capture is over. */
+static int to_errno_or_busy(CUresult result)
+{
+        return because_of_capture(result) ? -EBUSY : gr_errno(result);
+}
+
+CUresult gr_result_of(int rc)
+{
+        switch (rc) {
+        case -ENOMEM:
+        case -EDQUOT:
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        case -EALREADY: /* what the driver says of a pointer freed twice */
+                return CUDA_ERROR_INVALID_VALUE;
+        default:
+                return gr_driver_code(rc) ? (CUresult)gr_driver_code(rc) : CUDA_ERROR_UNKNOWN;
+        }
+}
+
+CUstreamCaptureMode gr_capture_relax(void)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+        if (gr_real.cuThreadExchangeStreamCaptureMode)
+                gr_real.cuThreadExchangeStreamCaptureMode(&mode);
+        return mode;
+}
+
+void gr_capture_restore(CUstreamCaptureMode mode)
+{
+        if (gr_real.cuThreadExchangeStreamCaptureMode)
+                gr_real.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/*
+ * A driver that has yet to finish something by itself may say NOT_READY where it does what it was asked a moment later
+ * (cuMemSetAccess has been seen to). It is asked again, for a moment.
+ */
+static bool is_ready(CUresult result, unsigned *tries)
+{
+        if (result != CUDA_ERROR_NOT_READY || ++*tries > READY_TRIES)
+                return true;
+        gr_driver.sleep_ns(READY_PAUSE_NS);
+        return false;
+}
+
+#define ONCE_READY(result, call)                                                                                       \
+        do {                                                                                                           \
+                unsigned tries = 0;                                                                                    \
+                                                                                                                       \
+                do                                                                                                     \
+                        (result) = (call);                                                                             \
+                while (!is_ready((result), &tries));                                                                   \
+        } while (0)
+
+/* The error of an allocation, which the ladder tries again. */
+static int to_errno_of_memory(CUresult result)
+{
+        return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno(result);
+}
+
+/* Makes context current; false where that fails, and then there is nothing to leave. */
+static bool enter(void *context)
+{
+        return gr_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+static void leave(void)
+{
+        CUcontext context;
+
+        gr_real.cuCtxPopCurrent_v2(&context);
+}
+
+/* Kernels that were launched meanwhile may have brought code and local memory with them. */
+static void look_beside(void)
+{
+        struct gr_context *current = gr_current_context();
+
+        if (current)
+                gr_overhead_look(current->device, GR_OVERHEAD_AGE_NS);
+}
+
+static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUdeviceptr ptr;
+        CUresult result;
+
+        gr_neighbour_retry();
+        ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
+        (void)context; /* current already, or a green context that shares its memory */
+        if (result == CUDA_SUCCESS) {
+                *ret_ptr = ptr;
+                if (gr_overhead_counted())
+                        look_beside();
+        }
+        return to_errno_of_memory(result);
+}
+
+static int driver_mem_free(uint64_t ptr)
+{
+        CUresult result = gr_real.cuMemFree_v2(ptr);
+
+        gr_neighbour_beat();
+        return gr_errno(result);
+}
+
+/* The stream for returning memory of context, made at its first use. NULL: none to be had. */
+static CUstream release_stream(void *context)
+{
+        struct release_stream *entry;
+        CUstream stream = NULL;
+
+        pthread_mutex_lock(&streams_lock);
+        HASH_FIND_PTR(streams, &context, entry);
+        if (entry) {
+                stream = entry->stream;
+        } else if (enter(context)) {
+                entry = calloc(1, sizeof(*entry));
+                if (entry && gr_real.cuStreamCreate(&entry->stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) {
+                        entry->context = context;
+                        HASH_ADD_PTR(streams, context, entry);
+                        stream = entry->stream;
+                        if (!entry->hh.tbl) /* used this once, then lost */
+                                free(entry);
+                } else {
+                        free(entry);
+                }
+                leave();
+        }
+        pthread_mutex_unlock(&streams_lock);
+        return stream;
+}
+
+void gr_driver_forget(CUcontext context)
+{
+        struct release_stream *entry;
+
+        pthread_mutex_lock(&streams_lock);
+        HASH_FIND_PTR(streams, &context, entry);
+        if (entry) {
+                HASH_DEL(streams, entry);
+                free(entry);
+        }
+        pthread_mutex_unlock(&streams_lock);
+}
+
+/*
+ * cuMemFreeAsync also takes what cuMemAlloc gave. On a stream of our own it waits for no other stream, and once that
+ * stream is synchronised the memory is back (64 MiB in 0.1 ms beside a running kernel).
+ */
+static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done)
+{
+        CUstreamCaptureMode mode;
+        CUresult result = CUDA_SUCCESS;
+        CUstream stream;
+        size_t done = 0;
+
+        *ret_done = 0;
+        if (!gr_real.cuMemFreeAsync)
+                return -ENOTSUP;
+        mode = gr_capture_relax();
+        stream = release_stream(context);
+        if (!stream) {
+                gr_capture_restore(mode);
+                return -ENOTSUP;
+        }
+        while (done < count && result == CUDA_SUCCESS) {
+                result = gr_real.cuMemFreeAsync(ptrs[done], stream);
+                done += result == CUDA_SUCCESS;
+                gr_neighbour_beat();
+        }
+        /* What the host has not seen done the driver keeps, and nobody would ask for it again. */
+        if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
+                gr_real.cuStreamSynchronize(stream);
+        gr_capture_restore(mode);
+        *ret_done = done;
+        return gr_errno(result);
+}
+
+static CUmemAllocationProp mapped_prop(int device)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+        int capable = 0;
+
+        /* As all memory of cuMemAlloc is, where the device can. */
+        if (gr_real.cuDeviceGetAttribute &&
+            gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                         device) == CUDA_SUCCESS &&
+            capable)
+                prop.allocFlags.gpuDirectRDMACapable = 1;
+        return prop;
+}
+
+/*
+ * Only where the process sees one device: mapped memory is a peer's only where it was told so range by range, while
+ * copies between devices reach all of cuMemAlloc's.
+ */
+static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUmemAllocationProp prop;
+        size_t granularity = 0;
+        int devices = 0, supported = 0;
+        CUdeviceptr ptr;
+        CUdevice dev;
+        CUresult result;
+
+        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices != 1 || !enter(context))
+                return -ENOTSUP;
+        result = gr_real.cuCtxGetDevice(&dev);
+        leave();
+        if (result != CUDA_SUCCESS ||
+            gr_real.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, dev) !=
+                    CUDA_SUCCESS ||
+            !supported)
+                return -ENOTSUP;
+        prop = mapped_prop(dev);
+        if (gr_real.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
+                    CUDA_SUCCESS ||
+            granularity > GR_PAGE_BYTES)
+                return -ENOTSUP;
+        result = gr_real.cuMemAddressReserve(&ptr, bytes, GR_PAGE_BYTES, 0, 0);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = ptr;
+        return gr_errno(result);
+}
+
+static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
+{
+        gr_real.cuMemAddressFree(ptr, bytes);
+}
+
+/*
+ * One at a time: two threads that take two mappings of one handle away, or one of them and the handle, corrupt the
+ * driver's own heap (H200, driver 580, November 2026: one in three soaks of 4 s ended in "double free").
+ */
+static pthread_mutex_t mappings = PTHREAD_MUTEX_INITIALIZER;
+
+static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
+{
+        CUmemAllocationProp prop = mapped_prop(device);
+        CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUmemGenericAllocationHandle memory = *handle;
+        CUresult result = CUDA_SUCCESS;
+
+        (void)context;
+        gr_neighbour_retry();
+        if (!*handle)
+                ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
+        if (result != CUDA_SUCCESS)
+                return to_errno_of_memory(result);
+        pthread_mutex_lock(&mappings);
+        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
+        if (result == CUDA_SUCCESS) {
+                ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, &access, 1));
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(ptr, bytes);
+        }
+        if (result != CUDA_SUCCESS && !*handle)
+                gr_real.cuMemRelease(memory);
+        else
+                *handle = memory;
+        pthread_mutex_unlock(&mappings);
+        return to_errno_of_memory(result);
+}
+
+static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+        bool entered = context && enter(context);
+        CUresult result;
+
+        pthread_mutex_lock(&mappings);
+        ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
+        if (result == CUDA_SUCCESS && handle)
+                gr_real.cuMemRelease(handle);
+        pthread_mutex_unlock(&mappings);
+        if (entered)
+                leave();
+        gr_capture_restore(mode);
+        gr_neighbour_beat();
+        return gr_errno(result);
+}
+
+static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
+{
+        size_t free_bytes, total_bytes;
+        CUresult result;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        result = gr_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+        leave();
+        if (result == CUDA_SUCCESS) {
+                *ret_free_bytes = free_bytes;
+                *ret_total_bytes = total_bytes;
+        }
+        return gr_errno(result);
+}
+
+static int driver_event_create(void *context, void **ret_event)
+{
+        CUevent event;
+        CUresult result;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        result = gr_real.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+        leave();
+        if (result == CUDA_SUCCESS)
+                *ret_event = event;
+        return gr_errno(result);
+}
+
+static void driver_event_destroy(void *context, void *event)
+{
+        (void)context;
+        gr_real.cuEventDestroy_v2(event);
+}
+
+static int driver_event_query(void *event)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+        CUresult result = gr_real.cuEventQuery(event);
+
+        gr_capture_restore(mode);
+        return gr_errno(result);
+}
+
+static int driver_context_record(void *context, void *event)
+{
+        return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
+}
+
+static int driver_context_wait(void *context, void *event)
+{
+        return to_errno_or_busy(gr_real.cuCtxWaitEvent(context, event));
+}
+
+static int driver_context_sync(void *context)
+{
+        CUstreamCaptureMode mode;
+        CUresult result;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax(); /* a capture in another context is no matter of ours */
+        result = gr_real.cuCtxSynchronize();
+        gr_capture_restore(mode);
+        leave();
+        return to_errno_or_busy(result);
+}
+
+/*
+ * The driver waits for every running kernel before it lets go of pinned memory, whatever is being captured. A page of
+ * the host's, as there may be none left on the device.
+ */
+static int driver_context_drain(void *context)
+{
+        CUstreamCaptureMode mode;
+        CUresult result;
+        void *page;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax();
+        result = gr_real.cuMemHostAlloc(&page, DRAIN_BYTES, 0);
+        if (result == CUDA_SUCCESS)
+                result = gr_real.cuMemFreeHost(page);
+        gr_capture_restore(mode);
+        leave();
+        return gr_errno(result);
+}
+
+static void driver_refresh_pools(int device)
+{
+        gr_async_refresh(&gr_core.devices[device]);
+}
+
+static int driver_trim_pools(void *context, int device)
+{
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        gr_async_trim(&gr_core.devices[device]);
+        leave();
+        /* Code and stacks may have gone, too. The figure falls with the second look only. */
+        for (int i = 0; i < 2 && gr_overhead_counted(); i++)
+                gr_overhead_look(&gr_core.devices[device], 0);
+        return 0;
+}
+
+/* Known to every context; with unified addressing, which every 64-bit driver has, under one address for host and
+ * device. */
+static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
+{
+        CUstreamCaptureMode mode;
+        CUdeviceptr ptr = 0;
+        CUresult result;
+        void *host;
+
+        (void)context;
+        if (!gr_real.cuMemHostAlloc || !gr_real.cuMemHostGetDevicePointer_v2 || !gr_real.cuMemFreeHost)
+                return -ENOTSUP;
+        mode = gr_capture_relax();
+        result = gr_real.cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (result == CUDA_SUCCESS &&
+            (gr_real.cuMemHostGetDevicePointer_v2(&ptr, host, 0) != CUDA_SUCCESS || ptr != (CUdeviceptr)host)) {
+                gr_real.cuMemFreeHost(host);
+                result = CUDA_ERROR_NOT_SUPPORTED;
+        }
+        gr_capture_restore(mode);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = ptr;
+        return gr_errno(result);
+}
+
+static int driver_host_free(void *context, uint64_t ptr)
+{
+        CUstreamCaptureMode mode;
+        CUresult result;
+
+        if (!enter(context))
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        mode = gr_capture_relax();
+        result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
+        gr_capture_restore(mode);
+        leave();
+        return gr_errno(result);
+}
+
+static void driver_trim_malloc(void)
+{
+#ifdef __GLIBC__
+        malloc_trim(0);
+#endif
+}
+
+static uint64_t driver_now_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void driver_sleep_ns(uint64_t ns)
+{
+        struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+
+        int cancel;
+
+        gr_neighbour_beat();
+        /* A thread that is cancelled must not end here, with locks of ours held. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        nanosleep(&pause, NULL);
+        pthread_setcancelstate(cancel, NULL);
+}
+
+void gr_driver_init(void)
+{
+        bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
+        bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
+                      gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
+                      gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
+
+        gr_driver = (struct gr_driver){
+                .mem_alloc = driver_mem_alloc,
+                .mem_free = driver_mem_free,
+                .mem_release = driver_mem_release,
+                .mem_reserve = mapped ? driver_mem_reserve : NULL,
+                .mem_unreserve = driver_mem_unreserve,
+                .mem_map = driver_mem_map,
+                .mem_unmap = driver_mem_unmap,
+                .mem_info = driver_mem_info,
+                .event_create = driver_event_create,
+                .event_destroy = driver_event_destroy,
+                .event_query = driver_event_query,
+                .context_record = fences ? driver_context_record : NULL,
+                .context_wait = fences ? driver_context_wait : NULL,
+                .context_sync = driver_context_sync,
+                .context_drain =
+                        gr_real.cuMemHostAlloc && gr_real.cuMemFreeHost && gr_real.cuThreadExchangeStreamCaptureMode
+                                ? driver_context_drain
+                                : NULL,
+                .refresh_pools = driver_refresh_pools,
+                .trim_pools = driver_trim_pools,
+                .trim_host_pools = gr_async_trim_host,
+                .host_alloc = driver_host_alloc,
+                .host_free = driver_host_free,
+                .trim_malloc = driver_trim_malloc,
+                .now_ns = driver_now_ns,
+                .sleep_ns = driver_sleep_ns,
+        };
+}

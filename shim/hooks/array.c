@@ -1,0 +1,215 @@
+/*
+ * Arrays and mipmapped arrays. The driver does not say what one takes (cuArrayGetMemoryRequirements answers for
+ * deferred ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, these in blocks of up to 16, one above
+ * the other, fewer where there are fewer rows; all of it in steps of 64 KiB, and above 1 MiB of 2 MiB. One of 8200 x
+ * 129 texels of 16 bytes so takes 34 MiB, and not 18; one of 4096 x 3072 of 4 bytes in 8 levels 66, and not 64 (equal
+ * to the MiB for six shapes, H200, driver 580). With slices the blocks are less high and some slices deep: 300 x 130 x
+ * 65 texels of 4 bytes take 14 MiB, which 4 tiles by 8 slices would; what is known allows no less of either.
+ * Sparse and deferred ones take nothing by themselves: what is mapped into them was charged when it was created.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+#define TILE_BYTES UINT64_C(64)
+#define TILE_ROWS  UINT64_C(8)
+#define MOST_TILES UINT64_C(16) /* of a block, ... */
+#define DEEP_TILES UINT64_C(4)  /* ... with slices, of which it has ... */
+#define MOST_DEEP  UINT64_C(8)  /* ... so many */
+#define STEP_BYTES (UINT64_C(64) << 10)
+
+struct request {
+        CUarray array;
+        CUmipmappedArray mipmapped;
+        const CUDA_ARRAY_DESCRIPTOR *flat;
+        const CUDA_ARRAY3D_DESCRIPTOR *deep;
+        unsigned int levels;
+};
+
+static uint64_t round_up(uint64_t value, uint64_t step)
+{
+        return (value + step - 1) / step * step;
+}
+
+static uint64_t at_least_one(uint64_t value)
+{
+        return value ? value : 1;
+}
+
+/* Of one channel. Compressed formats have less: too much is counted. */
+static uint64_t channel_bytes(CUarray_format format)
+{
+        switch (format) {
+        case CU_AD_FORMAT_UNSIGNED_INT8:
+        case CU_AD_FORMAT_SIGNED_INT8:
+                return 1;
+        case CU_AD_FORMAT_UNSIGNED_INT16:
+        case CU_AD_FORMAT_SIGNED_INT16:
+        case CU_AD_FORMAT_HALF:
+                return 2;
+        default:
+                return 4;
+        }
+}
+
+/* Whole blocks for so many: of the size, a power of two up to most, that is the first to hold them all. */
+static uint64_t in_blocks(uint64_t count, uint64_t most)
+{
+        uint64_t block = 1;
+
+        while (block < most && block < count)
+                block *= 2;
+        return round_up(count, block);
+}
+
+/* Zero for a shape that the driver will refuse. */
+static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+{
+        uint64_t width = shape->Width, height = shape->Height, depth = at_least_one(shape->Depth), bytes = 0;
+        bool layered = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+
+        if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) || width > UINT32_MAX ||
+            height > UINT32_MAX || depth > UINT32_MAX || shape->NumChannels > 4)
+                return 0;
+        for (unsigned int level = 0; level < at_least_one(levels) && level < 32; level++) {
+                uint64_t row =
+                        round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels, TILE_BYTES);
+                uint64_t tiles = round_up(at_least_one(height), TILE_ROWS) / TILE_ROWS, slices = depth, rows, size;
+                bool deep = !layered && depth > 1;
+
+                rows = height <= 1 ? 1 : in_blocks(tiles, deep ? DEEP_TILES : MOST_TILES) * TILE_ROWS;
+                if (deep)
+                        slices = in_blocks(depth, MOST_DEEP);
+                if (__builtin_mul_overflow(row * rows, slices, &size) || size > GR_BLOCK_MAX_BYTES)
+                        return 0;
+                bytes += size;
+                width /= 2;
+                height /= 2;
+                if (!layered)
+                        depth = at_least_one(depth / 2);
+        }
+        return bytes <= GR_SMALL_MAX_BYTES ? round_up(bytes, STEP_BYTES) : gr_footprint_bytes(bytes);
+}
+
+static int create_flat(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuArrayCreate_v2(&request->array, request->flat));
+}
+
+static int create_deep(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuArray3DCreate_v2(&request->array, request->deep));
+}
+
+static int create_mipmapped(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
+}
+
+static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_allocate *create,
+                       struct request *request)
+{
+        int saved_errno = errno;
+        int rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
+
+        if (rc == 0)
+                gr_accounted_add(
+                        &gr_core, context->device, GR_MEMORY_ARRAY,
+                        (uint64_t)(uintptr_t)(request->array ? (void *)request->array : (void *)request->mipmapped),
+                        context->handle, bytes);
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DESCRIPTOR *descriptor)
+{
+        struct request request = {.flat = descriptor};
+        struct gr_context *context = NULL;
+        uint64_t bytes = 0;
+        CUresult result;
+
+        if (gr_shim_ready() && gr_real.cuArrayCreate_v2 && handle && descriptor) {
+                const CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = descriptor->Width,
+                                                       .Height = descriptor->Height,
+                                                       .Format = descriptor->Format,
+                                                       .NumChannels = descriptor->NumChannels};
+
+                bytes = footprint(&shape, 1);
+                context = gr_current_context();
+        }
+        if (!context || !bytes)
+                return GR_REAL(cuArrayCreate_v2, handle, descriptor);
+        result = charge(context, bytes, create_flat, &request);
+        if (result == CUDA_SUCCESS)
+                *handle = request.array;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
+{
+        struct request request = {.deep = descriptor};
+        struct gr_context *context = NULL;
+        uint64_t bytes = 0;
+        CUresult result;
+
+        if (gr_shim_ready() && gr_real.cuArray3DCreate_v2 && handle && descriptor) {
+                bytes = footprint(descriptor, 1);
+                context = gr_current_context();
+        }
+        if (!context || !bytes)
+                return GR_REAL(cuArray3DCreate_v2, handle, descriptor);
+        result = charge(context, bytes, create_deep, &request);
+        if (result == CUDA_SUCCESS)
+                *handle = request.array;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, const CUDA_ARRAY3D_DESCRIPTOR *descriptor,
+                                                  unsigned int levels)
+{
+        struct request request = {.deep = descriptor, .levels = levels};
+        struct gr_context *context = NULL;
+        uint64_t bytes = 0;
+        CUresult result;
+
+        if (gr_shim_ready() && gr_real.cuMipmappedArrayCreate && handle && descriptor) {
+                bytes = footprint(descriptor, levels);
+                context = gr_current_context();
+        }
+        if (!context || !bytes)
+                return GR_REAL(cuMipmappedArrayCreate, handle, descriptor, levels);
+        result = charge(context, bytes, create_mipmapped, &request);
+        if (result == CUDA_SUCCESS)
+                *handle = request.mipmapped;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
+{
+        struct gr_accounted *entry = NULL;
+        CUresult result;
+
+        if (gr_shim_ready() && array)
+                entry = gr_accounted_take(&gr_core, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
+        result = GR_REAL(cuArrayDestroy, array);
+        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
+{
+        struct gr_accounted *entry = NULL;
+        CUresult result;
+
+        if (gr_shim_ready() && mipmapped)
+                entry = gr_accounted_take(&gr_core, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);
+        result = GR_REAL(cuMipmappedArrayDestroy, mipmapped);
+        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        return result;
+}

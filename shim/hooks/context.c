@@ -1,0 +1,700 @@
+/* Contexts: which pool a call belongs to, and what becomes of it when a context ends. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shim.h"
+
+#define ENDED_LOOK_NS 10000
+#define ALIASES_MAX   256 /* contexts that share another's memory: green contexts that nobody was seen making */
+
+struct alias {
+        CUcontext handle, owner;
+};
+
+struct green {
+        CUgreenCtx handle;
+        CUcontext context; /* its handle to be current; NULL until the program asked for it */
+        CUdevice dev;
+};
+
+GR_HOT_DATA _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
+
+/*
+ * The process has had more than one context. Until then a thread that found one and has not changed what is current is
+ * spared the question: there is no other one for it to have. From then on each asks the driver, as not all that changes
+ * it need come by here.
+ */
+static _Atomic bool several;
+static struct gr_context *_Atomic only;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct alias aliases[ALIASES_MAX];
+static unsigned alias_count;
+static struct green *greens;
+static unsigned green_count, green_room;
+static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
+static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen: by the program and its green contexts */
+
+/*
+ * Who retains or releases a device's primary context does so alone: one that is retained again beside its end has the
+ * same handle, and nobody could tell it from the one that has ended. Taken before the lock above. The driver may call
+ * back to its runtime while it ends a context, so the same thread may take it again.
+ */
+static pthread_mutex_t primary_locks[GR_DEVICES_MAX] = {[0 ... GR_DEVICES_MAX - 1] =
+                                                                PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+
+bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
+{
+        CUuuid uuid;
+        size_t at = 0;
+
+        /* The second form tells apart the instances of one card. */
+        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
+            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))
+                return false;
+        if (ret)
+                *ret = uuid;
+        for (size_t i = 0; ret_text && i < sizeof(uuid.bytes); i++)
+                at += (size_t)snprintf(ret_text + at, GR_UUID_TEXT_BYTES - at, "%s%02x",
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
+        return true;
+}
+
+static CUcontext primary_of(CUdevice dev)
+{
+        CUcontext primary = NULL;
+        unsigned int flags;
+        int active = 0;
+
+        if (!gr_real.cuDevicePrimaryCtxGetState || !gr_real.cuDevicePrimaryCtxRetain ||
+            !gr_real.cuDevicePrimaryCtxRelease_v2 ||
+            gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || !active)
+                return NULL;
+        /* Active already, so this only looks: the count goes up and down again. */
+        if (gr_real.cuDevicePrimaryCtxRetain(&primary, dev) != CUDA_SUCCESS)
+                return NULL;
+        /* Asked once more where it is refused: what is not given back would keep the context alive for good. */
+        if (gr_real.cuDevicePrimaryCtxRelease_v2(dev) != CUDA_SUCCESS)
+                gr_real.cuDevicePrimaryCtxRelease_v2(dev);
+        return primary;
+}
+
+/* The context that owns what is allocated while handle is current: another one where handle is a green context. */
+static CUcontext owner_of(CUcontext handle, CUdevice dev)
+{
+        CUcontext owner = handle;
+        CUdeviceptr probe;
+
+        if (primaries[dev] == handle)
+                return handle;
+        /* Nobody was seen making it: a green context, or one from before the driver was found. */
+        if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
+                return NULL;
+        if (gr_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, probe) != CUDA_SUCCESS)
+                owner = handle;
+        gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
+        if (owner != handle)
+                gr_driver_forget(handle); /* its stream is not needed again */
+        return owner;
+}
+
+/* Lock held. */
+static CUcontext alias_of(CUcontext handle)
+{
+        for (unsigned i = 0; i < green_count; i++)
+                if (greens[i].context == handle)
+                        return primaries[greens[i].dev];
+        for (unsigned i = 0; i < alias_count; i++)
+                if (aliases[i].handle == handle)
+                        return aliases[i].owner;
+        return NULL;
+}
+
+struct gr_context *gr_context_known(CUcontext handle)
+{
+        CUcontext owner;
+
+        pthread_mutex_lock(&lock);
+        owner = alias_of(handle);
+        pthread_mutex_unlock(&lock);
+        return gr_context_find(&gr_core, owner ? owner : handle);
+}
+
+static struct gr_context *add(CUcontext handle, CUdevice dev)
+{
+        struct gr_context *context = gr_context_add(&gr_core, handle, dev), *first = NULL;
+
+        if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
+                atomic_store(&several, true);
+                atomic_fetch_add(&gr_context_generation, 1);
+        }
+        return context;
+}
+
+/* The slow way: a context that this thread did not use last. */
+static struct gr_context *look_up(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+        CUstreamCaptureMode mode;
+        CUcontext owner;
+        CUdevice dev;
+
+        if (context)
+                return context;
+        if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
+                return NULL;
+        mode = gr_capture_relax();
+        pthread_mutex_lock(&primary_locks[dev]);
+        pthread_mutex_lock(&lock);
+        if (!primaries[dev])
+                primaries[dev] = primary_of(dev);
+        pthread_mutex_unlock(&primary_locks[dev]);
+        owner = alias_of(handle);
+        if (!owner) {
+                owner = owner_of(handle, dev);
+                if (owner && owner != handle && alias_count < ALIASES_MAX)
+                        aliases[alias_count++] = (struct alias){handle, owner};
+        }
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
+        if (!owner)
+                return NULL;
+        gr_device_use(dev);
+        context = add(owner, dev);
+        if (context && gr_overhead_counted())
+                gr_overhead_look(context->device, 0);
+        return context;
+}
+
+struct gr_context *gr_context_ask(void)
+{
+        uint64_t now = atomic_load_explicit(&gr_context_generation, memory_order_acquire);
+        CUcontext handle = NULL;
+        int saved_errno;
+
+        gr_thread.sure = 0;
+        if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
+                return NULL;
+        if (gr_thread.handle != handle || gr_thread.generation != now) {
+                saved_errno = errno;
+                gr_thread.context = look_up(handle);
+                gr_thread.handle = handle;
+                gr_thread.runtimes = 0;
+                gr_thread.generation = gr_thread.context ? now : 0;
+                errno = saved_errno;
+        }
+        if (gr_thread.context && !atomic_load_explicit(&several, memory_order_acquire))
+                gr_thread.sure = now;
+        return gr_thread.context;
+}
+
+void gr_runtime_used(unsigned runtime)
+{
+        if (gr_current_context())
+                gr_thread.runtimes |= runtime;
+}
+
+void gr_runtime_unsure(void)
+{
+        gr_thread.runtimes = 0;
+}
+
+struct gr_context *gr_context_visit(CUcontext handle)
+{
+        struct gr_context *context;
+
+        if (gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
+                return NULL;
+        context = gr_context_ask();
+        gr_real.cuCtxPopCurrent_v2(&handle);
+        gr_thread.sure = 0;
+        return context;
+}
+
+/* What is current changes, or may have. */
+GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
+{
+        if (ctx != gr_thread.handle)
+                gr_thread.sure = 0;
+        return GR_REAL(cuCtxSetCurrent, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
+{
+        gr_thread.sure = 0;
+        return GR_REAL(cuCtxPushCurrent, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
+{
+        gr_thread.sure = 0;
+        return GR_REAL(cuCtxPushCurrent_v2, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *context)
+{
+        gr_thread.sure = 0;
+        return GR_REAL(cuCtxPopCurrent, context);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
+{
+        gr_thread.sure = 0;
+        return GR_REAL(cuCtxPopCurrent_v2, context);
+}
+
+/* The driver has destroyed a context, and with it all its memory, streams and events. */
+static void ended(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        atomic_fetch_add(&gr_context_generation, 1);
+        gr_captures_end(handle);
+        gr_driver_forget(handle);
+        gr_accounted_drop_owner(&gr_core, handle);
+        pthread_mutex_lock(&lock);
+        for (unsigned i = 0; i < alias_count;)
+                if (aliases[i].handle == handle || aliases[i].owner == handle)
+                        aliases[i] = aliases[--alias_count];
+                else
+                        i++;
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (primaries[i] == handle)
+                        primaries[i] = NULL;
+        pthread_mutex_unlock(&lock);
+        if (context)
+                gr_context_drop(context);
+}
+
+/*
+ * A new context under this handle: the one that had it before is no more. The thread that ended it is about to tell,
+ * and until then its blocks lie in the cache; where nobody does, it ended behind our back.
+ */
+static void is_new(CUcontext handle)
+{
+        struct gr_context *context;
+
+        while ((context = gr_context_find(&gr_core, handle)))
+                if (atomic_load(&context->ending))
+                        gr_driver.sleep_ns(ENDED_LOOK_NS);
+                else
+                        ended(handle);
+}
+
+/*
+ * A context that the program has. It is known from now on, allocations or not: copies of one context may touch the
+ * memory of another on the same device, so the fences of each must cover all.
+ */
+static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
+{
+        int saved_errno = errno;
+
+        gr_thread.sure = 0;
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
+                if (made)
+                        is_new(*context);
+                add(*context, dev);
+                if (gr_overhead_counted())
+                        gr_overhead_look(&gr_core.devices[dev], 0);
+                errno = saved_errno;
+        }
+        return result;
+}
+
+static CUresult made(CUresult result, CUcontext *context, CUdevice dev)
+{
+        return has(result, context, dev, true);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuCtxCreate, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuCtxCreate_v2, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count,
+                                          unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuCtxCreate_v3, context, params, count, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags,
+                                          CUdevice dev)
+{
+        return made(GR_REAL(cuCtxCreate_v4, context, params, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuGLCtxCreate, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev)
+{
+        return made(GR_REAL(cuGLCtxCreate_v2, context, flags, dev), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
+                                            void *vdp_get_proc_address)
+{
+        return made(GR_REAL(cuVDPAUCtxCreate, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev,
+                                               uint32_t vdp_device, void *vdp_get_proc_address)
+{
+        return made(GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
+{
+        CUresult result;
+
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
+        pthread_mutex_lock(&primary_locks[dev]);
+        result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
+        if (result == CUDA_SUCCESS) {
+                pthread_mutex_lock(&lock);
+                primaries[dev] = *context;
+                retained[dev]++;
+                pthread_mutex_unlock(&lock);
+        }
+        pthread_mutex_unlock(&primary_locks[dev]);
+        return has(result, context, dev, false);
+}
+
+/*
+ * Before the driver destroys a context of which we know. Should it refuse, its copies are covered by no other context's
+ * fence any more; it refuses only handles that are none.
+ */
+static void ending(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        if (context)
+                gr_context_ending(context);
+}
+
+/* The driver did not destroy it: what it can reach is to be fenced as before. */
+static void stays(CUcontext handle)
+{
+        struct gr_context *context = gr_context_find(&gr_core, handle);
+
+        if (context)
+                gr_context_stays(context);
+}
+
+/* 0: unknown. */
+static unsigned long long id_of(CUcontext ctx)
+{
+        unsigned long long id;
+
+        return gr_real.cuCtxGetId && gr_real.cuCtxGetId(ctx, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+/*
+ * For a handle that the driver has had: of one that is gone it says so (measured, driver 580). It may be that of a new
+ * context already.
+ */
+static bool is_alive(CUcontext ctx, unsigned long long id)
+{
+        unsigned int version;
+
+        return gr_real.cuCtxGetApiVersion && gr_real.cuCtxGetApiVersion(ctx, &version) == CUDA_SUCCESS &&
+               id_of(ctx) == id;
+}
+
+/* counted: it ends only with the last of those who attached to it. */
+static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
+{
+        int saved_errno = errno;
+        unsigned long long id = 0;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (gr_shim_ready() && counted)
+                id = id_of(ctx);
+        if (gr_shim_ready())
+                ending(ctx);
+        result = real(ctx);
+        gr_thread.sure = 0;
+        if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx, id)))
+                ended(ctx);
+        else if (gr_shim_ready())
+                stays(ctx);
+        errno = saved_errno;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDestroy, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDestroy_v2, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+        gr_shim_ready();
+        return destroy(ctx, gr_real.cuCtxDetach, true);
+}
+
+/* Whether a release left the primary context as it was. */
+static bool still_active(CUdevice dev)
+{
+        unsigned int flags;
+        int active = 1;
+
+        if (!gr_real.cuDevicePrimaryCtxGetState)
+                return true;
+        /* A wrong answer would have memory of a dead context handed out: who does not answer is asked once more. */
+        for (int i = 0; i < 2; i++)
+                if (gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) == CUDA_SUCCESS)
+                        break;
+        return active;
+}
+
+/* A primary context that is about to be released or reset. */
+struct release {
+        CUdevice dev;
+        CUcontext primary; /* NULL: not seen */
+        bool reset, ends;
+};
+
+/* A release ends it when it is the last: the count is the driver's, but whoever retains it we see. Primary lock held.
+ */
+static struct release before_release(CUdevice dev, bool reset)
+{
+        struct release release = {.dev = dev, .reset = reset};
+
+        pthread_mutex_lock(&lock);
+        release.primary = primaries[dev];
+        release.ends = reset || retained[dev] <= 1;
+        pthread_mutex_unlock(&lock);
+        if (release.primary && release.ends)
+                ending(release.primary);
+        return release;
+}
+
+/* Primary lock held since before. */
+static void after_release(const struct release *release, CUresult result)
+{
+        if (result == CUDA_SUCCESS) {
+                unsigned *count = &retained[release->dev];
+
+                pthread_mutex_lock(&lock);
+                /* After a reset nobody knows: too few only means that an end is prepared for that does not come. */
+                *count = release->reset || *count == 0 ? 0 : *count - 1;
+                pthread_mutex_unlock(&lock);
+        }
+        if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(release->dev)))
+                ended(release->primary);
+        else if (release->primary && release->ends)
+                stays(release->primary);
+}
+
+static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
+{
+        int saved_errno = errno;
+        struct release release;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return real(dev);
+        pthread_mutex_lock(&primary_locks[dev]);
+        release = before_release(dev, reset);
+        result = real(dev);
+        after_release(&release, result);
+        pthread_mutex_unlock(&primary_locks[dev]);
+        errno = saved_errno;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxRelease_v2, false);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset, true);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+        gr_shim_ready();
+        return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
+}
+
+/* Lock held. Without memory for it, its end is seen afterwards only. */
+static void green_remember(CUgreenCtx handle, CUdevice dev)
+{
+        if (green_count == green_room) {
+                unsigned room = green_room ? 2 * green_room : 16;
+                struct green *more = realloc(greens, room * sizeof(*more));
+
+                if (!more)
+                        return;
+                greens = more;
+                green_room = room;
+        }
+        greens[green_count++] = (struct green){.handle = handle, .dev = dev};
+        retained[dev]++;
+}
+
+/* Lock held. NULL: not known. */
+static struct green *green_find(CUgreenCtx handle)
+{
+        for (unsigned i = 0; i < green_count; i++)
+                if (greens[i].handle == handle)
+                        return &greens[i];
+        return NULL;
+}
+
+/*
+ * A green context retains the device's primary one, which owns its memory and whose fences cover its streams. So that
+ * one is known from now on: copies on a green stream may touch blocks of any other context of the device.
+ */
+GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
+                                            unsigned int flags)
+{
+        int saved_errno = errno;
+        CUstreamCaptureMode mode;
+        CUcontext primary = NULL;
+        CUresult result;
+
+        if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
+                return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        pthread_mutex_lock(&primary_locks[dev]);
+        result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
+        if (result == CUDA_SUCCESS) {
+                gr_streams_overlap(); /* it has a default stream beside the primary context's */
+                mode = gr_capture_relax();
+                primary = primary_of(dev);
+                gr_capture_restore(mode);
+                pthread_mutex_lock(&lock);
+                green_remember(*green, dev);
+                if (primary)
+                        primaries[dev] = primary;
+                pthread_mutex_unlock(&lock);
+        }
+        pthread_mutex_unlock(&primary_locks[dev]);
+        if (primary)
+                has(result, &primary, dev, false);
+        errno = saved_errno;
+        return result;
+}
+
+/* Spares the look at who owns what is allocated there. */
+GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
+{
+        CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
+        struct green *green;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                green->context = *context;
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+static void end_inactive(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                CUcontext primary;
+
+                pthread_mutex_lock(&primary_locks[i]);
+                pthread_mutex_lock(&lock);
+                primary = primaries[i];
+                pthread_mutex_unlock(&lock);
+                if (primary && !still_active(i))
+                        ended(primary);
+                pthread_mutex_unlock(&primary_locks[i]);
+        }
+}
+
+/*
+ * It releases the primary context, which ends where nobody else retains it. And its handle as a context may come back
+ * as another one: no alias is trusted any more.
+ */
+GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
+{
+        int saved_errno = errno;
+        struct release release;
+        struct green *green;
+        CUdevice dev = -1;
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuGreenCtxDestroy, handle);
+        pthread_mutex_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                dev = green->dev;
+        pthread_mutex_unlock(&lock);
+        if (dev >= 0) {
+                pthread_mutex_lock(&primary_locks[dev]);
+                release = before_release(dev, false);
+        }
+        result = GR_REAL(cuGreenCtxDestroy, handle);
+        if (result == CUDA_SUCCESS) {
+                pthread_mutex_lock(&lock);
+                green = green_find(handle);
+                if (green)
+                        *green = greens[--green_count];
+                alias_count = 0;
+                pthread_mutex_unlock(&lock);
+                atomic_fetch_add(&gr_context_generation, 1);
+        }
+        if (dev >= 0) {
+                after_release(&release, result);
+                pthread_mutex_unlock(&primary_locks[dev]);
+        } else if (result == CUDA_SUCCESS) {
+                end_inactive(); /* it may have been of any device */
+        }
+        errno = saved_errno;
+        return result;
+}
+
+/* From now on work of the current context can reach the peer's blocks, so the peer's fences must cover it. */
+GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+        struct gr_context *current, *owner;
+        CUresult result;
+
+        result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        current = gr_current_context();
+        owner = gr_context_visit(peer);
+        if (current && owner)
+                gr_fence_add_accessor(owner, current);
+        return result;
+}

@@ -1,0 +1,73 @@
+/* Devices: what each may hold by the options, known from the first time that somebody asks for it. */
+#include <pthread.h>
+
+#include "base/log.h"
+#include "shim.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards configured; the driver is asked under it */
+static uint64_t configured;                              /* bit d: device d has its limits */
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
+{
+        uint64_t bytes = gr_options_resolve(&gr_options, id, dev, total_bytes, warn, NULL);
+
+        return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
+}
+
+/* Host memory, so the card's size is no bound; of it only a percentage is taken. */
+static uint64_t spill(CUdevice dev, uint64_t total_bytes)
+{
+        const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);
+
+        if (size->is_percent)
+                return (uint64_t)((double)total_bytes * size->percent / 100);
+        return size->bytes == GR_SIZE_NONE ? 0 : size->bytes;
+}
+
+struct gr_device *gr_device_get(CUdevice dev)
+{
+        struct gr_device *device;
+        size_t total_bytes;
+        int integrated = 0;
+
+        if (dev < 0 || dev >= GR_DEVICES_MAX)
+                return NULL;
+        device = &gr_core.devices[dev];
+        pthread_mutex_lock(&lock);
+        if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2) {
+                if (gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) != CUDA_SUCCESS) {
+                        pthread_mutex_unlock(&lock);
+                        return NULL; /* its limits are not known: next time, perhaps */
+                }
+                atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
+                atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
+                gr_budget_set_threshold(device, limit(GR_OPTION_RELEASE_THRESHOLD, dev, total_bytes));
+                atomic_store(&device->spill_bytes, spill(dev, total_bytes));
+                atomic_store(&device->total_bytes, total_bytes);
+                device->integrated = gr_real.cuDeviceGetAttribute &&
+                                     gr_real.cuDeviceGetAttribute(&integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, dev) ==
+                                             CUDA_SUCCESS &&
+                                     integrated;
+                gr_neighbour_begin(device);
+                configured |= UINT64_C(1) << dev;
+        }
+        pthread_mutex_unlock(&lock);
+        return device;
+}
+
+struct gr_device *gr_device_use(CUdevice dev)
+{
+        struct gr_device *device = gr_device_get(dev);
+
+        if (device) {
+                gr_process_in_use();
+                gr_neighbour_join(dev);
+        }
+        return device;
+}

@@ -1,0 +1,514 @@
+/*
+ * Graphs that allocate. Measured (driver 580): their memory is reserved at the upload or the first launch, not when
+ * they are instantiated, and stays after the executable graph is destroyed until the device's graph memory is trimmed.
+ * So an upload or launch that would reserve more than the limit has room for climbs the ladder, and fails with
+ * CUDA_ERROR_OUT_OF_MEMORY before anything is submitted. One that has its memory already is never asked again, and
+ * programs without such graphs pay for one look at a counter.
+ *
+ * How much a graph will reserve only the driver knows: it lets allocations share memory where one is freed before the
+ * other. We take the most that is allocated at a time when the nodes run one by one, less what lies idle in the
+ * device's graph memory: a launch that fits is not refused, and what a graph takes beyond that is charged after it. An
+ * update of an executable graph changes no sizes: parameters of allocation nodes cannot be set (cuda.h,
+ * cuGraphNodeSetParams).
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "shim.h"
+
+struct exec {
+        UT_hash_handle hh;
+        CUgraphExec handle; /* key */
+        struct gr_device *device;
+        uint64_t need_bytes;
+        uint64_t trims; /* as many had been when its memory was last reserved; 0: never */
+};
+
+struct request {
+        CUgraphExec exec;
+        CUstream stream;
+        CUresult (*real)(CUgraphExec exec, CUstream stream);
+        struct gr_device *device;
+        uint64_t need_bytes;
+        bool may_have_it; /* in what is charged already */
+        uint64_t trims;   /* as many had been when it was last tried */
+        CUresult result;
+};
+
+struct node {
+        CUdeviceptr ptr;
+        uint64_t bytes;
+};
+
+/* What a graph has allocated so far on the device of its first allocation; others are charged afterwards. */
+struct walk {
+        int device; /* -1: none yet */
+        uint64_t bytes, peak_bytes;
+        struct node *live;
+        size_t count, room;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
+static struct exec *execs;
+static _Atomic unsigned exec_count;
+static _Atomic uint64_t trims = 1; /* of graph memory, by anybody */
+static _Atomic bool memory_seen;   /* some graph may allocate */
+
+void gr_graph_memory_seen(void)
+{
+        atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
+}
+
+bool gr_graph_memory(void)
+{
+        return atomic_load_explicit(&memory_seen, memory_order_relaxed);
+}
+
+void gr_graph_trimmed(void)
+{
+        atomic_fetch_add(&trims, 1);
+}
+
+static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        struct node *more;
+
+        if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                return;
+        if (walk->device < 0)
+                walk->device = params->poolProps.location.id;
+        if (params->poolProps.location.id != walk->device)
+                return;
+        if (walk->count == walk->room) {
+                more = realloc(walk->live, (2 * walk->room + 16) * sizeof(*more));
+                if (!more)
+                        return; /* too little is expected: charged afterwards */
+                walk->live = more;
+                walk->room = 2 * walk->room + 16;
+        }
+        walk->live[walk->count++] = (struct node){params->dptr, params->bytesize};
+        walk->bytes += params->bytesize;
+        if (walk->bytes > walk->peak_bytes)
+                walk->peak_bytes = walk->bytes;
+}
+
+static void freed(struct walk *walk, CUdeviceptr ptr)
+{
+        for (size_t i = walk->count; i-- > 0;)
+                if (walk->live[i].ptr == ptr) {
+                        walk->bytes -= walk->live[i].bytes;
+                        walk->live[i] = walk->live[--walk->count];
+                        return;
+                }
+}
+
+struct place {
+        CUgraphNode node;
+        size_t waits;             /* for so many nodes yet */
+        size_t first_edge, edges; /* that begin here */
+};
+
+struct edge {
+        size_t from, to; /* places */
+};
+
+static int by_node(const void *a, const void *b)
+{
+        uintptr_t x = (uintptr_t)((const struct place *)a)->node, y = (uintptr_t)((const struct place *)b)->node;
+
+        return (x > y) - (x < y);
+}
+
+static int by_origin(const void *a, const void *b)
+{
+        size_t x = ((const struct edge *)a)->from, y = ((const struct edge *)b)->from;
+
+        return (x > y) - (x < y);
+}
+
+/* The edges between count places, sorted by where they begin, for free(); NULL where they cannot be had. */
+static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
+{
+        size_t edge_count = 0;
+        CUgraphNode *from = NULL, *to = NULL;
+        CUgraphEdgeData *data = NULL;
+        struct edge *edges = NULL;
+        bool good = false;
+
+        if (!gr_real.cuGraphGetEdges_v2 ||
+            gr_real.cuGraphGetEdges_v2(graph, NULL, NULL, NULL, &edge_count) != CUDA_SUCCESS)
+                return NULL;
+        from = calloc(edge_count + 1, sizeof(CUgraphNode));
+        to = calloc(edge_count + 1, sizeof(CUgraphNode));
+        data = calloc(edge_count + 1, sizeof(*data)); /* without it a graph whose edges have data is refused */
+        edges = calloc(edge_count + 1, sizeof(*edges));
+        good = from && to && data && edges &&
+               (edge_count == 0 || gr_real.cuGraphGetEdges_v2(graph, from, to, data, &edge_count) == CUDA_SUCCESS);
+        for (size_t i = 0; good && i < edge_count; i++) {
+                struct place *begin =
+                        bsearch(&(struct place){.node = from[i]}, places, count, sizeof(*places), by_node);
+                struct place *end = bsearch(&(struct place){.node = to[i]}, places, count, sizeof(*places), by_node);
+
+                good = begin && end;
+                if (!good)
+                        break;
+                edges[i] = (struct edge){(size_t)(begin - places), (size_t)(end - places)};
+                begin->edges++;
+                end->waits++;
+        }
+        free(from);
+        free(to);
+        free(data);
+        if (!good) {
+                free(edges);
+                return NULL;
+        }
+        qsort(edges, edge_count, sizeof(*edges), by_origin);
+        for (size_t i = edge_count; i-- > 0;)
+                places[edges[i].from].first_edge = i;
+        return edges;
+}
+
+/*
+ * Puts the nodes, which the driver lists in no promised order, into one in which they could run. What is allocated at
+ * one time in any such order can share no memory in any other. False where that cannot be done.
+ */
+static bool put_in_order(CUgraph graph, CUgraphNode *nodes, size_t count)
+{
+        struct place *places = calloc(count, sizeof(*places));
+        size_t *order = calloc(count, sizeof(*order)), ready = 0;
+        struct edge *edges = NULL;
+
+        if (places && order) {
+                for (size_t i = 0; i < count; i++)
+                        places[i].node = nodes[i];
+                qsort(places, count, sizeof(*places), by_node);
+                edges = edges_of(graph, places, count);
+        }
+        for (size_t i = 0; edges && i < count; i++)
+                if (places[i].waits == 0)
+                        order[ready++] = i;
+        for (size_t i = 0; i < ready; i++) {
+                const struct place *place = &places[order[i]];
+
+                nodes[i] = place->node;
+                for (size_t k = 0; k < place->edges; k++)
+                        if (--places[edges[place->first_edge + k].to].waits == 0)
+                                order[ready++] = edges[place->first_edge + k].to;
+        }
+        free(places);
+        free(order);
+        free(edges);
+        return ready == count;
+}
+
+static void look_through(CUgraph graph, struct walk *walk)
+{
+        CUDA_MEM_ALLOC_NODE_PARAMS params;
+        CUgraphNode *nodes = NULL;
+        CUgraphNodeType type;
+        CUdeviceptr ptr;
+        CUgraph child;
+        size_t count = 0;
+        bool ordered;
+
+        if (gr_real.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+                return;
+        nodes = calloc(count, sizeof(CUgraphNode));
+        if (!nodes || gr_real.cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
+                count = 0;
+        ordered = count > 0 && put_in_order(graph, nodes, count);
+        for (size_t i = 0; i < count; i++) {
+                if (gr_real.cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
+                        continue;
+                if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+                    gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS) {
+                        allocated(walk, &params);
+                        if (!ordered) /* the largest one alone is certain */
+                                freed(walk, params.dptr);
+                } else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+                           gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS) {
+                        freed(walk, ptr);
+                } else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                           gr_real.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS) {
+                        look_through(child, walk);
+                }
+        }
+        free(nodes);
+}
+
+/* Lock held. */
+static struct exec *find(CUgraphExec handle)
+{
+        struct exec *exec;
+
+        HASH_FIND_PTR(execs, &handle, exec);
+        return exec;
+}
+
+/* Lock held. */
+static void forget(struct exec *exec)
+{
+        HASH_DEL(execs, exec);
+        atomic_fetch_sub(&exec_count, 1);
+        free(exec);
+}
+
+/* After a successful instantiation. Without memory for the entry its launches go unasked, and are charged afterwards.
+ */
+static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
+{
+        struct walk walk = {.device = -1};
+        int saved_errno = errno;
+        struct exec *exec, *stale;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        if (gr_overhead_counted() && gr_current_context())
+                gr_overhead_look(gr_current_context()->device, GR_OVERHEAD_AGE_NS);
+        if (!atomic_load_explicit(&memory_seen, memory_order_relaxed) || !gr_real.cuGraphGetNodes ||
+            !gr_real.cuGraphNodeGetType || !gr_real.cuGraphMemAllocNodeGetParams ||
+            !gr_real.cuGraphMemFreeNodeGetParams || !gr_real.cuGraphChildGraphNodeGetGraph)
+                goto out;
+        look_through(graph, &walk);
+        free(walk.live);
+        exec = walk.peak_bytes && gr_device_use(walk.device) ? calloc(1, sizeof(*exec)) : NULL;
+        if (!exec)
+                goto out;
+        exec->handle = *handle;
+        exec->device = gr_device_get(walk.device);
+        exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
+        pthread_mutex_lock(&lock);
+        stale = find(*handle);
+        if (stale)
+                forget(stale);
+        HASH_ADD_PTR(execs, handle, exec);
+        if (exec->hh.tbl)
+                atomic_fetch_add(&exec_count, 1);
+        else
+                free(exec);
+        pthread_mutex_unlock(&lock);
+out:
+        errno = saved_errno;
+        return result;
+}
+
+static int attempt(void *arg)
+{
+        struct request *request = arg;
+        uint64_t reserved;
+
+        request->trims = atomic_load(&trims); /* of before, so that a trim meanwhile is not missed */
+        if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
+                request->result = CUDA_ERROR_OUT_OF_MEMORY;
+                return -EDQUOT;
+        }
+        request->result = request->real(request->exec, request->stream);
+        gr_async_graph_settle(request->device, reserved);
+        return gr_errno(request->result);
+}
+
+/* An upload or launch. */
+static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
+                       CUresult (*real)(CUgraphExec exec, CUstream stream))
+{
+        struct request request = {.exec = handle, .stream = stream, .real = real};
+        struct gr_context *context;
+        uint64_t now = atomic_load(&trims);
+        struct exec *exec;
+        int saved_errno, rc;
+        bool had_it = false;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
+                return real(handle, stream);
+        pthread_mutex_lock(&lock);
+        exec = find(handle);
+        if (exec && exec->trims != now) {
+                request.device = exec->device;
+                request.need_bytes = exec->need_bytes;
+                had_it = exec->trims > 0;
+        }
+        pthread_mutex_unlock(&lock);
+        /* A launch into a capture only becomes part of another graph. */
+        if (!request.device || gr_async_captured(stream, null_is_own))
+                return real(handle, stream);
+        saved_errno = errno;
+        rc = attempt(&request);
+        if (rc == -ENOMEM || rc == -EDQUOT) {
+                context = gr_climber(&gr_core, request.device, gr_current_context());
+                if (context)
+                        rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
+                else if (rc == -EDQUOT)
+                        gr_count(&gr_core, GR_STAT_limit_hits, 1);
+        }
+        /* A trim takes nothing from a graph that is running: this one may have all it needs, and fits. */
+        if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {
+                request.may_have_it = true;
+                rc = attempt(&request);
+        }
+        if (rc == 0) {
+                pthread_mutex_lock(&lock);
+                exec = find(handle);
+                if (exec)
+                        exec->trims = request.trims;
+                pthread_mutex_unlock(&lock);
+        }
+        errno = saved_errno;
+        return request.result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+        bool told;
+
+        gr_shim_ready();
+        gr_submits(stream, false);
+        told = gr_graph_will_wait();
+        return gr_graph_waits(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+        bool told;
+
+        gr_shim_ready();
+        gr_submits(stream, true);
+        told = gr_graph_will_wait();
+        return gr_graph_waits(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, false, gr_real.cuGraphUpload);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
+{
+        gr_shim_ready();
+        return submit(exec, stream, true, gr_real.cuGraphUpload_ptsz);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
+                                              size_t bytes)
+{
+        return instantiated(GR_REAL(cuGraphInstantiate, exec, graph, error, log, bytes), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
+                                                 size_t bytes)
+{
+        return instantiated(GR_REAL(cuGraphInstantiate_v2, exec, graph, error, log, bytes), exec, graph);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+        return instantiated(GR_REAL(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
+}
+
+/* An upload with the instantiation would take the graph's memory unasked: it is made a call of its own. */
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool null_is_own,
+                            __typeof__(cuGraphInstantiateWithParams) *real, __typeof__(cuGraphUpload) *upload)
+{
+        CUDA_GRAPH_INSTANTIATE_PARAMS without;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !gr_graph_memory() || !params || !upload ||
+            !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
+                return instantiated(real(exec, graph, params), exec, graph);
+        without = *params;
+        without.flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+        result = instantiated(real(exec, graph, &without), exec, graph);
+        params->hErrNode_out = without.hErrNode_out;
+        params->result_out = without.result_out;
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = submit(*exec, params->hUploadStream, null_is_own, upload);
+        if (result != CUDA_SUCCESS) {
+                cuGraphExecDestroy(*exec);
+                params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+        }
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                                        CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        gr_shim_ready();
+        return instantiate(exec, graph, params, false, gr_real.cuGraphInstantiateWithParams, gr_real.cuGraphUpload);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                             CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+        gr_shim_ready();
+        return instantiate(exec, graph, params, true, gr_real.cuGraphInstantiateWithParams_ptsz,
+                           gr_real.cuGraphUpload_ptsz);
+}
+
+/* Forgotten first: afterwards another may get the same handle. */
+GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
+{
+        struct exec *exec;
+
+        if (atomic_load_explicit(&exec_count, memory_order_relaxed) > 0) {
+                pthread_mutex_lock(&lock);
+                exec = find(handle);
+                if (exec)
+                        forget(exec);
+                pthread_mutex_unlock(&lock);
+        }
+        return GR_REAL(cuGraphExecDestroy, handle);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                                  size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+        gr_graph_memory_seen();
+        return gr_given(GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params), &params->dptr);
+}
+
+static CUresult node_added(CUresult result, const CUgraphNodeParams *params)
+{
+        if (result != CUDA_SUCCESS || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+                return result;
+        gr_graph_memory_seen();
+        return gr_given(result, &params->alloc.dptr);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                          size_t count, CUgraphNodeParams *params)
+{
+        CUresult result;
+
+        if (params)
+                gr_graph_node_seen(params->type);
+        result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
+        return node_added(result, params);
+}
+
+GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                             const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params)
+{
+        CUresult result;
+
+        if (params)
+                gr_graph_node_seen(params->type);
+        result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
+        return node_added(result, params);
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceGraphMemTrim, dev);
+
+        if (result == CUDA_SUCCESS)
+                gr_graph_trimmed();
+        return result;
+}

@@ -1,0 +1,66 @@
+/*
+ * Managed memory: counted in full against the device that was current, wherever its pages are at the moment. The driver
+ * has no query for that (CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION is where the program last asked pages to be, not
+ * where they are), and the program may have them all on the device at any time.
+ *
+ * It is not cached. A block handed out again would have to be as new: read-mostly, preferred location and accessed-by
+ * unset (for every processor), attachment global (which no query tells), no page left where the last owner had it
+ * (which no call undoes). Allocation and free cost 26-85 and 18-42 us (H200, driver 580), so what is to be gained is
+ * little; tests/gpu/caches holds the resets against it.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+#define STEP_BYTES ((uint64_t)64 << 10) /* small ones take less than a page of the device */
+
+struct request {
+        CUdeviceptr ptr;
+        size_t bytes;
+        unsigned int flags;
+};
+
+static int allocate(void *arg)
+{
+        struct request *request = arg;
+
+        return gr_errno(gr_real.cuMemAllocManaged(&request->ptr, request->bytes, request->flags));
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+        struct request request = {.bytes = bytesize, .flags = flags};
+        struct gr_context *context;
+        uint64_t footprint;
+        int saved_errno = errno, rc;
+
+        if (!gr_shim_ready() || !gr_real.cuMemAllocManaged || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES ||
+            (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
+        context = gr_current_context();
+        if (!context)
+                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
+        footprint =
+                gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
+        rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
+        if (rc == 0) {
+                gr_accounted_add(&gr_core, context->device, GR_MEMORY_MANAGED, request.ptr, context->handle, footprint);
+                *dptr = request.ptr;
+        }
+        errno = saved_errno;
+        return gr_given(gr_result(rc), dptr);
+}
+
+CUresult gr_free_accounted(CUdeviceptr ptr)
+{
+        struct gr_accounted *entry = gr_accounted_take(&gr_core, GR_MEMORY_MANAGED, ptr);
+        CUresult result;
+
+        if (!entry)
+                entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, ptr);
+        if (!entry)
+                return gr_async_free(ptr);
+        result = GR_REAL(cuMemFree_v2, ptr);
+        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        return result;
+}

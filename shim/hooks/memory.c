@@ -1,0 +1,228 @@
+/* Allocation and free: what the pool serves. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "shim.h"
+
+#define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
+
+/* The driver alone knows the pitch of a width; each is asked for once. */
+struct pitch {
+        UT_hash_handle hh;
+        struct {
+                uint64_t width_bytes;
+                uint64_t device_and_element; /* ordinal << 32 | element size */
+        } key;
+        size_t pitch_bytes;
+};
+
+struct pitched_request {
+        size_t width_bytes, height, pitch_bytes;
+        unsigned element_bytes;
+};
+
+static struct pitch *pitches; /* guarded by pitches_lock */
+static pthread_mutex_t pitches_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Neither this nor the rest of a free is to lie within the fast path. */
+__attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,
+                                                   CUdeviceptr *ret_ptr)
+{
+        int saved_errno = errno, rc = ptr ? 0 : gr_runtime_refused;
+
+        if (!ptr && !rc)
+                rc = gr_pool_alloc_slow(context, bytes, &ptr);
+        if (rc == 0)
+                *ret_ptr = ptr;
+        if (gr_tracing() && rc == 0)
+                gr_trace_alloc(ptr, bytes);
+        errno = saved_errno;
+        return rc;
+}
+
+GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
+{
+        struct gr_context *context = NULL;
+
+        if (__builtin_expect(gr_shim_ready() && dptr && bytesize > 0 && bytesize <= GR_BLOCK_MAX_BYTES, 1))
+                context = gr_current_context();
+        if (__builtin_expect(!context, 0))
+                return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
+        return gr_result(gr_memory_alloc(context, bytesize, dptr));
+}
+
+CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
+{
+        int saved_errno = errno;
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                gr_pool_given(&gr_core, *dptr);
+        errno = saved_errno;
+        return result;
+}
+
+/* The pitch of this width, or 0 while nobody has asked the driver. */
+static size_t pitch_known(struct pitch *wanted)
+{
+        struct pitch *found;
+        size_t pitch_bytes;
+
+        pthread_mutex_lock(&pitches_lock);
+        HASH_FIND(hh, pitches, &wanted->key, sizeof(wanted->key), found);
+        pitch_bytes = found ? found->pitch_bytes : 0;
+        pthread_mutex_unlock(&pitches_lock);
+        return pitch_bytes;
+}
+
+static void pitch_remember(const struct pitch *seen)
+{
+        struct pitch *found;
+
+        pthread_mutex_lock(&pitches_lock);
+        HASH_FIND(hh, pitches, &seen->key, sizeof(seen->key), found);
+        if (!found && HASH_COUNT(pitches) < PITCHES_MAX) {
+                found = calloc(1, sizeof(*found));
+                if (found) {
+                        found->key = seen->key;
+                        found->pitch_bytes = seen->pitch_bytes;
+                        HASH_ADD(hh, pitches, key, sizeof(found->key), found);
+                        if (!found->hh.tbl)
+                                free(found);
+                }
+        }
+        pthread_mutex_unlock(&pitches_lock);
+}
+
+static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
+{
+        struct pitched_request *request = arg;
+        CUdeviceptr ptr;
+        CUresult result = gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes, request->height,
+                                                     request->element_bytes);
+
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                return -ENOMEM;
+        if (result != CUDA_SUCCESS)
+                return gr_driver_error((int)result);
+        *ret_ptr = ptr;
+        *ret_bytes = request->pitch_bytes * request->height;
+        return 0;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, size_t width_bytes, size_t height,
+                                              unsigned int element_bytes)
+{
+        struct pitched_request request = {.width_bytes = width_bytes, .height = height, .element_bytes = element_bytes};
+        struct pitch key = {.key.width_bytes = width_bytes};
+        struct gr_context *context;
+        size_t expected;
+        uint64_t ptr;
+        int saved_errno, rc;
+
+        if (!gr_shim_ready() || !dptr || !pitch || width_bytes == 0 || height == 0 ||
+            (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
+            __builtin_mul_overflow(width_bytes + 511, height, &expected) || expected > GR_BLOCK_MAX_BYTES)
+                return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
+        saved_errno = errno;
+        context = gr_current_context();
+        if (!context)
+                return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
+        key.key.device_and_element = (uint64_t)context->device->ordinal << 32 | element_bytes;
+        key.pitch_bytes = pitch_known(&key);
+        if (key.pitch_bytes) {
+                rc = gr_pool_alloc(context, key.pitch_bytes * height, &ptr);
+        } else {
+                rc = gr_pool_alloc_by(context, ((width_bytes + 511) & ~(size_t)511) * height, alloc_pitched, &request,
+                                      &ptr);
+                if (rc == 0) {
+                        key.pitch_bytes = request.pitch_bytes;
+                        pitch_remember(&key);
+                }
+        }
+        if (rc == 0) {
+                *dptr = ptr;
+                *pitch = key.pitch_bytes;
+                if (gr_tracing())
+                        gr_trace_alloc(ptr, key.pitch_bytes * height);
+        }
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+__attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool much)
+{
+        int saved_errno = errno, rc = context ? 0 : gr_runtime_refused;
+
+        if (context) {
+                gr_pool_freed(context, much);
+        } else if (!rc) {
+                if (gr_tracing())
+                        gr_trace_free(ptr);
+                rc = gr_pool_free_slow(&gr_core, ptr);
+        }
+        errno = saved_errno;
+        return rc;
+}
+
+GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
+{
+        int rc;
+
+        if (__builtin_expect(!gr_shim_ready() || !dptr, 0))
+                return GR_REAL(cuMemFree_v2, dptr);
+        rc = gr_memory_free(dptr);
+        return __builtin_expect(rc == -ENOENT, 0) ? gr_free_accounted(dptr) : gr_result(rc);
+}
+
+struct free_request {
+        CUstream stream;
+        __typeof__(cuMemFreeAsync) *real;
+};
+
+static int give_back(void *arg, uint64_t ptr)
+{
+        const struct free_request *request = arg;
+
+        return gr_errno(request->real(ptr, request->stream));
+}
+
+/*
+ * A pooled block freed in stream order: everything submitted before this call is covered by its epoch, so by more than
+ * the stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
+ */
+static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
+{
+        struct free_request request = {stream, real};
+        struct gr_async_free freed;
+        int saved_errno = errno, rc;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !dptr || gr_async_captured(stream, null_is_own))
+                return real(dptr, stream);
+        if (gr_tracing())
+                gr_trace_free(dptr);
+        rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
+        errno = saved_errno;
+        if (rc != -ENOENT)
+                return gr_result(rc);
+        gr_async_free_begin(&freed, dptr);
+        result = real(dptr, stream);
+        gr_async_free_end(&freed, result);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream)
+{
+        gr_shim_ready();
+        return free_async(dptr, stream, false, gr_real.cuMemFreeAsync);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream)
+{
+        gr_shim_ready();
+        return free_async(dptr, stream, true, gr_real.cuMemFreeAsync_ptsz);
+}

@@ -1,0 +1,244 @@
+/*
+ * What the program is told of a card's memory by NVIDIA's management library, which nvidia-smi and monitors ask instead
+ * of CUDA: with GPURECLAIM_NVML=1, and where a limit holds, its share, as cuMemGetInfo tells it. Off by default: NVML
+ * is also what a limit is checked with, and its list of processes stays true beside it.
+ *
+ * The library's own function is asked first, so that errors, versions and NULL are as natively. A process that asks
+ * NVML and has not initialised CUDA must not be made to: then the environment says what its share is, and what of it
+ * the group has taken, if any. The library is never opened here, and once found kept loaded.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver/nvml.h"
+#include "shim.h"
+
+#define FUNCTION_NOT_FOUND 13 /* NVML_ERROR_FUNCTION_NOT_FOUND */
+#define UUID_TEXT          96
+#define UUID_PREFIX        4 /* "GPU-" or "MIG-" */
+
+struct memory_v2 {
+        unsigned version;
+        unsigned long long total, reserved, free, used;
+};
+
+GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *memory);
+GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *memory);
+
+/* Constant once found is true; but for the hooked ones each may be missing, and those of old libraries, too. */
+static struct {
+        _Atomic bool found;
+        __typeof__(nvmlDeviceGetMemoryInfo) *nvmlDeviceGetMemoryInfo;
+        __typeof__(nvmlDeviceGetMemoryInfo_v2) *nvmlDeviceGetMemoryInfo_v2;
+        int (*uuid)(void *nvml_device, char *ret, unsigned length);
+        int (*index)(void *nvml_device, unsigned *ret);
+} real;
+
+static const struct {
+        const char *name;
+        void *hook;
+        void **real;
+} hooks[] = {
+#define GR_HOOK(symbol)
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#define GR_NVML(symbol) {#symbol, (void *)symbol, (void **)&real.symbol},
+#include "lookup/hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+};
+
+#define HOOKS (sizeof(hooks) / sizeof(hooks[0]))
+
+static bool find_real(void)
+{
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        void *library, *found[HOOKS], *uuid, *index;
+        int saved_errno = errno;
+
+        if (atomic_load_explicit(&real.found, memory_order_acquire))
+                return true;
+        /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+        library = dlopen(GR_NVML_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+        if (library) {
+                for (size_t i = 0; i < HOOKS; i++)
+                        found[i] = gr_real_symbol(library, hooks[i].name);
+                uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
+                index = gr_real_symbol(library, "nvmlDeviceGetIndex");
+        }
+        dlerror(); /* what is missing is no error of the program's */
+        pthread_mutex_lock(&lock);
+        if (library && !atomic_load(&real.found)) {
+                for (size_t i = 0; i < HOOKS; i++)
+                        *hooks[i].real = found[i];
+                *(void **)&real.uuid = uuid;
+                *(void **)&real.index = index;
+                atomic_store_explicit(&real.found, true, memory_order_release);
+        }
+        pthread_mutex_unlock(&lock);
+        errno = saved_errno;
+        return atomic_load(&real.found);
+}
+
+void *gr_nvml_hook(const char *name)
+{
+        for (size_t i = 0; i < HOOKS; i++)
+                if (strcmp(name, hooks[i].name) == 0)
+                        return hooks[i].hook;
+        return NULL;
+}
+
+void *gr_nvml_swap(void *function)
+{
+        gr_process_options();
+        if (function && gr_options.nvml && find_real())
+                for (size_t i = 0; i < HOOKS; i++)
+                        if (*hooks[i].real == function)
+                                return hooks[i].hook;
+        return function;
+}
+
+/* Where CUDA will see the card, as far as that can be known before CUDA does: -1 for nowhere. */
+static int expected_ordinal(void *nvml_device, const char *uuid)
+{
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        unsigned index;
+        int ordinal = 0;
+
+        if (!real.index || real.index(nvml_device, &index) != 0)
+                index = UINT32_MAX;
+        if (!visible)
+                return index < GR_DEVICES_MAX ? (int)index : -1;
+        for (; *visible; ordinal++) {
+                size_t length = strcspn(visible, ",");
+                char *end;
+
+                if (*visible >= '0' && *visible <= '9') {
+                        if (strtoul(visible, &end, 10) == index && end == visible + length)
+                                return ordinal;
+                } else if (length > 0 && strncmp(visible, uuid, length) == 0) {
+                        return ordinal;
+                }
+                visible += length + (visible[length] == ',');
+        }
+        return -1;
+}
+
+/* The card's UUID and ordinal; -1 for one that CUDA does not see here. *ret_in_use: it is CUDA that says so. */
+static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_use)
+{
+        char own[GR_UUID_TEXT_BYTES];
+        int count = 0;
+
+        if (!real.uuid || real.uuid(nvml_device, text, UUID_TEXT) != 0 ||
+            strlen(text) < UUID_PREFIX + GR_UUID_TEXT_BYTES - 1)
+                return -1;
+        *ret_in_use = gr_shim_ready() && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetCount(&count) == CUDA_SUCCESS;
+        if (!*ret_in_use)
+                return expected_ordinal(nvml_device, text);
+        for (int i = 0; i < count; i++)
+                if (gr_device_uuid(i, NULL, own) && strcmp(own, text + UUID_PREFIX) == 0)
+                        return i;
+        return -1;
+}
+
+/* Once where there is a context: without one there is nothing to be seen, and nobody to be made one. */
+static bool refresh(struct gr_context *context, void *arg)
+{
+        struct gr_device *device = arg;
+
+        (void)context;
+        gr_async_refresh(device);
+        if (gr_overhead_counted())
+                gr_overhead_look(device, GR_OVERHEAD_AGE_NS);
+        return false;
+}
+
+static void at_most(unsigned long long *value, uint64_t most)
+{
+        if (*value > most)
+                *value = most;
+}
+
+/* Turns the card's figures into the share's; reserved is part of used in the first form of the call. */
+static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigned long long *reserved)
+{
+        unsigned long long total = memory->total, free_bytes = memory->free;
+        struct gr_device *device = NULL;
+        uint64_t hard, group = GR_SIZE_NONE, share_free, share_total;
+        char uuid[UUID_TEXT];
+        bool in_use;
+        int ordinal = find_ordinal(nvml_device, uuid, &in_use);
+
+        /* A child after fork, and a process whose driver is too old, are left alone in this as well. */
+        if (ordinal < 0 || ordinal >= GR_DEVICES_MAX || atomic_load(&gr_shim_state) == GR_SHIM_OFF)
+                return;
+        if (in_use)
+                device = gr_device_get(ordinal);
+        hard = device ? atomic_load(&device->hard_bytes)
+                      : gr_size_resolve(&gr_options.hard_limit, ordinal, total, NULL);
+        if (!device || !gr_neighbour_joined(device))
+                group = gr_size_resolve(&gr_options.group_limit, ordinal, total, NULL);
+        if (hard == GR_SIZE_NONE && group == GR_SIZE_NONE && (!device || !gr_budget_limited(device)))
+                return;
+        if (device) {
+                gr_core_each_context(&gr_core, ordinal, refresh, device);
+                gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
+                                &share_total);
+                total = share_total;
+                free_bytes = share_free;
+        }
+        at_most(&total, hard);
+        if (group != GR_SIZE_NONE) { /* of which this process is no member yet */
+                uint64_t sum = gr_neighbour_sum(uuid + UUID_PREFIX);
+
+                at_most(&total, group);
+                at_most(&free_bytes, group > sum ? group - sum : 0);
+        }
+        if (total < memory->total)
+                *reserved = 0; /* it is outside the share */
+        at_most(&free_bytes, total - *reserved);
+        *memory = (struct gr_nvml_memory){.total = total, .free = free_bytes, .used = total - *reserved - free_bytes};
+}
+
+GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *memory)
+{
+        unsigned long long reserved = 0;
+        int saved_errno, result;
+
+        if (!find_real() || !real.nvmlDeviceGetMemoryInfo)
+                return FUNCTION_NOT_FOUND;
+        result = real.nvmlDeviceGetMemoryInfo(nvml_device, memory);
+        saved_errno = errno;
+        gr_process_options();
+        if (result == 0 && memory && gr_options.nvml)
+                tell_share(nvml_device, memory, &reserved);
+        errno = saved_errno;
+        return result;
+}
+
+GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *memory)
+{
+        struct gr_nvml_memory share;
+        int saved_errno, result;
+
+        if (!find_real() || !real.nvmlDeviceGetMemoryInfo_v2)
+                return FUNCTION_NOT_FOUND;
+        result = real.nvmlDeviceGetMemoryInfo_v2(nvml_device, memory);
+        saved_errno = errno;
+        gr_process_options();
+        if (result == 0 && memory && gr_options.nvml) {
+                share = (struct gr_nvml_memory){memory->total, memory->free, memory->used};
+                tell_share(nvml_device, &share, &memory->reserved);
+                memory->total = share.total;
+                memory->free = share.free;
+                memory->used = share.used;
+        }
+        errno = saved_errno;
+        return result;
+}

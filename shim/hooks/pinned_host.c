@@ -1,0 +1,193 @@
+/*
+ * Pinned host memory, allocated or registered: no device's, so it has a limit of its own. What is allocated comes from
+ * a cache (pinned.h); what is registered is the program's own memory, and only counted.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+#define PAGE_BYTES ((uint64_t)4 << 10)
+#define FLAGS      (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
+#define PLAIN      (~0u) /* a kind of its own: cuMemAllocHost takes no flags */
+
+struct request {
+        void *ptr;
+        size_t bytes;
+        unsigned int flags;
+        CUresult (*plain)(void **ptr, size_t bytes);
+        CUresult (*flagged)(void **ptr, size_t bytes, unsigned int flags);
+        CUresult (*registering)(void *ptr, size_t bytes, unsigned int flags);
+        bool two_addresses; /* the device knows it under another one, which the ledger does not */
+};
+
+static int allocate(void *arg)
+{
+        struct request *request = arg;
+
+        if (request->registering)
+                return gr_errno(request->registering(request->ptr, request->bytes, request->flags));
+        if (request->flagged)
+                return gr_errno(request->flagged(&request->ptr, request->bytes, request->flags));
+        return gr_errno(request->plain(&request->ptr, request->bytes));
+}
+
+static bool counts(size_t bytes)
+{
+        return gr_shim_ready() && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES;
+}
+
+static CUresult charge(struct request *request)
+{
+        uint64_t footprint = (request->bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
+        struct gr_context *context = gr_current_context();
+        int saved_errno = errno, rc;
+
+        rc = gr_accounted_charge(&gr_core, &gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
+        if (rc == 0) {
+                gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
+                gr_accounted_add(&gr_core, &gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
+                                 context ? context->handle : NULL, footprint);
+        }
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
+{
+        struct request *request = arg;
+        CUdeviceptr device_ptr;
+        int rc;
+
+        request->bytes = bytes;
+        rc = allocate(request);
+        if (rc)
+                return rc;
+        request->two_addresses = !gr_real.cuMemHostGetDevicePointer_v2 ||
+                                 gr_real.cuMemHostGetDevicePointer_v2(&device_ptr, request->ptr, 0) != CUDA_SUCCESS ||
+                                 device_ptr != (CUdeviceptr)(uintptr_t)request->ptr;
+        *ret_ptr = (uint64_t)(uintptr_t)request->ptr;
+        return 0;
+}
+
+/* Through the cache where there is one. */
+static CUresult pin(struct request *request, unsigned int kind)
+{
+        struct gr_context *context = gr_current_context();
+        int saved_errno = errno, rc;
+        uint64_t ptr;
+
+        if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
+            atomic_load_explicit(&gr_core.host.threshold_bytes, memory_order_relaxed) == 0)
+                return charge(request);
+        rc = gr_pinned_alloc(context, request->bytes, kind, allocate_pinned, request, &ptr);
+        if (rc == 0) {
+                if (request->two_addresses)
+                        gr_ledger_mark_exported(&gr_core.ledger, ptr);
+                request->ptr = (void *)(uintptr_t)ptr;
+        }
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
+{
+        struct request request = {.bytes = bytesize};
+        CUresult result;
+
+        if (!counts(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
+                return GR_REAL(cuMemAllocHost_v2, pp, bytesize);
+        request.plain = gr_real.cuMemAllocHost_v2;
+        result = pin(&request, PLAIN);
+        if (result == CUDA_SUCCESS)
+                *pp = request.ptr;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
+{
+        struct request request = {.bytes = bytesize, .flags = flags};
+        CUresult result;
+
+        if (!counts(bytesize) || !pp || !gr_real.cuMemHostAlloc)
+                return GR_REAL(cuMemHostAlloc, pp, bytesize, flags);
+        request.flagged = gr_real.cuMemHostAlloc;
+        result = pin(&request, flags);
+        if (result == CUDA_SUCCESS)
+                *pp = request.ptr;
+        return result;
+}
+
+static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __typeof__(cuMemHostRegister_v2) *real)
+{
+        struct request request = {.ptr = p, .bytes = bytesize, .flags = flags, .registering = real};
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        return counts(bytesize) && p ? charge(&request) : real(p, bytesize, flags);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int flags)
+{
+        gr_shim_ready();
+        return register_host(p, bytesize, flags, gr_real.cuMemHostRegister_v2);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostRegister(void *p, size_t bytesize, unsigned int flags)
+{
+        gr_shim_ready();
+        return register_host(p, bytesize, flags, gr_real.cuMemHostRegister);
+}
+
+static CUresult give_back(void *p, CUresult (*real)(void *))
+{
+        struct gr_accounted *entry = NULL;
+        CUresult result;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (gr_shim_ready() && p)
+                entry = gr_accounted_take(&gr_core, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
+        result = real(p);
+        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
+{
+        int saved_errno = errno, rc;
+
+        if (gr_shim_ready() && p) {
+                rc = gr_pinned_free(&gr_core, (uint64_t)(uintptr_t)p);
+                errno = saved_errno;
+                if (rc != -ENOENT)
+                        return gr_result(rc);
+        }
+        return give_back(p, gr_real.cuMemFreeHost);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags)
+{
+        return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_unless_cached((CUdeviceptr)p), flags);
+}
+
+/*
+ * The driver cuts small blocks from slabs, and answers with the flags that a slab's first block was asked with (H200,
+ * driver 580); what is cached keeps slabs alive that natively would have gone, so for ours we answer ourselves.
+ */
+GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
+{
+        CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_unless_cached((CUdeviceptr)p));
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_block_at((CUdeviceptr)p, &base, &info) == 0 && info.host &&
+            info.kind != PLAIN)
+                *flags = (*flags & ~FLAGS) | (info.kind & FLAGS) | CU_MEMHOSTALLOC_DEVICEMAP;
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
+{
+        gr_shim_ready();
+        return give_back(p, gr_real.cuMemHostUnregister);
+}

@@ -1,0 +1,269 @@
+/*
+ * What the program asks about memory, answered so that it sees its share of the card, the sizes it asked for, and
+ * nothing of what is cached. Measured (driver 580): of a freed pointer the driver says the same as of one that never
+ * was.
+ */
+#include <errno.h>
+
+#include "base/log.h"
+#include "shim.h"
+
+#define INFO_TRIES    500 /* then a figure that may be too good, rather than to wait on */
+#define INFO_PAUSE_NS UINT64_C(50000)
+
+int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
+{
+        CUdeviceptr base = ptr;
+        struct gr_split_place place;
+
+        /* Most questions are about the first byte; for the others the driver knows the allocation, but no range of it.
+         */
+        if (gr_ledger_find(&gr_core.ledger, ptr, ret_info) != 0) {
+                if (gr_split_find(&gr_core, ptr, &place) == 0) {
+                        if (!place.live || gr_ledger_find(&gr_core.ledger, place.base_ptr, ret_info) != 0)
+                                *ret_info = (struct gr_block_info){.split = true};
+                        *ret_base = place.base_ptr;
+                        return 0;
+                }
+                if (gr_real.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr) != CUDA_SUCCESS ||
+                    gr_ledger_find(&gr_core.ledger, base, ret_info) != 0)
+                        return -ENOENT;
+        }
+        *ret_base = base;
+        return 0;
+}
+
+/* Whether ptr, inside a block of ours, is memory of the program. */
+static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_info *info)
+{
+        return info->live && ptr - base < info->requested_bytes;
+}
+
+static void mark_exported(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        gr_memory_shared();
+        if (gr_block_at(ptr, &base, &info) == 0)
+                gr_ledger_mark_exported(&gr_core.ledger, base);
+}
+
+CUdeviceptr gr_unless_cached(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr base;
+
+        return gr_shim_ready() && gr_block_at(ptr, &base, &info) == 0 && !is_live(ptr, base, &info) ? GR_NO_POINTER
+                                                                                                    : ptr;
+}
+
+static bool settle(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_split_settle(context);
+        return true;
+}
+
+/* The driver's figures become the program's share. */
+static void share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
+{
+        uint64_t share_free, share_total;
+
+        gr_async_refresh(context->device);
+        if (gr_overhead_counted())
+                gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
+        if (atomic_load(&context->device->stranded_bytes) > 0)
+                gr_core_each_context(&gr_core, context->device->ordinal, settle, NULL);
+        gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
+                        &share_free, &share_total);
+        *free_bytes = share_free;
+        *total_bytes = share_total;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+        struct gr_context *context = NULL;
+        int saved_errno = errno;
+
+        if (gr_shim_ready() && free_bytes && total_bytes)
+                context = gr_current_context();
+        /* What is just going back counts as cached until it has gone, and would be told twice. */
+        for (unsigned tries = 0;; tries++) {
+                uint64_t ended = context ? gr_releases_ended(context->device) : 0;
+                CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
+
+                if (result != CUDA_SUCCESS || !context)
+                        return result;
+                share(context, free_bytes, total_bytes);
+                if (gr_releases_begun(context->device) != ended && tries < INFO_TRIES) {
+                        gr_driver.sleep_ns(INFO_PAUSE_NS);
+                        continue;
+                }
+                errno = saved_errno;
+                return result;
+        }
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceTotalMem_v2, bytes, dev);
+        struct gr_device *device;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        device = gr_device_get(dev);
+        if (device)
+                *bytes = gr_budget_total(device, *bytes);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
+{
+        CUresult result = GR_REAL(cuDeviceTotalMem, bytes, dev);
+        struct gr_device *device;
+
+        if (result != CUDA_SUCCESS || !gr_shim_ready())
+                return result;
+        device = gr_device_get(dev);
+        if (device)
+                *bytes = (unsigned int)gr_budget_total(device, *bytes);
+        return result;
+}
+
+/* As gr_block_at, where pointer attributes say nothing. */
+static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
+{
+        return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
+               gr_ledger_find(&gr_core.ledger, *ret_base, ret_info) == 0;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || (gr_block_at(dptr, &block, &info) != 0 && !block_of(dptr, &block, &info)))
+                return GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
+        if (!is_live(dptr, block, &info))
+                return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
+        result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
+        /* The driver knows no allocation there. Any other refusal, as without a context, stands. */
+        if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && (info.spilled || info.split))
+                result = CUDA_SUCCESS;
+        if (result == CUDA_SUCCESS && size)
+                *size = info.requested_bytes;
+        if (result == CUDA_SUCCESS && base)
+                *base = block;
+        return result;
+}
+
+/* After a successful answer about a live block of ours. */
+static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
+{
+        if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
+                *(size_t *)data = info->requested_bytes;
+        /* The driver numbers its allocations one by one; ours are told apart by which use of the block they are. */
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->generation > 1)
+                *(unsigned long long *)data |= (unsigned long long)(info->generation - 1) << 40;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
+                *(CUdeviceptr *)data = block;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
+                *(int *)data = 0;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
+                *(CUcontext *)data = info->context->handle;
+        /* From here on somebody outside can know the memory. */
+        if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+                gr_ledger_mark_exported(&gr_core.ledger, block);
+}
+
+GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+                return GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
+        if (!is_live(ptr, block, &info))
+                return GR_REAL(cuPointerGetAttribute, data, attribute, GR_NO_POINTER);
+        result = GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
+        if (result != CUDA_SUCCESS && info.split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data)
+                result = CUDA_SUCCESS;
+        if (result == CUDA_SUCCESS)
+                correct(data, attribute, block, &info);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                                  CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+                return GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
+        if (!is_live(ptr, block, &info))
+                return GR_REAL(cuPointerGetAttributes, count, attributes, data, GR_NO_POINTER);
+        result = GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
+        if (result == CUDA_SUCCESS)
+                for (unsigned int i = 0; i < count; i++)
+                        correct(data[i], attributes[i], block, &info);
+        return result;
+}
+
+/* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
+GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_unless_cached(ptr));
+
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                mark_exported(ptr);
+        return result;
+}
+
+/*
+ * A handle stands for a whole allocation, which the importer gets at its first byte: for a range of a segment it would
+ * give away other blocks, at another offset than the program means. Refused as for memory that cannot be shared.
+ */
+GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
+{
+        struct gr_block_info info;
+        CUdeviceptr block;
+        CUresult result;
+
+        if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS) {
+                int saved_errno = errno;
+
+                gr_split_bar(&gr_core);
+                if (gr_block_at(dptr, &block, &info) == 0 && info.split) {
+                        static _Atomic bool said;
+
+                        if (!atomic_exchange(&said, true))
+                                gr_log(GR_LOG_WARN, "legacy IPC was asked for memory of a shared segment, and refused; "
+                                                    "for programs that use it set GPURECLAIM_POOL=bins");
+                        errno = saved_errno;
+                        return CUDA_ERROR_INVALID_VALUE;
+                }
+                errno = saved_errno;
+        }
+        result = GR_REAL(cuIpcGetMemHandle, handle, gr_unless_cached(dptr));
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                mark_exported(dptr);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
+                                                         CUmemRangeHandleType type, unsigned long long flags)
+{
+        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, gr_unless_cached(dptr), size, type, flags);
+
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                mark_exported(dptr);
+                if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
+                        gr_export_mark(*(int *)handle);
+        }
+        return result;
+}

@@ -1,0 +1,254 @@
+/*
+ * The shared CUDA runtime, libcudart.so.12 and .13. Its cudaMalloc and cudaFree come down to one call of the driver's,
+ * which is ours; what it does around that costs more than our call, as it touches memory that the program's own work
+ * has pushed out of the processor's cache: in a PyTorch training without its own cache 0.13 to 0.19 us of each 0.5 to
+ * 1.1 (H200, November 2026). So the linker binds these functions to the ones below, by the runtime's version of the
+ * symbol, and what the pool serves does not pass through the runtime. (dlsym and programs that ask for no version do
+ * not find them: there the driver's functions do the work, as with the static runtime.)
+ *
+ * This way is open only where the runtime would do nothing else and nobody would notice:
+ * - the runtime has served the calling thread in the context that is current, and the thread has not chosen a device
+ *   since: there is nothing for it to set up first;
+ * - the pool serves it: what fails, fails in the runtime, which remembers the error;
+ * - no profiler has asked CUPTI for the calls of the runtime or the driver, and none was injected;
+ * - no other library stands in for these functions behind us;
+ * - the process does not end: the driver may refuse from then on.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "base/log.h"
+#include "shim.h"
+
+#define CUPTI_UNKNOWN 999 /* what CUPTI answers where it knows no better */
+
+enum way { WAY_UNKNOWN, WAY_OPEN, WAY_SHUT };
+
+struct runtime {
+        const char *soname;                     /* and the version of its symbols */
+        __typeof__(cudaMalloc) *_Atomic malloc; /* NULL: none is known yet; set last */
+        __typeof__(cudaFree) *_Atomic free;
+        __typeof__(cudaSetDevice) *_Atomic set_device;
+};
+
+static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "libcudart.so.13"}};
+
+static GR_HOT_DATA _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
+
+_Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+
+/* For gr_runtime_context. */
+static inline unsigned bit_of(const struct runtime *runtime)
+{
+        return 1u << (runtime - runtimes);
+}
+
+void gr_runtime_watched(const char *by)
+{
+        int saved_errno = errno;
+
+        if (atomic_exchange(&way, WAY_SHUT) != WAY_SHUT)
+                gr_log(GR_LOG_DEBUG, "%s: from now on the runtime sees each cudaMalloc and cudaFree", by);
+        errno = saved_errno;
+}
+
+/* Whether the function is in some version of this library. */
+static bool is_in(const void *function, const char *library)
+{
+        char name[32] = "/";
+        Dl_info info;
+
+        strncat(name, library, strcspn(library, "0123456789"));
+        return dladdr(function, &info) && info.dli_fname && strstr(info.dli_fname, name);
+}
+
+/* The function that this library's version of the symbol would be without us; NULL. */
+static void *next(const char *name, const char *library, bool *ret_stand_in)
+{
+        void *any = gr_real_symbol(RTLD_NEXT, name), *found = dlvsym(RTLD_NEXT, name, library), *own = NULL, *handle;
+
+        /* Where a plug-in has brought the library only those that need it find it. It stays loaded from then on. */
+        handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+        if (handle)
+                own = dlvsym(handle, name, library);
+        dlerror(); /* what is missing is no error of the program's */
+        if (any && any != found && any != own && !is_in(any, library))
+                found = any; /* without a version, so for every one */
+        *ret_stand_in = found && found != own;
+        return found ? found : own;
+}
+
+/* Whoever comes at the same time finds the same. */
+static bool find(struct runtime *runtime)
+{
+        int saved_errno = errno;
+        bool stand_ins[3];
+        void *functions[3] = {next("cudaMalloc", runtime->soname, &stand_ins[0]),
+                              next("cudaFree", runtime->soname, &stand_ins[1]),
+                              next("cudaSetDevice", runtime->soname, &stand_ins[2])};
+
+        errno = saved_errno;
+        if (!functions[0] || !functions[1] || !functions[2])
+                return false;
+        if (stand_ins[0] || stand_ins[1] || stand_ins[2])
+                gr_runtime_watched("another library stands in for the runtime");
+        runtime->free = (__typeof__(cudaFree) *)functions[1];
+        runtime->set_device = (__typeof__(cudaSetDevice) *)functions[2];
+        runtime->malloc = (__typeof__(cudaMalloc) *)functions[0];
+        return true;
+}
+
+/* Whether there is such a runtime, and its functions are known. */
+static inline bool is_found(struct runtime *runtime)
+{
+        return runtime->malloc || find(runtime);
+}
+
+/* The pool of the current context, where the fast path is open to the thread; else NULL. */
+static inline struct gr_context *context_of(const struct runtime *runtime)
+{
+        return __builtin_expect(atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
+                                        atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY,
+                                1)
+                       ? gr_runtime_context(bit_of(runtime))
+                       : NULL;
+}
+
+/* The runtime has served the thread. */
+static void used(const struct runtime *runtime)
+{
+        int unknown = WAY_UNKNOWN;
+
+        if (atomic_load(&gr_shim_state) != GR_SHIM_READY)
+                return;
+        if (atomic_load(&way) == WAY_UNKNOWN) {
+                if (getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
+                        gr_runtime_watched("something was injected");
+                else
+                        atomic_compare_exchange_strong(&way, &unknown, WAY_OPEN);
+        }
+        gr_runtime_used(bit_of(runtime));
+}
+
+/* refused: what the pool has said already, of which the runtime is to hear from the driver; 0: it was not asked. */
+static __attribute__((noinline)) cudaError_t alloc_there(struct runtime *runtime, void **ptr, size_t bytes, int refused)
+{
+        cudaError_t result;
+
+        if (!is_found(runtime))
+                return cudaErrorInitializationError;
+        gr_runtime_refused = refused;
+        result = runtime->malloc(ptr, bytes);
+        gr_runtime_refused = 0;
+        if (result == cudaSuccess && bytes > 0)
+                used(runtime);
+        return result;
+}
+
+static __attribute__((noinline)) cudaError_t free_there(struct runtime *runtime, void *ptr, int refused)
+{
+        cudaError_t result;
+
+        if (!is_found(runtime))
+                return cudaErrorInitializationError;
+        gr_runtime_refused = refused;
+        result = runtime->free(ptr);
+        gr_runtime_refused = 0;
+        if (result == cudaSuccess && ptr)
+                used(runtime);
+        return result;
+}
+
+static inline cudaError_t alloc(struct runtime *runtime, void **ptr, size_t bytes)
+{
+        struct gr_context *context = context_of(runtime);
+        CUdeviceptr dptr;
+        int rc = 0;
+
+        if (__builtin_expect(context && ptr && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES, 1)) {
+                rc = gr_memory_alloc(context, bytes, &dptr);
+                if (__builtin_expect(rc == 0, 1)) {
+                        *ptr = (void *)(uintptr_t)dptr;
+                        return cudaSuccess;
+                }
+        }
+        return alloc_there(runtime, ptr, bytes, rc);
+}
+
+static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
+{
+        int rc = 0;
+
+        if (__builtin_expect(ptr && context_of(runtime), 1)) {
+                rc = gr_memory_free((CUdeviceptr)(uintptr_t)ptr);
+                if (__builtin_expect(rc == 0, 1))
+                        return cudaSuccess;
+        }
+        return free_there(runtime, ptr, rc);
+}
+
+/* The device is another one from now on, be its context current at once or with the next call. */
+static cudaError_t set_device(struct runtime *runtime, int device)
+{
+        gr_runtime_unsure();
+        return is_found(runtime) ? runtime->set_device(device) : cudaErrorInitializationError;
+}
+
+/* Names of their own, which .symver makes the runtime's; hidden versions, so that nobody links with them. */
+#define GR_VERSION_OF(number, index)                                                                                   \
+        GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes);                                            \
+        GR_HOT_CODE GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes)                                 \
+        {                                                                                                              \
+                return alloc(&runtimes[index], ptr, bytes);                                                            \
+        }                                                                                                              \
+        GR_EXPORT cudaError_t gr_free_##number(void *ptr);                                                             \
+        GR_HOT_CODE GR_EXPORT cudaError_t gr_free_##number(void *ptr)                                                  \
+        {                                                                                                              \
+                return give_back(&runtimes[index], ptr);                                                               \
+        }                                                                                                              \
+        GR_EXPORT cudaError_t gr_set_device_##number(int device);                                                      \
+        GR_EXPORT cudaError_t gr_set_device_##number(int device)                                                       \
+        {                                                                                                              \
+                return set_device(&runtimes[index], device);                                                           \
+        }                                                                                                              \
+        __asm__(".symver gr_malloc_" #number ", cudaMalloc@libcudart.so." #number);                                    \
+        __asm__(".symver gr_free_" #number ", cudaFree@libcudart.so." #number);                                        \
+        __asm__(".symver gr_set_device_" #number ", cudaSetDevice@libcudart.so." #number)
+
+GR_VERSION_OF(12, 0);
+GR_VERSION_OF(13, 1);
+
+/*
+ * CUPTI's ways to ask for calls. A profiler that looks them up is noticed by dlsym (lookup.c), one with CUPTI built in
+ * by the environment that has the driver load it. Their arguments are words, and travel on as they came.
+ */
+typedef uintptr_t watch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
+
+static uintptr_t watch(const char *name, const char *library, const uintptr_t words[4])
+{
+        int saved_errno = errno;
+        bool stand_in;
+        watch_function *function = (watch_function *)next(name, library, &stand_in);
+
+        gr_runtime_watched(name);
+        errno = saved_errno;
+        return function ? function(words[0], words[1], words[2], words[3]) : CUPTI_UNKNOWN;
+}
+
+#define GR_WATCH(symbol, number)                                                                                       \
+        GR_EXPORT uintptr_t gr_##symbol##_##number(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d);                \
+        GR_EXPORT uintptr_t gr_##symbol##_##number(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d)                 \
+        {                                                                                                              \
+                return watch(#symbol, "libcupti.so." #number, (const uintptr_t[4]){a, b, c, d});                       \
+        }                                                                                                              \
+        __asm__(".symver gr_" #symbol "_" #number ", " #symbol "@libcupti.so." #number);
+
+#define GR_HOOK(symbol)
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#define GR_CUPTI(symbol) GR_WATCH(symbol, 12) GR_WATCH(symbol, 13)
+#include "lookup/hooks.def"

@@ -1,0 +1,817 @@
+/*
+ * Stream-ordered memory: the driver's own pools. They are charged with what they reserve, read from them without any
+ * synchronisation: it shrinks behind our back (at any synchronisation of the program), so each look corrects the
+ * charge. It grows only inside allocations, which a limit therefore lets through one at a time.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "base/hash.h"
+#include "shim.h"
+
+struct pool {
+        UT_hash_handle hh;
+        CUmemoryPool handle; /* key */
+        struct gr_device *device;
+        enum gr_memory_kind kind;
+        uint64_t reserved_bytes, idle_bytes;
+        uint64_t lost_bytes; /* freed, and used to the driver for ever */
+};
+
+/* What destroyed pools left behind: memory that the program still has. */
+struct orphans {
+        uint64_t reserved_bytes, used_bytes;
+};
+
+struct request {
+        CUdeviceptr ptr;
+        size_t bytes;
+        CUmemoryPool pool;
+        CUstream stream;
+        bool limited; /* pool must be known, and is held against its device's limit */
+        CUresult (*from_pool)(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream);
+        CUresult (*from_current)(CUdeviceptr *ptr, size_t bytes, CUstream stream);
+        CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
+};
+
+/* Guards what follows; held across reading pools and, under a limit, across allocations. Before frees_lock. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pool *pools;
+static struct orphans orphans[GR_DEVICES_MAX];
+static uint64_t graph_reserved_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
+static bool frees_lost; /* this driver counts what cuMemFree took from a pool as used for ever */
+
+/*
+ * Guards the frees in stream order that have begun. Held while a pool is destroyed: what begins then sees it gone, and
+ * what began before is found by the pool's end.
+ */
+static pthread_mutex_t frees_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_async_free *frees;
+
+static _Atomic bool pools_made;         /* the program made a pool, which it may destroy */
+static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
+static _Atomic unsigned orphan_devices; /* that have any */
+static _Atomic bool pools_seen;         /* a pool was seen, so there may be something to correct */
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+        return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
+}
+
+static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t now_bytes)
+{
+        atomic_fetch_add(&device->idle_bytes, now_bytes - *idle_bytes);
+        *idle_bytes = now_bytes;
+}
+
+/*
+ * Makes a charge what the driver says it is, with ahead_bytes charged for it in advance. False where that passes the
+ * limit; it is charged all the same.
+ */
+static bool settle_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t *reserved_bytes,
+                          uint64_t ahead_bytes, uint64_t now_bytes)
+{
+        uint64_t held = *reserved_bytes + ahead_bytes;
+        bool within = true;
+
+        if (now_bytes > held) {
+                within = gr_budget_charge(device, kind, now_bytes - held) == 0;
+                if (!within)
+                        gr_budget_force(device, kind, now_bytes - held);
+        } else {
+                gr_budget_uncharge(device, kind, held - now_bytes);
+        }
+        *reserved_bytes = now_bytes;
+        return within;
+}
+
+/* What the driver says that the program has of the pool; otherwise where it does not tell. */
+static uint64_t used(const struct pool *pool, uint64_t otherwise)
+{
+        cuuint64_t bytes;
+
+        return gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS
+                       ? bytes
+                       : otherwise;
+}
+
+/* Lock held. As settle_charge for one pool, and what of it nobody uses. */
+static bool settle(struct pool *pool, uint64_t ahead_bytes)
+{
+        cuuint64_t now_bytes, used_bytes;
+        bool within;
+
+        if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now_bytes) !=
+            CUDA_SUCCESS)
+                now_bytes = pool->reserved_bytes + ahead_bytes;
+        used_bytes = used(pool, now_bytes);
+        pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
+        used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
+        within = settle_charge(pool->device, pool->kind, &pool->reserved_bytes, ahead_bytes, now_bytes);
+        set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
+        return within;
+}
+
+/* Lock held. */
+static struct pool *known(CUmemoryPool handle)
+{
+        struct pool *pool;
+
+        HASH_FIND_PTR(pools, &handle, pool);
+        return pool;
+}
+
+/* Lock held. NULL: out of memory. */
+static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
+{
+        struct pool *pool = known(handle);
+
+        if (pool || !gr_real.cuMemPoolGetAttribute)
+                return pool;
+        pool = calloc(1, sizeof(*pool));
+        if (!pool)
+                return NULL;
+        pool->handle = handle;
+        pool->device = device;
+        pool->kind = kind;
+        atomic_store_explicit(&pools_seen, true, memory_order_relaxed);
+        HASH_ADD_PTR(pools, handle, pool);
+        if (!pool->hh.tbl) {
+                free(pool);
+                return NULL;
+        }
+        return pool;
+}
+
+/* At its first use a default pool takes over our threshold; what the program sets later stays. */
+static void remember_default(struct gr_device *device)
+{
+        uint64_t bit = UINT64_C(1) << device->ordinal;
+        uint64_t threshold = atomic_load(&device->threshold_bytes);
+        cuuint64_t before;
+        CUmemoryPool handle;
+
+        if (atomic_load_explicit(&defaults_known, memory_order_acquire) & bit || !gr_real.cuDeviceGetDefaultMemPool ||
+            !gr_real.cuMemPoolGetAttribute)
+                return;
+        pthread_mutex_lock(&lock);
+        if (!(atomic_load(&defaults_known) & bit) &&
+            gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
+            remember(handle, device, GR_MEMORY_STREAM_ORDERED)) {
+                if (threshold != GR_UNLIMITED && gr_real.cuMemPoolSetAttribute &&
+                    gr_real.cuMemPoolGetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &before) == CUDA_SUCCESS &&
+                    before == 0)
+                        gr_real.cuMemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+                atomic_fetch_or(&defaults_known, bit);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+/* Whether the process sees one device only, so that every stream is its. */
+static bool one_device(void)
+{
+        static _Atomic int devices; /* 0: not asked */
+        int count = atomic_load_explicit(&devices, memory_order_relaxed);
+
+        if (count == 0 && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetCount(&count) == CUDA_SUCCESS)
+                atomic_store_explicit(&devices, count, memory_order_relaxed);
+        return count == 1;
+}
+
+/* The device on which a stream's allocations are made; NULL: ask the driver, it will say what is wrong. */
+static struct gr_device *device_of(CUstream stream)
+{
+        struct gr_context *context = gr_current_context();
+        CUcontext handle;
+
+        if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx ||
+            (context && one_device()))
+                return context ? context->device : NULL;
+        if (gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
+                return NULL;
+        /* Without making it current where it is known: a green context can be so on one thread only. */
+        context = gr_context_known(handle);
+        if (context)
+                return context->device;
+        context = gr_context_visit(handle);
+        return context ? context->device : NULL;
+}
+
+bool gr_async_captured(CUstream stream, bool null_is_own)
+{
+        CUstreamCaptureStatus status;
+
+        if (!stream && null_is_own)
+                stream = CU_STREAM_PER_THREAD;
+        return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
+               (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+                status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/* Where memory of a pool counts, and as what; NULL: nowhere that we know. */
+static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocationType type,
+                                  enum gr_memory_kind *ret_kind)
+{
+        struct gr_context *context;
+
+        switch ((int)location->type) {
+        case CU_MEM_LOCATION_TYPE_DEVICE:
+                *ret_kind = type == CU_MEM_ALLOCATION_TYPE_PINNED ? GR_MEMORY_STREAM_ORDERED : GR_MEMORY_MANAGED;
+                return gr_device_use(location->id);
+        case CU_MEM_LOCATION_TYPE_HOST:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+                *ret_kind = GR_MEMORY_HOST;
+                if (type == CU_MEM_ALLOCATION_TYPE_PINNED)
+                        return &gr_core.host;
+                break;
+        default:
+                break;
+        }
+        /* Managed memory may all be on the device at any time, wherever its pages begin (managed.c). */
+        *ret_kind = GR_MEMORY_MANAGED;
+        context = gr_current_context();
+        return context ? context->device : gr_device_use(0);
+}
+
+/* Whether an allocation on stream becomes a graph's. */
+static bool into_graph(CUstream stream, bool null_is_own)
+{
+        if (!gr_async_captured(stream, null_is_own))
+                return false;
+        gr_graph_memory_seen();
+        return true;
+}
+
+static CUresult call(struct request *request)
+{
+        return request->from_pool ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
+                                  : request->from_current(&request->ptr, request->bytes, request->stream);
+}
+
+/* Lock held. Charges for the worst case, that the pool has to grow. */
+static bool reserve(struct pool *pool, uint64_t bytes)
+{
+        if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
+                return true;
+        if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
+                return false;
+        /* The pool's own unused memory makes room; from then on there is some, until the pool grows again. */
+        gr_real.cuMemPoolTrimTo(pool->handle, pool->reserved_bytes > bytes ? pool->reserved_bytes - bytes : 0);
+        settle(pool, 0);
+        return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
+}
+
+/* Lock held. */
+static int call_limited(struct request *request, struct pool *pool)
+{
+        uint64_t reserved = whole_pages(request->bytes);
+        CUresult result;
+        bool within;
+
+        settle(pool, 0);
+        if (!reserve(pool, reserved)) {
+                /*
+                 * What is freed behind work still running may serve its own stream, without a wait. Where it does not
+                 * the pool grows beyond the limit, once: not again before that is gone.
+                 */
+                if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0)
+                        return -EDQUOT;
+                reserved = 0;
+        }
+        result = call(request);
+        within = settle(pool, reserved);
+        if (result != CUDA_SUCCESS || within)
+                return gr_errno(result);
+        /* It did not, and the pool grew beyond the limit. */
+        request->give_back(request->ptr, request->stream);
+        settle(pool, 0);
+        return -EDQUOT;
+}
+
+/* Lock held. */
+static int attempt_limited(struct request *request, struct pool *pool)
+{
+        uint64_t bytes = whole_pages(request->bytes);
+        int rc;
+
+        gr_budget_ask(pool->device, bytes);
+        rc = call_limited(request, pool);
+        gr_budget_answered(pool->device, bytes);
+        return rc;
+}
+
+static int attempt(void *arg)
+{
+        struct request *request = arg;
+        struct pool *pool;
+        int rc;
+
+        if (!request->limited)
+                return gr_errno(call(request));
+        pthread_mutex_lock(&lock);
+        pool = known(request->pool);
+        rc = pool ? attempt_limited(request, pool) : gr_errno(call(request));
+        pthread_mutex_unlock(&lock);
+        return rc;
+}
+
+/* Bytes and the place for the answer have been looked at. device: whose ladder, or the host; NULL: none. */
+static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
+{
+        bool host = device == &gr_core.host;
+        struct gr_context *context = NULL;
+        int saved_errno = errno, rc;
+
+        gr_neighbour_retry();
+        rc = attempt(request);
+        if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
+                context = gr_climber(&gr_core, device, gr_current_context());
+        if (rc == -EDQUOT && !context)
+                gr_count(&gr_core, GR_STAT_limit_hits, 1);
+        if (context)
+                rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
+        else if ((rc == -ENOMEM || rc == -EDQUOT) && host)
+                rc = gr_pinned_retry(&gr_core, request->bytes, attempt, request, rc);
+        if (rc == 0)
+                *dptr = request->ptr;
+        errno = saved_errno;
+        return gr_result(rc);
+}
+
+static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bool null_is_own,
+                            __typeof__(cuMemAllocAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
+{
+        struct request request = {.bytes = bytes, .stream = stream, .from_current = real, .give_back = give_back};
+        struct gr_device *device;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
+            !gr_real.cuDeviceGetMemPool || into_graph(stream, null_is_own))
+                return real(dptr, bytes, stream);
+        device = device_of(stream);
+        if (!device)
+                return real(dptr, bytes, stream);
+        remember_default(device);
+        request.limited = gr_budget_limited(device);
+        if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
+                return real(dptr, bytes, stream);
+        return allocate(&request, device, dptr);
+}
+
+/*
+ * The driver ends the program where a default pool of managed memory is asked on a full card (H200, driver 580), so
+ * what is only cached goes back before.
+ */
+static void make_room(struct gr_device *device, size_t bytes)
+{
+        struct gr_context *context = gr_climber(&gr_core, device, gr_current_context());
+        int saved_errno = errno;
+
+        if (context)
+                gr_ladder_make_room(context, bytes);
+        errno = saved_errno;
+}
+
+static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
+                                __typeof__(cuMemAllocFromPoolAsync) *real, __typeof__(cuMemFreeAsync) *give_back)
+{
+        struct request request = {
+                .bytes = bytes, .pool = pool, .stream = stream, .from_pool = real, .give_back = give_back};
+        struct gr_device *device;
+        struct pool *found;
+        bool managed;
+
+        if (!real)
+                return CUDA_ERROR_NOT_FOUND;
+        if (!gr_shim_ready() || !dptr || bytes == 0 || bytes > GR_BLOCK_MAX_BYTES || !give_back ||
+            into_graph(stream, null_is_own))
+                return real(dptr, bytes, pool, stream);
+        device = device_of(stream);
+        if (device)
+                remember_default(device); /* its handle may come this way, too */
+        pthread_mutex_lock(&lock);
+        found = known(pool);
+        request.limited = found && gr_budget_limited(found->device);
+        device = found ? found->device : NULL;
+        managed = found && found->kind == GR_MEMORY_MANAGED;
+        pthread_mutex_unlock(&lock);
+        if (managed)
+                make_room(device, bytes);
+        return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
+}
+
+/* The driver takes a request for nothing, and gives nothing (measured, driver 580). */
+static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
+{
+        return bytes > 0 ? gr_given(result, dptr) : result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
+{
+        gr_shim_ready();
+        return given(alloc_async(dptr, bytes, stream, false, gr_real.cuMemAllocAsync, gr_real.cuMemFreeAsync), dptr,
+                     bytes);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUstream stream)
+{
+        gr_shim_ready();
+        return given(alloc_async(dptr, bytes, stream, true, gr_real.cuMemAllocAsync_ptsz, gr_real.cuMemFreeAsync_ptsz),
+                     dptr, bytes);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+        gr_shim_ready();
+        return given(alloc_from_pool(dptr, bytes, pool, stream, false, gr_real.cuMemAllocFromPoolAsync,
+                                     gr_real.cuMemFreeAsync),
+                     dptr, bytes);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool,
+                                                        CUstream stream)
+{
+        gr_shim_ready();
+        return given(alloc_from_pool(dptr, bytes, pool, stream, true, gr_real.cuMemAllocFromPoolAsync_ptsz,
+                                     gr_real.cuMemFreeAsync_ptsz),
+                     dptr, bytes);
+}
+
+static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
+{
+        int saved_errno = errno;
+        enum gr_memory_kind kind;
+        struct gr_device *device = place_of(location, type, &kind);
+
+        if (device) {
+                if (kind == GR_MEMORY_STREAM_ORDERED)
+                        remember_default(device); /* which may be this one */
+                pthread_mutex_lock(&lock);
+                remember(pool, device, kind);
+                pthread_mutex_unlock(&lock);
+        }
+        errno = saved_errno;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+        CUresult result;
+
+        atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before there is memory of it to free */
+        result = GR_REAL(cuMemPoolCreate, pool, props);
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                seen(*pool, &props->location, props->allocType);
+        return result;
+}
+
+/* Before its first use, as a program has no other way to a default pool of these. */
+static CUresult asked_for(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
+                          CUmemAllocationType type)
+{
+        if (result == CUDA_SUCCESS && gr_shim_ready())
+                seen(*pool, location, type);
+        return result;
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        return asked_for(GR_REAL(cuMemGetDefaultMemPool, pool, location, type), pool, location, type);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+        return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
+}
+
+/* What the driver says of memory of a pool, where that is there or has been destroyed; false: it is none. */
+static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
+{
+        CUmemoryPool handle = NULL;
+        size_t bytes = 0;
+
+        if (gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
+            !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
+            gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
+            *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
+                return false;
+        *ret_pool = handle;
+        *ret_bytes = bytes;
+        return true;
+}
+
+/* frees_lock held. What of the frees that have begun is memory of the pool, which the driver still has as used. */
+static void find_frees(CUmemoryPool handle)
+{
+        for (struct gr_async_free *free = frees; free; free = free->next) {
+                CUmemoryPool its = NULL;
+
+                if (!is_pooled(free->ptr, &its, &free->found_device, &free->found_bytes) || its != handle)
+                        free->found_bytes = 0;
+        }
+}
+
+/* frees_lock held. The pool was destroyed, and what was found is left over until it is freed. */
+static void orphan_frees(void)
+{
+        for (struct gr_async_free *free = frees; free; free = free->next) {
+                if (free->found_bytes == 0)
+                        continue;
+                free->device = free->found_device;
+                free->orphan_bytes = free->found_bytes;
+        }
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
+{
+        CUstreamCaptureMode mode;
+        uint64_t used_bytes;
+        struct pool *pool;
+        CUresult result;
+
+        if (!gr_shim_ready())
+                return GR_REAL(cuMemPoolDestroy, handle);
+        /* Locked meanwhile: a new pool may get the old one's handle. */
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        pthread_mutex_lock(&frees_lock);
+        if (pool) {
+                /* What is left then is what the program has, whatever the driver still counts as used. */
+                mode = gr_capture_relax();
+                if (gr_real.cuMemPoolTrimTo)
+                        gr_real.cuMemPoolTrimTo(handle, 0);
+                /* Again where the driver took one of the frees in between: it counts as used, or is not left over. */
+                do {
+                        used_bytes = used(pool, 0);
+                        settle(pool, 0);
+                        find_frees(handle);
+                } while (used(pool, 0) != used_bytes);
+                gr_capture_restore(mode);
+        }
+        result = GR_REAL(cuMemPoolDestroy, handle);
+        if (pool && result == CUDA_SUCCESS) {
+                uint64_t left;
+
+                used_bytes = pool->reserved_bytes - pool->idle_bytes;
+                left = whole_pages(used_bytes);
+                if (pool->kind == GR_MEMORY_HOST)
+                        left = 0;
+                else if (left > pool->reserved_bytes)
+                        left = pool->reserved_bytes;
+                set_idle(pool->device, &pool->idle_bytes, 0);
+                gr_budget_uncharge(pool->device, pool->kind, pool->reserved_bytes - left);
+                if (left > 0) {
+                        struct orphans *orphan = &orphans[pool->device->ordinal];
+
+                        if (pool->kind != GR_MEMORY_STREAM_ORDERED) { /* as which all that is left over counts */
+                                gr_budget_uncharge(pool->device, pool->kind, left);
+                                gr_budget_force(pool->device, GR_MEMORY_STREAM_ORDERED, left);
+                        }
+                        if (orphan->used_bytes == 0)
+                                atomic_fetch_add(&orphan_devices, 1);
+                        orphan->reserved_bytes += left;
+                        orphan->used_bytes += used_bytes;
+                        orphan_frees();
+                }
+                HASH_DEL(pools, pool);
+                free(pool);
+        }
+        pthread_mutex_unlock(&frees_lock);
+        pthread_mutex_unlock(&lock);
+        return result;
+}
+
+/* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. */
+static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
+{
+        CUmemoryPool handle;
+        uint64_t bytes;
+
+        if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
+            !is_pooled(ptr, &handle, ret_device, &bytes))
+                return 0;
+        pthread_mutex_lock(&lock);
+        if (known(handle))
+                bytes = 0;
+        pthread_mutex_unlock(&lock);
+        return bytes;
+}
+
+static void orphan_freed(int device, uint64_t bytes)
+{
+        struct orphans *orphan = &orphans[device];
+        uint64_t keep;
+
+        if (bytes == 0)
+                return;
+        bytes = (bytes + 511) & ~UINT64_C(511);
+        pthread_mutex_lock(&lock);
+        if (orphan->used_bytes > 0) {
+                orphan->used_bytes -= bytes < orphan->used_bytes ? bytes : orphan->used_bytes;
+                keep = whole_pages(orphan->used_bytes);
+                if (keep < orphan->reserved_bytes) {
+                        gr_budget_uncharge(&gr_core.devices[device], GR_MEMORY_STREAM_ORDERED,
+                                           orphan->reserved_bytes - keep);
+                        orphan->reserved_bytes = keep;
+                }
+                if (orphan->used_bytes == 0)
+                        atomic_fetch_sub(&orphan_devices, 1);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
+{
+        uint64_t bytes;
+        int device;
+
+        *free = (struct gr_async_free){.ptr = ptr};
+        free->noted = atomic_load_explicit(&pools_made, memory_order_relaxed);
+        if (!free->noted)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        DL_APPEND(frees, free);
+        pthread_mutex_unlock(&frees_lock);
+        bytes = orphan_of(ptr, &device);
+        if (bytes == 0)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        free->device = device;
+        free->orphan_bytes = bytes;
+        pthread_mutex_unlock(&frees_lock);
+}
+
+void gr_async_free_end(struct gr_async_free *free, CUresult result)
+{
+        if (!free->noted)
+                return;
+        pthread_mutex_lock(&frees_lock);
+        DL_DELETE(frees, free);
+        pthread_mutex_unlock(&frees_lock);
+        if (result == CUDA_SUCCESS)
+                orphan_freed(free->device, free->orphan_bytes);
+}
+
+CUresult gr_async_free(CUdeviceptr ptr)
+{
+        uint64_t bytes = 0, before = 0;
+        CUmemoryPool handle = NULL;
+        struct pool *pool;
+        CUresult result;
+        int device = 0;
+
+        if (!atomic_load_explicit(&pools_seen, memory_order_relaxed) || !is_pooled(ptr, &handle, &device, &bytes))
+                return GR_REAL(cuMemFree_v2, ptr);
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        if (pool)
+                before = used(pool, 0);
+        pthread_mutex_unlock(&lock);
+        result = GR_REAL(cuMemFree_v2, ptr);
+        if (result != CUDA_SUCCESS)
+                return result;
+        pthread_mutex_lock(&lock);
+        pool = known(handle);
+        /* Where another thread frees meanwhile it is not to be seen, so once is enough. */
+        frees_lost |= pool && before >= bytes && used(pool, 0) == before;
+        if (pool && frees_lost)
+                pool->lost_bytes += bytes;
+        pthread_mutex_unlock(&lock);
+        if (!pool)
+                orphan_freed(device, bytes);
+        return result;
+}
+
+/* So that ours is in place before the program's, which stays. */
+GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+        struct gr_context *context;
+
+        if (gr_shim_ready() && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+                int saved_errno = errno;
+
+                context = gr_current_context();
+                if (context)
+                        remember_default(context->device);
+                errno = saved_errno;
+        }
+        return GR_REAL(cuMemPoolSetAttribute, pool, attribute, value);
+}
+
+GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
+{
+        struct pool *pool;
+        CUresult result;
+
+        gr_shim_ready();
+        result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
+        if (result == CUDA_SUCCESS && gr_shim_ready()) {
+                pthread_mutex_lock(&lock);
+                pool = known(handle);
+                if (pool)
+                        settle(pool, 0);
+                pthread_mutex_unlock(&lock);
+        }
+        return result;
+}
+
+/* Lock held. What captured allocations and alloc nodes hold; it grows when a graph is launched. */
+static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
+{
+        int i = device->ordinal;
+        cuuint64_t reserved, used;
+
+        if (!gr_real.cuDeviceGetGraphMemAttribute ||
+            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
+                    CUDA_SUCCESS) {
+                gr_budget_uncharge(device, GR_MEMORY_GRAPH, ahead_bytes);
+                return;
+        }
+        if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
+            used > reserved)
+                used = reserved;
+        settle_charge(device, GR_MEMORY_GRAPH, &graph_reserved_bytes[i], ahead_bytes, reserved);
+        set_idle(device, &graph_idle_bytes[i], reserved - used);
+}
+
+int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
+                           uint64_t *ret_reserved_bytes)
+{
+        uint64_t idle;
+        int rc;
+
+        pthread_mutex_lock(&lock);
+        settle_graphs(device, 0);
+        idle = may_have_it ? graph_reserved_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
+        need_bytes = need_bytes > idle ? need_bytes - idle : 0;
+        gr_budget_ask(device, need_bytes);
+        rc = gr_budget_charge(device, GR_MEMORY_GRAPH, need_bytes);
+        pthread_mutex_unlock(&lock);
+        if (rc)
+                gr_budget_answered(device, need_bytes);
+        else
+                *ret_reserved_bytes = need_bytes;
+        return rc;
+}
+
+void gr_async_graph_settle(struct gr_device *device, uint64_t ahead_bytes)
+{
+        pthread_mutex_lock(&lock);
+        settle_graphs(device, ahead_bytes);
+        pthread_mutex_unlock(&lock);
+        gr_budget_answered(device, ahead_bytes);
+}
+
+/* Lock held. */
+static void settle_pools(struct gr_device *device, bool trim)
+{
+        for (struct pool *pool = pools; pool; pool = pool->hh.next) {
+                if (pool->device != device)
+                        continue;
+                if (trim && gr_real.cuMemPoolTrimTo)
+                        gr_real.cuMemPoolTrimTo(pool->handle, 0);
+                settle(pool, 0);
+        }
+}
+
+static void refresh(struct gr_device *device, bool trim)
+{
+        CUstreamCaptureMode mode = gr_capture_relax();
+
+        pthread_mutex_lock(&lock);
+        settle_pools(device, trim);
+        if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
+                gr_graph_trimmed();
+        settle_graphs(device, 0);
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
+}
+
+void gr_async_refresh(struct gr_device *device)
+{
+        if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory())
+                refresh(device, false);
+}
+
+void gr_async_trim(struct gr_device *device)
+{
+        remember_default(device);
+        refresh(device, true);
+}
+
+void gr_async_trim_host(void)
+{
+        CUstreamCaptureMode mode;
+
+        if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
+                return;
+        mode = gr_capture_relax();
+        pthread_mutex_lock(&lock);
+        settle_pools(&gr_core.host, true);
+        pthread_mutex_unlock(&lock);
+        gr_capture_restore(mode);
+}

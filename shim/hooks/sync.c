@@ -1,0 +1,51 @@
+/*
+ * Calls that wait for the GPU: the moment to give memory back early (proactive.h), while it costs nobody time. Where
+ * memory is plenty they cost one look at a flag.
+ */
+#include <errno.h>
+
+#include "shim.h"
+
+static void about_to_wait(void)
+{
+        struct gr_context *context;
+        int saved_errno;
+
+        if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.proactive.pressed, memory_order_relaxed))
+                return;
+        saved_errno = errno;
+        context = gr_current_context();
+        if (context)
+                gr_proactive_run(context);
+        errno = saved_errno;
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)
+{
+        about_to_wait();
+        return GR_REAL(cuCtxSynchronize);
+}
+
+GR_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
+{
+        about_to_wait();
+        return GR_REAL(cuCtxSynchronize_v2, ctx);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream stream)
+{
+        about_to_wait();
+        return GR_REAL(cuStreamSynchronize, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream)
+{
+        about_to_wait();
+        return GR_REAL(cuStreamSynchronize_ptsz, stream);
+}
+
+GR_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent event)
+{
+        about_to_wait();
+        return GR_REAL(cuEventSynchronize, event);
+}

@@ -1,0 +1,243 @@
+/* The functions of gpureclaim.h. Reclaimables may come before the driver does: they wait here until there is a core. */
+#include "gpureclaim.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "process/workers.h"
+#include "shim.h"
+
+/* Programs may ask often, and NVML is slower than the rest. */
+#define STATUS_AGE_NS UINT64_C(1000000000)
+
+struct registered {
+        uint64_t id; /* 0: free */
+        char name[GR_RECLAIMABLE_NAME];
+        struct gpureclaim_reclaimable hooks;
+        struct gr_reclaimable entry;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; taken before the registry's */
+static struct registered table[GR_RECLAIMABLES_MAX];
+static uint64_t last_id;
+static bool core_ready;
+
+static int positive_too(int rc)
+{
+        return rc > 0 ? -rc : rc;
+}
+
+static int call_purge(void *arg, int device, uint64_t want_bytes)
+{
+        const struct gpureclaim_reclaimable *hooks = arg;
+
+        return positive_too(hooks->purge(hooks->arg, device, want_bytes));
+}
+
+static int call_drop(void *arg, int device, uint64_t want_bytes)
+{
+        const struct gpureclaim_reclaimable *hooks = arg;
+
+        return positive_too(hooks->drop(hooks->arg, device, want_bytes));
+}
+
+static void prepare_thread(void)
+{
+        if (gr_shim_ready())
+                gr_capture_relax();
+}
+
+void gr_public_init(void)
+{
+        gr_worker_init(prepare_thread);
+        gr_core.registry.apart = gr_worker_call;
+        pthread_mutex_lock(&lock);
+        core_ready = true;
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
+                if (table[i].id)
+                        gr_reclaimable_register(&gr_core, &table[i].entry);
+        pthread_mutex_unlock(&lock);
+}
+
+/* Lock held. A slot whose hook still runs, after it unregistered itself, is found out by the registry's own room. */
+static struct registered *find(uint64_t id)
+{
+        for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
+                if (table[i].id == id)
+                        return &table[i];
+        return NULL;
+}
+
+GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id)
+{
+        struct registered *slot;
+        int saved_errno = errno, rc = 0;
+
+        if (!reclaimable || !ret_id || reclaimable->struct_bytes < sizeof(*reclaimable) ||
+            (!reclaimable->purge && !reclaimable->drop))
+                return -EINVAL;
+        gr_shim_ready();
+        pthread_mutex_lock(&lock);
+        slot = find(0);
+        if (!slot) {
+                rc = -ENOSPC;
+        } else {
+                slot->hooks = *reclaimable;
+                snprintf(slot->name, sizeof(slot->name), "%s", reclaimable->name ? reclaimable->name : "unnamed");
+                slot->entry = (struct gr_reclaimable){
+                        .name = slot->name,
+                        .purge = reclaimable->purge ? call_purge : NULL,
+                        .drop = reclaimable->drop ? call_drop : NULL,
+                        .arg = &slot->hooks,
+                        .limit_ns = (uint64_t)reclaimable->limit_ms * 1000000,
+                        .apart = true,
+                };
+                if (core_ready)
+                        rc = gr_reclaimable_register(&gr_core, &slot->entry);
+                if (!rc)
+                        *ret_id = slot->id = ++last_id;
+        }
+        pthread_mutex_unlock(&lock);
+        errno = saved_errno;
+        return rc;
+}
+
+GR_EXPORT int gpureclaim_unregister(uint64_t id)
+{
+        struct registered *slot;
+        int saved_errno = errno, rc = 0;
+        bool ready;
+
+        pthread_mutex_lock(&lock);
+        slot = id ? find(id) : NULL;
+        if (slot)
+                slot->id = UINT64_MAX; /* on its way out: neither found nor free */
+        ready = core_ready;
+        pthread_mutex_unlock(&lock);
+        if (!slot)
+                return -ENOENT;
+        if (ready)
+                rc = gr_reclaimable_unregister(&gr_core, &slot->entry);
+        pthread_mutex_lock(&lock);
+        /* One that is still running keeps its place for good: its hooks are in use. */
+        if (rc != -EBUSY)
+                slot->id = 0;
+        pthread_mutex_unlock(&lock);
+        errno = saved_errno;
+        return rc;
+}
+
+static bool first_one(struct gr_context *context, void *arg)
+{
+        *(struct gr_context **)arg = context;
+        return false;
+}
+
+/* A context of ours on device, or NULL. It may end at any time: the driver is asked about it in a visit only. */
+static struct gr_context *context_on(int device)
+{
+        struct gr_context *context = NULL;
+
+        if (gr_shim_ready() && device >= 0 && device < GR_DEVICES_MAX)
+                gr_core_each_context(&gr_core, device, first_one, &context);
+        return context;
+}
+
+struct order {
+        enum gr_level rung;
+        uint64_t want_bytes, given_bytes;
+};
+
+/* One context suffices: the rung goes over all of its device. */
+static bool give_from(struct gr_context *context, void *arg)
+{
+        struct order *order = arg;
+
+        order->given_bytes = gr_reclaim(context, order->rung, order->want_bytes);
+        return false;
+}
+
+static uint64_t run_rung(int device, enum gr_level rung, uint64_t want_bytes)
+{
+        struct order order = {.rung = rung, .want_bytes = want_bytes};
+
+        gr_core_each_context(&gr_core, device, give_from, &order);
+        return order.given_bytes;
+}
+
+GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes)
+{
+        enum gr_level last = GR_LEVEL_PURGE;
+        struct gr_context *context;
+        uint64_t back = 0;
+        int saved_errno = errno;
+
+        while (level && last <= GR_LEVEL_DROP && strcmp(gr_level_words[last], level) != 0)
+                last++;
+        if (!level || last > GR_LEVEL_DROP)
+                return -EINVAL;
+        context = context_on(device);
+        if (!context)
+                return -ENODEV;
+        if (!want_bytes)
+                want_bytes = UINT64_MAX;
+        for (enum gr_level rung = GR_LEVEL_PURGE; rung <= last && back < want_bytes; rung++) {
+                /* Reclaimables ask the driver nothing, and may wait for a thread that ends the context. What they gave
+                 * up lies in the cache: the next rung counts it when it has gone. */
+                if (rung == GR_LEVEL_PURGE || rung == GR_LEVEL_DROP)
+                        gr_reclaim(context, rung, want_bytes - back);
+                if (rung == GR_LEVEL_DROP)
+                        back += run_rung(device, GR_LEVEL_SYNC, want_bytes - back);
+                else if (rung != GR_LEVEL_PURGE)
+                        back += run_rung(device, rung, want_bytes - back);
+        }
+        errno = saved_errno;
+        return back < INT64_MAX ? (int64_t)back : INT64_MAX;
+}
+
+static bool ask_card(struct gr_context *context, void *arg)
+{
+        struct gpureclaim_status *status = arg;
+        uint64_t free_bytes, total_bytes;
+
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0)
+                status->card_free_bytes = free_bytes;
+        return false;
+}
+
+GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status)
+{
+        struct gpureclaim_status status = {0};
+        struct gr_context *context;
+        struct gr_device *of;
+        int saved_errno = errno;
+
+        if (!ret_status || ret_status->struct_bytes < offsetof(struct gpureclaim_status, peak_live_bytes) ||
+            device < 0 || device >= GR_DEVICES_MAX)
+                return -EINVAL;
+        context = context_on(device);
+        if (!context)
+                return -ENODEV;
+        of = context->device;
+        status.struct_bytes = ret_status->struct_bytes < sizeof(status) ? ret_status->struct_bytes : sizeof(status);
+        status.live_bytes = gr_budget_live(of);
+        status.cached_bytes = gr_budget_cached(of);
+        status.reserved_bytes = atomic_load(&of->reserved_bytes);
+        status.peak_live_bytes = atomic_load(&of->peak_live_bytes);
+        status.peak_reserved_bytes = atomic_load(&of->peak_reserved_bytes);
+        status.hard_limit_bytes = atomic_load(&of->hard_bytes);
+        status.soft_limit_bytes = atomic_load(&of->soft_bytes);
+        status.spilled_bytes = atomic_load(&of->spilled_bytes);
+        status.card_total_bytes = atomic_load(&of->total_bytes);
+        gr_core_each_context(&gr_core, device, ask_card, &status);
+        if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes)) {
+                gr_overhead_look(of, STATUS_AGE_NS);
+                status.driver_bytes = atomic_load(&of->driver_bytes);
+        }
+        status.imported_bytes = atomic_load(&of->kind_bytes[GR_MEMORY_IMPORTED]);
+        memcpy(ret_status, &status, status.struct_bytes);
+        errno = saved_errno;
+        return 0;
+}

@@ -1,0 +1,619 @@
+/*
+ * The other processes on the card. For each device that this process uses, a thread of ours publishes what we have,
+ * and serves what others want: memory back, another limit. A thread of its own because it has to answer within the
+ * asker's deadline whatever else goes on here.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "process/platform.h"
+#include "process/workers.h"
+#include "reclaim/trim.h"
+#include "shim.h"
+
+#define PUBLISH_NS    UINT64_C(50000000)  /* between looks while something changes */
+#define QUIET_NS      UINT64_C(400000000) /* and when nothing does */
+#define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request waits for the GPU */
+#define GIVE_PAUSE_NS UINT64_C(500000)
+#define STOP_NS       200000000            /* longest that the end of the process waits */
+#define RETRY_NS      UINT64_C(1000000000) /* after what could not be opened, or no thread be made */
+#define JOIN_TRIES    4                    /* the file may go while we come */
+
+struct member {
+        struct gr_device *device; /* NULL: nothing is charged yet, or nothing counts for a group */
+        struct gr_group group;
+        uint64_t group_limit;
+        char file[GR_REGION_FILE_BYTES]; /* empty until the card is known */
+        _Atomic bool tried, running, stop;
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges, and ... */
+        uint64_t alone_bytes;        /* ... what was charged before there was one */
+        /* NULL: alone. An old one is never freed, because another thread may still look at it. */
+        struct gr_region *_Atomic region;
+};
+
+static struct member members[GR_DEVICES_MAX];
+static _Thread_local struct member *serving; /* in a thread of ours */
+static _Thread_local unsigned waiting;       /* this thread's allocation waits for the others, and asks again */
+
+static struct {
+        pthread_mutex_t lock; /* guards what follows */
+        pthread_cond_t changed;
+        unsigned threads;
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static _Atomic uint64_t retry_ns; /* a thread could not be made: when to try again; 0: all could */
+
+/* Account lock held. */
+static void count(struct member *member, uint64_t bytes)
+{
+        struct gr_region *region = atomic_load(&member->region);
+
+        if (region)
+                gr_region_adjust(region, (int64_t)bytes);
+        else
+                member->alone_bytes += bytes;
+}
+
+/* What the members have; alone, this process. */
+static uint64_t group_sum(struct member *member)
+{
+        struct gr_region *region = atomic_load(&member->region);
+
+        return region ? gr_region_sum(region, false) : atomic_load(&member->device->reserved_bytes);
+}
+
+static int group_reserve(void *arg, uint64_t bytes)
+{
+        struct member *member = arg;
+        struct gr_region *region;
+        int rc;
+
+        gr_lock(&member->account_lock);
+        region = atomic_load(&member->region);
+        rc = region ? gr_region_reserve(region, bytes, member->group_limit) : -ENOTCONN;
+        /* No member: then the limit holds for this process alone, which has the bytes charged already. */
+        if (rc == -ENOTCONN) {
+                rc = atomic_load(&member->device->reserved_bytes) <= member->group_limit ? 0 : -EDQUOT;
+                if (rc == 0)
+                        count(member, bytes);
+        }
+        gr_unlock(&member->account_lock);
+        return rc;
+}
+
+static void group_adjust(void *arg, int64_t bytes)
+{
+        struct member *member = arg;
+
+        gr_lock(&member->account_lock);
+        count(member, (uint64_t)bytes);
+        gr_unlock(&member->account_lock);
+}
+
+static uint64_t group_room(void *arg)
+{
+        struct member *member = arg;
+        uint64_t sum;
+
+        if (member->group_limit == GR_UNLIMITED)
+                return GR_UNLIMITED;
+        sum = group_sum(member);
+        return member->group_limit > sum ? member->group_limit - sum : 0;
+}
+
+static uint64_t group_excess(void *arg)
+{
+        struct member *member = arg;
+        uint64_t sum;
+
+        if (member->group_limit == GR_UNLIMITED)
+                return 0;
+        sum = group_sum(member);
+        return sum > member->group_limit ? sum - member->group_limit : 0;
+}
+
+static int region_dir(bool create, char dir[GR_REGION_PATH_BYTES])
+{
+        if (!gr_options.region_dir.text[0])
+                return gr_region_default_dir(create, dir, GR_REGION_PATH_BYTES);
+        memcpy(dir, gr_options.region_dir.text, GR_REGION_PATH_BYTES);
+        return 0;
+}
+
+static int name_file(struct member *member)
+{
+        CUuuid uuid;
+
+        if (member->file[0])
+                return 0;
+        if (!gr_device_uuid(member->device->ordinal, &uuid, NULL))
+                return -ENODEV;
+        return gr_region_file_name(gr_options.group.text, (const uint8_t *)uuid.bytes, member->file,
+                                   sizeof(member->file));
+}
+
+/* Opens and joins; NULL with *ret_rc set. */
+static struct gr_region *enter(struct member *member, int *ret_rc)
+{
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_identity self;
+        struct gr_region *region;
+        int rc = name_file(member);
+
+        if (rc == 0)
+                rc = gr_system_identity(&self);
+        if (rc == 0)
+                rc = region_dir(true, dir);
+        region = rc ? NULL : calloc(1, sizeof(*region));
+        if (!region) {
+                *ret_rc = rc ? rc : -ENOMEM;
+                return NULL;
+        }
+        for (int i = 0; i < JOIN_TRIES; i++) {
+                rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
+                if (rc)
+                        break;
+                rc = gr_region_join(region, program_invocation_short_name, (uint32_t)gr_options.share);
+                if (rc == 0)
+                        return region;
+                gr_region_close(region);
+        }
+        free(region);
+        *ret_rc = rc;
+        return NULL;
+}
+
+static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
+{
+        struct gr_device *device = member->device;
+
+        memset(ret, 0, GR_FIGURE_COUNT * sizeof(*ret));
+        ret[GR_FIGURE_card_total] = atomic_load(&device->total_bytes);
+        ret[GR_FIGURE_card_free] = atomic_load(&device->card_free_bytes);
+        ret[GR_FIGURE_limit] = atomic_load(&device->hard_bytes);
+        ret[GR_FIGURE_threshold] = atomic_load(&device->threshold_bytes);
+        ret[GR_FIGURE_group_limit] = member->group_limit;
+        ret[GR_FIGURE_live] = gr_budget_live(device);
+        ret[GR_FIGURE_cached] = gr_budget_cached(device);
+        ret[GR_FIGURE_peak] = atomic_load(&device->peak_reserved_bytes);
+        ret[GR_FIGURE_driver] = atomic_load(&device->driver_bytes);
+        ret[GR_FIGURE_imported] = atomic_load(&device->kind_bytes[GR_MEMORY_IMPORTED]);
+}
+
+struct give {
+        uint64_t want_bytes, back_bytes;
+        enum gr_level level;
+        bool waiting;
+};
+
+/* One context suffices: the rung goes over all of its device. */
+static bool give_from(struct gr_context *context, void *arg)
+{
+        struct give *give = arg;
+
+        give->back_bytes += gr_reclaim(context, give->level, give->want_bytes - give->back_bytes);
+        return false;
+}
+
+static bool look_for_waiting(struct gr_context *context, void *arg)
+{
+        struct give *give = arg;
+
+        give->waiting |= gr_fence_waiting(context);
+        return !give->waiting;
+}
+
+static void run_rung(struct member *member, struct give *give, enum gr_level level)
+{
+        if (give->back_bytes >= give->want_bytes)
+                return;
+        give->level = level;
+        gr_core_each_context(&gr_core, member->device->ordinal, give_from, give);
+}
+
+/* What is idle goes at once, what the GPU is about to let go of soon after. Nothing here makes anybody wait. */
+static uint64_t give_back(struct member *member, const struct gr_request *request)
+{
+        struct give give = {.want_bytes = request->want_bytes};
+        uint64_t until_ns;
+
+        run_rung(member, &give, GR_LEVEL_TRIM);
+        run_rung(member, &give, GR_LEVEL_PURGE);
+        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks freed, also where they took all the time */
+        for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
+                run_rung(member, &give, level);
+        /* Counted from here: what a slow hook has freed is not lost because of the hook's own time. */
+        until_ns = gr_driver.now_ns() + GIVE_NS;
+        while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
+               gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
+                give.waiting = false;
+                gr_core_each_context(&gr_core, member->device->ordinal, look_for_waiting, &give);
+                run_rung(member, &give, GR_LEVEL_TRIM);
+                if (!give.waiting)
+                        break;
+                gr_driver.sleep_ns(GIVE_PAUSE_NS);
+        }
+        return give.back_bytes;
+}
+
+static bool refresh_card(struct gr_context *context, void *arg)
+{
+        uint64_t free_bytes, total_bytes;
+
+        (void)arg;
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) != 0)
+                return true;
+        atomic_store(&context->device->card_free_bytes, free_bytes);
+        return false;
+}
+
+static void obey(struct member *member, const struct gr_request *request)
+{
+        struct gr_device *device = member->device;
+
+        if (request->orders & GR_ORDER_LIMIT && request->new_limit > 0) {
+                atomic_store(&device->hard_bytes, request->new_limit);
+                gr_log(GR_LOG_INFO, "device %d: hard limit changed from outside", device->ordinal);
+        }
+        if (request->orders & GR_ORDER_THRESHOLD) {
+                gr_budget_set_threshold(device, request->new_threshold);
+                gr_log(GR_LOG_INFO, "device %d: release threshold changed from outside", device->ordinal);
+        }
+        /* What still waits for its fence is the helper's. */
+        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_core_maintain(&gr_core))
+                gr_core.wake(&gr_core);
+}
+
+static void serve_one(struct member *member, struct gr_region *region)
+{
+        uint64_t figures[GR_FIGURE_COUNT], given = 0;
+        struct gr_request request;
+
+        if (!gr_region_take(region, &request))
+                return;
+        obey(member, &request);
+        if (request.want_bytes > 0)
+                given = give_back(member, &request);
+        if (request.orders & GR_ORDER_REFRESH)
+                gr_core_each_context(&gr_core, member->device->ordinal, refresh_card, NULL);
+        collect(member, figures);
+        gr_region_publish(region, figures, false);
+        gr_region_answer(region, &request, given);
+}
+
+/*
+ * Where it is not the first time, somebody removed the file or, after we were stopped for long, took the slot, or there
+ * was none. NULL with *ret_rc set.
+ */
+static struct gr_region *join(struct member *member, int *ret_rc)
+{
+        struct gr_region *region = enter(member, ret_rc), *old;
+
+        if (!region)
+                return NULL;
+        gr_lock(&member->account_lock);
+        old = atomic_load(&member->region);
+        /* Not what the device has charged, some of which is on its way to or from the group. */
+        if (old)
+                gr_region_carry(region, old);
+        else
+                gr_region_adjust(region, (int64_t)member->alone_bytes);
+        atomic_store(&member->region, region);
+        gr_unlock(&member->account_lock);
+        return region;
+}
+
+static bool add_freed(struct gr_context *context, void *arg)
+{
+        *(uint64_t *)arg += gr_fence_freed_bytes(&context->fence);
+        return true;
+}
+
+/* Changes whenever the program allocates or frees; what others take from the cache does not count. */
+static uint64_t activity(struct member *member)
+{
+        uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_reserved_bytes);
+
+        gr_core_each_context(&gr_core, member->device->ordinal, add_freed, &sum);
+        return sum;
+}
+
+unsigned gr_neighbour_threads(void)
+{
+        unsigned threads;
+
+        pthread_mutex_lock(&all.lock);
+        threads = all.threads;
+        pthread_mutex_unlock(&all.lock);
+        return threads;
+}
+
+/* In a thread of ours; the helper goes first. */
+static bool left_alone(void)
+{
+        return gr_system_left_alone(gr_neighbour_threads() + gr_worker_threads());
+}
+
+static struct timespec after(uint64_t ns)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        ns += (uint64_t)until.tv_nsec;
+        until.tv_sec += (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        return until;
+}
+
+/* What the region could not be opened for may pass. NULL: this thread is to end. */
+static struct gr_region *join_late(struct member *member)
+{
+        struct gr_region *region = atomic_load(&member->region);
+        struct timespec until;
+        int rc;
+
+        while (!region && !atomic_load(&member->stop) && !left_alone()) {
+                region = join(member, &rc);
+                if (region) {
+                        gr_log(GR_LOG_INFO, "device %d: other processes are seen from now on", member->device->ordinal);
+                        break;
+                }
+                until = after(RETRY_NS);
+                pthread_mutex_lock(&all.lock);
+                if (!atomic_load(&member->stop))
+                        pthread_cond_timedwait(&all.changed, &all.lock, &until);
+                pthread_mutex_unlock(&all.lock);
+        }
+        return region;
+}
+
+static void *serve(void *arg)
+{
+        struct member *member = arg;
+        struct gr_region *region, *again;
+        uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
+        int rc;
+
+        gr_capture_relax();
+        region = join_late(member);
+        if (region)
+                serving = member;
+        while (region && !atomic_load(&member->stop)) {
+                uint32_t seen = gr_region_seen(region);
+                bool changed;
+
+                serve_one(member, region);
+                collect(member, figures);
+                now = activity(member);
+                changed = now != before;
+                before = now;
+                gr_region_publish(region, figures, changed);
+                gr_region_look_after_next(region);
+                pause_ns = changed || gr_region_awaited(region) ? PUBLISH_NS
+                           : pause_ns * 2 < QUIET_NS            ? pause_ns * 2
+                                                                : QUIET_NS;
+                if (!changed && left_alone())
+                        break;
+                if (!gr_region_member(region)) {
+                        again = join(member, &rc);
+                        region = again ? again : region;
+                        seen = gr_region_seen(region);
+                }
+                if (!atomic_load(&member->stop))
+                        gr_region_wait(region, seen, pause_ns);
+        }
+        pthread_mutex_lock(&all.lock);
+        all.threads--;
+        atomic_store(&member->running, false);
+        pthread_cond_broadcast(&all.changed);
+        pthread_mutex_unlock(&all.lock);
+        return NULL;
+}
+
+void gr_neighbour_beat(void)
+{
+        if (serving)
+                gr_region_publish(atomic_load(&serving->region), NULL, false);
+}
+
+/* Lock of all held. */
+static void start_thread(struct member *member)
+{
+        atomic_store(&member->running, true);
+        if (gr_thread_start(serve, member)) {
+                all.threads++;
+        } else {
+                atomic_store(&member->running, false);
+                atomic_store(&retry_ns, gr_driver.now_ns() + RETRY_NS);
+        }
+}
+
+void gr_neighbour_retry(void)
+{
+        uint64_t at_ns = atomic_load_explicit(&retry_ns, memory_order_relaxed);
+
+        if (!at_ns || gr_driver.now_ns() < at_ns || pthread_mutex_trylock(&all.lock) != 0)
+                return;
+        atomic_store(&retry_ns, 0);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (atomic_load(&members[i].tried) && members[i].device && gr_options.neighbour &&
+                    !atomic_load(&members[i].running) && !atomic_load(&members[i].stop))
+                        start_thread(&members[i]);
+        pthread_mutex_unlock(&all.lock);
+}
+
+/* Without the others their limit is still one: nobody may have more than all together. */
+static void say_alone(struct member *member, const char *why)
+{
+        if (member->group_limit == GR_UNLIMITED)
+                gr_log(GR_LOG_INFO, "device %d: other processes cannot be seen (%s)", member->device->ordinal, why);
+        else
+                gr_log(GR_LOG_WARN,
+                       "device %d: other processes cannot be seen (%s); the group's limit holds for this one alone",
+                       member->device->ordinal, why);
+}
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+static void join_locked(struct member *member)
+{
+        int rc = 0;
+
+        if (!member->device)
+                return;
+        if (!gr_options.neighbour) {
+                say_alone(member, "GPURECLAIM_NEIGHBOUR=0");
+                return;
+        }
+        if (!join(member, &rc))
+                say_alone(member, rc == -ENODEV ? "the driver does not tell the card's UUID" : strerror(-rc));
+        start_thread(member);
+}
+
+void gr_neighbour_begin(struct gr_device *device)
+{
+        struct member *member = &members[device->ordinal];
+
+        member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, device->ordinal,
+                                                 atomic_load(&device->total_bytes), warn, NULL);
+        if (!gr_options.neighbour && member->group_limit == GR_UNLIMITED)
+                return;
+        gr_lock_init(&member->account_lock, GR_RANK_REGION);
+        member->device = device;
+        member->group =
+                (struct gr_group){member->group_limit, group_reserve, group_adjust, group_room, group_excess, member};
+        atomic_store(&device->group, &member->group);
+}
+
+bool gr_neighbour_joined(const struct gr_device *device)
+{
+        return atomic_load(&members[device->ordinal].region) != NULL;
+}
+
+/* On the heap: NVML is also asked by threads with little stack. */
+struct look {
+        char dir[GR_REGION_PATH_BYTES];
+        struct gr_region region;
+};
+
+uint64_t gr_neighbour_sum(const char *uuid)
+{
+        struct look *look = calloc(1, sizeof(*look));
+        char file[GR_REGION_FILE_BYTES];
+        struct gr_identity self;
+        uint8_t bytes[16];
+        uint64_t sum = 0;
+        size_t known = 0;
+
+        while (known < sizeof(bytes)) {
+                uuid += *uuid == '-';
+                if (sscanf(uuid, "%2hhx", &bytes[known]) != 1)
+                        break;
+                uuid += 2;
+                known++;
+        }
+        if (!look || known < sizeof(bytes) || !gr_options.neighbour) {
+                free(look);
+                return 0;
+        }
+        /* Otherwise nobody is there. */
+        if (region_dir(false, look->dir) == 0 && gr_system_identity(&self) == 0 &&
+            gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
+            gr_region_open(&look->region, &gr_system_ops, &self, look->dir, file, false) == 0) {
+                gr_region_sweep(&look->region);
+                sum = gr_region_sum(&look->region, false);
+                gr_region_close(&look->region);
+        }
+        free(look);
+        return sum;
+}
+
+void gr_neighbour_join(CUdevice dev)
+{
+        struct member *member;
+        int cancel;
+
+        if (dev < 0 || dev >= GR_DEVICES_MAX || atomic_load(&members[dev].tried))
+                return;
+        member = &members[dev];
+        /* Files are opened, where a thread that is cancelled would end with the lock held. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        pthread_mutex_lock(&all.lock);
+        if (!atomic_load(&member->tried)) {
+                uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+
+                join_locked(member);
+                atomic_store(&member->tried, true);
+                gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
+                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
+        }
+        pthread_mutex_unlock(&all.lock);
+        pthread_setcancelstate(cancel, NULL);
+}
+
+uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes)
+{
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+
+        (void)core;
+        return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait, waiting > 0) : 0;
+}
+
+void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
+{
+        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+
+        if (bytes > 0)
+                waiting++;
+        else
+                waiting--;
+        if (region)
+                gr_region_waiting(region, bytes);
+}
+
+void gr_neighbour_leave(void)
+{
+        struct timespec until = after(STOP_NS);
+        unsigned self = serving != NULL;
+
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_region *region = atomic_load(&members[i].region);
+
+                atomic_store(&members[i].stop, true);
+                if (region)
+                        gr_region_wake_self(region);
+        }
+        pthread_mutex_lock(&all.lock);
+        pthread_cond_broadcast(&all.changed);
+        while (all.threads > self)
+                if (pthread_cond_timedwait(&all.changed, &all.lock, &until) == ETIMEDOUT)
+                        break;
+        pthread_mutex_unlock(&all.lock);
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                struct gr_region *region = atomic_load(&members[i].region);
+
+                /* A slot whose thread did not stop is left to those who find that we are gone. */
+                if (!region || (atomic_load(&members[i].running) && !self))
+                        continue;
+                atomic_store(&members[i].device->group, NULL);
+                gr_region_leave(region);
+        }
+}
+
+void gr_neighbour_forget(void)
+{
+        for (int i = 0; i < GR_DEVICES_MAX; i++) {
+                atomic_store(&members[i].region, NULL);
+                if (members[i].device)
+                        atomic_store(&members[i].device->group, NULL);
+        }
+}

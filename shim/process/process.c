@@ -1,0 +1,337 @@
+/* The process: options at the first CUDA call, the helper thread, fork, and the end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "process/platform.h"
+#include "process/workers.h"
+#include "reclaim/trim.h"
+#include "shim.h"
+
+#define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
+#define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define HELPER_LOOK_NS   UINT64_C(400000000) /* longest sleep: one that is left alone keeps the process from its end */
+#define HELPER_RETRY_NS  UINT64_C(100000000) /* after a thread could not be made */
+#define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
+
+extern char **environ;
+
+struct gr_core gr_core;
+struct gr_options gr_options;
+
+static _Atomic bool in_use;
+static pid_t owner; /* the process that set up the core; its children after fork do not speak for it */
+
+/* The helper: gives back what the cache holds beyond its limits, so that no thread of the program has to. */
+static struct {
+        pthread_mutex_t lock;   /* guards what follows */
+        pthread_cond_t changed; /* on the monotonic clock */
+        bool running, stop;
+        /* Without the lock: */
+        _Atomic bool wanted;
+        _Atomic uint64_t retry_ns; /* no thread could be made: when to try again; 0: there was one */
+} helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* A program with more rights than its caller (set-uid) does not obey the caller's environment. */
+static const char *read_environment(const char *name)
+{
+        return secure_getenv(name);
+}
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log_set_level(gr_options.log); /* final before the first warning */
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+/* Now, by the helper's clock, and ns later. */
+static struct timespec after(uint64_t ns)
+{
+        struct timespec time;
+
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        ns += (uint64_t)time.tv_nsec;
+        time.tv_sec += (time_t)(ns / 1000000000u);
+        time.tv_nsec = (long)(ns % 1000000000u);
+        return time;
+}
+
+/* Up to an eighth of a step of decay: processes that began together need not wake together. */
+static uint64_t jitter(void)
+{
+        static uint64_t state;
+
+        if (!state)
+                state = gr_driver.now_ns() ^ (uint64_t)getpid() << 32;
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407;
+        return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
+}
+
+/* Ends where nothing is cached beyond a limit and nothing decays; the next free that matters starts it anew. */
+static void *helper_main(void *arg)
+{
+        uint64_t decay_ns = 0, pause_ns = 0; /* when decay is due; until the next look at fences; 0: never */
+
+        (void)arg;
+        gr_capture_relax();
+        pthread_mutex_lock(&helper.lock);
+        while (!helper.stop) {
+                bool wanted = atomic_load(&helper.wanted), waiting = false;
+                uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
+                struct timespec until;
+
+                if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
+                        sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
+                if (sleep_ns > HELPER_LOOK_NS)
+                        sleep_ns = HELPER_LOOK_NS;
+                if (!wanted && sleep_ns) {
+                        until = after(sleep_ns);
+                        pthread_cond_timedwait(&helper.changed, &helper.lock, &until);
+                } else if (!wanted) {
+                        break;
+                }
+                if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
+                        break;
+                pthread_mutex_unlock(&helper.lock);
+                if (atomic_load(&helper.wanted)) {
+                        gr_driver.sleep_ns(HELPER_GATHER_NS);
+                        atomic_store(&helper.wanted, false);
+                        if (!decay_ns)
+                                decay_ns = gr_driver.now_ns();
+                        pause_ns = HELPER_GATHER_NS;
+                }
+                if (gr_shim_ready() && pause_ns)
+                        waiting = gr_core_maintain(&gr_core);
+                if (!waiting)
+                        pause_ns = 0;
+                else if (pause_ns < HELPER_MOST_NS)
+                        pause_ns *= 2;
+                now_ns = gr_driver.now_ns();
+                if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
+                        decay_ns = gr_core_decay(&gr_core, now_ns);
+                        if (decay_ns)
+                                decay_ns += jitter();
+                }
+                pthread_mutex_lock(&helper.lock);
+        }
+        helper.running = false;
+        pthread_cond_broadcast(&helper.changed);
+        pthread_mutex_unlock(&helper.lock);
+        return NULL;
+}
+
+static void wake(struct gr_core *core)
+{
+        uint64_t retry_ns = atomic_load_explicit(&helper.retry_ns, memory_order_relaxed);
+
+        (void)core;
+        if (retry_ns) {
+                if (gr_driver.now_ns() < retry_ns)
+                        return;
+        } else if (atomic_load_explicit(&helper.wanted, memory_order_relaxed) ||
+                   atomic_exchange(&helper.wanted, true)) {
+                return;
+        }
+        pthread_mutex_lock(&helper.lock);
+        retry_ns = 0;
+        if (!helper.running && !helper.stop) {
+                helper.running = gr_thread_start(helper_main, NULL);
+                if (!helper.running) /* memory or processes are short, which may pass */
+                        retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
+        }
+        atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
+        pthread_cond_signal(&helper.changed);
+        pthread_mutex_unlock(&helper.lock);
+}
+
+static void helper_stop(void)
+{
+        struct timespec until;
+
+        pthread_mutex_lock(&helper.lock);
+        helper.stop = true;
+        pthread_cond_broadcast(&helper.changed);
+        until = after(HELPER_STOP_NS);
+        while (helper.running)
+                if (pthread_cond_timedwait(&helper.changed, &helper.lock, &until) == ETIMEDOUT)
+                        break;
+        pthread_mutex_unlock(&helper.lock);
+}
+
+/* A child after fork has neither our helper nor, by CUDA's rules, a driver to speak to: it goes without us. */
+static void in_child(void)
+{
+        if (atomic_load(&in_use))
+                atomic_store(&gr_shim_state, GR_SHIM_OFF);
+        gr_neighbour_forget();
+}
+
+/* A report, which ends where it can no longer be written. */
+struct report {
+        int fd, error; /* 0 or -errno */
+};
+
+static void write_part(const char *text, size_t length, void *arg)
+{
+        struct report *report = arg;
+
+        if (!report->error)
+                report->error = gr_write(report->fd, text, length, GR_WRITE_WAIT_MS);
+}
+
+static bool refresh_card(struct gr_context *context, void *arg)
+{
+        uint64_t free_bytes, total_bytes;
+
+        (void)arg;
+        if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0) {
+                atomic_store(&context->device->card_free_bytes, free_bytes);
+                atomic_store(&context->device->total_bytes, total_bytes);
+                gr_async_refresh(context->device);
+                gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
+        }
+        return true;
+}
+
+int gr_report_open(const char *option, const char *path)
+{
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+
+        if (fd < 0)
+                gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
+                       errno == ENXIO ? "nobody reads from it" : strerror(errno));
+        return fd;
+}
+
+static void write_stats(void)
+{
+        struct report report = {.fd = STDERR_FILENO};
+        char path[GR_PATH_BYTES];
+
+        gr_core_each_context(&gr_core, -1, refresh_card, NULL);
+        if (gr_options.stats) {
+                char line[64];
+                int length = snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());
+
+                write_part(line, (size_t)length, &report);
+                gr_stats_text(&gr_core, write_part, &report);
+        }
+        if (!gr_options.stats_file.text[0] ||
+            gr_path_expand(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
+                return;
+        report.fd = gr_report_open("GPURECLAIM_STATS_FILE", path);
+        if (report.fd < 0)
+                return;
+        report.error = 0;
+        gr_stats_json(&gr_core, GR_VERSION, write_part, &report);
+        if (report.error)
+                gr_log(GR_LOG_WARN, "GPURECLAIM_STATS_FILE: writing %s failed: %s", path, strerror(-report.error));
+        close(report.fd);
+}
+
+/* Registered after the driver's own handlers, so it runs before them, while the driver still answers. */
+static void at_exit(void)
+{
+        int ready = GR_SHIM_READY, cancel;
+
+        if (getpid() != owner || !gr_shim_ready())
+                return;
+        /* A thread that is cancelled must not end in what follows: the process would go on. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        gr_worker_stop(HELPER_STOP_NS);
+        helper_stop();
+        gr_neighbour_leave();
+        gr_threads_join(HELPER_STOP_NS);
+        gr_trace_end();
+        if (gr_options.stats || gr_options.stats_file.text[0])
+                write_stats();
+        pthread_setcancelstate(cancel, NULL);
+        atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
+}
+
+/* The program may go to another folder. */
+static void make_absolute(struct gr_path *path)
+{
+        size_t length = strlen(path->text);
+        char folder[PATH_MAX];
+
+        if (length == 0 || path->text[0] == '/' || !getcwd(folder, sizeof(folder)) ||
+            strlen(folder) + 1 + length >= sizeof(path->text))
+                return;
+        memmove(path->text + strlen(folder) + 1, path->text, length + 1);
+        memcpy(path->text, folder, strlen(folder));
+        path->text[strlen(folder)] = '/';
+}
+
+static void load_options(void)
+{
+        static char *nothing[] = {NULL};
+
+        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
+        make_absolute(&gr_options.region_dir);
+        gr_log_set_level(gr_options.log);
+}
+
+void gr_process_options(void)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        pthread_once(&once, load_options);
+}
+
+void gr_process_init(void)
+{
+        struct gr_config config;
+        pthread_condattr_t monotonic;
+        uint64_t memory_bytes, host_bytes;
+
+        pthread_condattr_init(&monotonic);
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        pthread_cond_init(&helper.changed, &monotonic);
+        pthread_condattr_destroy(&monotonic);
+        config = (struct gr_config){.reuse = gr_options.reuse,
+                                    .pool = gr_options.pool,
+                                    .decay_ns = gr_options.decay,
+                                    .wait_ns = gr_options.wait,
+                                    .proactive = gr_options.proactive,
+                                    .trim_malloc = gr_options.trim_malloc};
+        gr_core_init(&gr_core, &gr_driver, &config);
+        gr_core.wake = wake;
+        memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+        host_bytes = gr_size_resolve(&gr_options.pinned_limit, -1, memory_bytes, NULL);
+        atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        host_bytes = gr_size_resolve(&gr_options.pinned_cache, -1, memory_bytes, NULL);
+        if (gr_options.pool == GR_POOL_NONE)
+                host_bytes = 0;
+        atomic_store(&gr_core.host.threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        gr_public_init();
+        if (gr_options.neighbour) {
+                gr_core.ask_neighbours = gr_neighbour_ask;
+                gr_core.wait_for_neighbours = gr_neighbour_wait;
+        }
+        owner = getpid();
+        pthread_atfork(NULL, NULL, in_child);
+}
+
+void gr_process_in_use(void)
+{
+        int cancel;
+
+        if (!atomic_exchange(&in_use, true)) {
+                /* A thread that is cancelled must not end where the trace is opened: nobody would do the rest. */
+                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+                owner = getpid();
+                gr_trace_init();
+                atexit(at_exit);
+                pthread_setcancelstate(cancel, NULL);
+        }
+}

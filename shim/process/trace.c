@@ -1,0 +1,106 @@
+/*
+ * GPURECLAIM_TRACE: every allocation and free of the program as a line of CSV, in the columns of RMM's replay logs, so
+ * that its replayer reads them as well as ours. Pointer is hexadecimal, Time in nanoseconds since the file was opened.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "shim.h"
+
+#define BUFFER_BYTES 65536
+#define LINE_BYTES   128 /* no line is longer */
+
+GR_HOT_DATA _Atomic bool gr_trace_on;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; held across write */
+static char buffer[BUFFER_BYTES];
+static size_t used;
+static int fd = -1;
+static struct stat file; /* what was opened as fd */
+static uint64_t begin_ns;
+
+/* Lock held. A program that closes all descriptors, as daemons do, may have one of its own under this number. */
+static bool is_open(void)
+{
+        struct stat now;
+
+        return fstat(fd, &now) == 0 && now.st_dev == file.st_dev && now.st_ino == file.st_ino;
+}
+
+/* Lock held. A file that cannot be written any more ends the trace. */
+static void flush(void)
+{
+        int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
+
+        if (rc) {
+                gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
+                atomic_store(&gr_trace_on, false);
+        }
+        used = 0;
+}
+
+void gr_trace_init(void)
+{
+        static const char header[] = "Thread,Time,Action,Pointer,Size,Stream\n";
+        char path[GR_PATH_BYTES];
+
+        if (!gr_options.trace.text[0] || gr_path_expand(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
+                return;
+        fd = gr_report_open("GPURECLAIM_TRACE", path);
+        if (fd < 0)
+                return;
+        (void)fstat(fd, &file); /* failed, it is like no other, and the trace ends at once */
+        memcpy(buffer, header, sizeof(header) - 1);
+        used = sizeof(header) - 1;
+        begin_ns = gr_driver.now_ns();
+        atomic_store(&gr_trace_on, true);
+}
+
+void gr_trace_end(void)
+{
+        pthread_mutex_lock(&lock);
+        if (atomic_exchange(&gr_trace_on, false)) {
+                flush();
+                if (is_open())
+                        close(fd);
+        }
+        pthread_mutex_unlock(&lock);
+}
+
+static void note(const char *action, CUdeviceptr ptr, size_t bytes)
+{
+        static _Thread_local long thread __attribute__((tls_model("initial-exec")));
+        int saved_errno = errno;
+
+        if (!thread)
+                thread = syscall(SYS_gettid);
+        pthread_mutex_lock(&lock);
+        if (atomic_load(&gr_trace_on)) {
+                if (used + LINE_BYTES > BUFFER_BYTES)
+                        flush();
+                used += (size_t)snprintf(buffer + used, LINE_BYTES, "%ld,%" PRIu64 ",%s,0x%llx,%zu,0x0\n", thread,
+                                         gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
+        }
+        pthread_mutex_unlock(&lock);
+        errno = saved_errno;
+}
+
+void gr_trace_alloc(CUdeviceptr ptr, size_t bytes)
+{
+        note("allocate", ptr, bytes);
+}
+
+void gr_trace_free(CUdeviceptr ptr)
+{
+        struct gr_block_info info;
+
+        if (gr_ledger_find(&gr_core.ledger, ptr, &info) == 0 && info.live)
+                note("free", ptr, info.requested_bytes);
+}

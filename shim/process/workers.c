@@ -1,0 +1,179 @@
+#include "process/workers.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <time.h>
+
+#define CALLS_MAX   32  /* that wait for a thread */
+#define THREADS_MAX 128 /* that end, and are joined */
+
+struct call {
+        void (*work)(void *arg);
+        void *arg;
+};
+
+static struct {
+        pthread_mutex_t lock; /* guards what follows */
+        pthread_cond_t changed, stopped;
+        struct call calls[CALLS_MAX]; /* ring, oldest at first */
+        unsigned first, count;
+        unsigned idle, threads;
+        bool stop;
+        void (*prepare)(void);
+} apart = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .stopped = PTHREAD_COND_INITIALIZER};
+
+static struct {
+        pthread_mutex_t lock; /* guards what follows */
+        pthread_t list[THREADS_MAX];
+        unsigned count;
+} threads = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct timespec after(uint64_t ns)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        ns += (uint64_t)until.tv_nsec;
+        until.tv_sec += (time_t)(ns / 1000000000);
+        until.tv_nsec = (long)(ns % 1000000000);
+        return until;
+}
+
+void gr_worker_init(void (*prepare)(void))
+{
+        pthread_mutex_lock(&apart.lock);
+        apart.prepare = prepare;
+        pthread_mutex_unlock(&apart.lock);
+}
+
+static void *thread_main(void *arg)
+{
+        void (*prepare)(void);
+
+        (void)arg;
+        pthread_mutex_lock(&apart.lock);
+        prepare = apart.prepare;
+        pthread_mutex_unlock(&apart.lock);
+        if (prepare)
+                prepare();
+        pthread_mutex_lock(&apart.lock);
+        for (;;) {
+                struct call call;
+
+                if (apart.stop || apart.count == 0) {
+                        apart.idle++;
+                        if (apart.stop)
+                                pthread_cond_signal(&apart.stopped);
+                        pthread_cond_wait(&apart.changed, &apart.lock);
+                        apart.idle--;
+                        continue;
+                }
+                call = apart.calls[apart.first];
+                apart.first = (apart.first + 1) % CALLS_MAX;
+                apart.count--;
+                pthread_mutex_unlock(&apart.lock);
+                call.work(call.arg);
+                pthread_mutex_lock(&apart.lock);
+        }
+        return NULL;
+}
+
+/* What a fault in a hook or in the driver raises is for the thread that it happens on. */
+static void block_signals(sigset_t *ret_before)
+{
+        static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+        sigset_t mask;
+
+        sigfillset(&mask);
+        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+                sigdelset(&mask, faults[i]);
+        pthread_sigmask(SIG_SETMASK, &mask, ret_before);
+}
+
+static bool start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
+{
+        sigset_t before;
+        bool started;
+
+        block_signals(&before);
+        started = pthread_create(ret_thread, NULL, run, arg) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return started;
+}
+
+bool gr_thread_start(void *(*run)(void *arg), void *arg)
+{
+        bool started;
+
+        pthread_mutex_lock(&threads.lock);
+        for (unsigned i = 0; i < threads.count;)
+                if (pthread_tryjoin_np(threads.list[i], NULL) == 0)
+                        threads.list[i] = threads.list[--threads.count];
+                else
+                        i++;
+        started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run, arg);
+        threads.count += started;
+        pthread_mutex_unlock(&threads.lock);
+        return started;
+}
+
+void gr_threads_join(uint64_t most_ns)
+{
+        struct timespec until = after(most_ns);
+
+        pthread_mutex_lock(&threads.lock);
+        while (threads.count > 0) /* the last thread of a process may be one of them, and is not waited for */
+                pthread_timedjoin_np(threads.list[--threads.count], NULL, &until);
+        pthread_mutex_unlock(&threads.lock);
+}
+
+/* Called with the lock held. */
+static bool one_more(void)
+{
+        pthread_t thread;
+
+        if (!start(&thread, thread_main, NULL))
+                return false;
+        pthread_detach(thread);
+        apart.threads++;
+        return true;
+}
+
+bool gr_worker_call(void (*work)(void *arg), void *arg)
+{
+        bool taken = false;
+
+        pthread_mutex_lock(&apart.lock);
+        /* A thread for every call that waits: the busy ones may never come back. */
+        if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
+                apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
+                pthread_cond_signal(&apart.changed);
+                taken = true;
+        }
+        pthread_mutex_unlock(&apart.lock);
+        return taken;
+}
+
+unsigned gr_worker_threads(void)
+{
+        unsigned count;
+
+        pthread_mutex_lock(&apart.lock);
+        count = apart.threads;
+        pthread_mutex_unlock(&apart.lock);
+        return count;
+}
+
+void gr_worker_stop(uint64_t most_ns)
+{
+        struct timespec until = after(most_ns);
+
+        pthread_mutex_lock(&apart.lock);
+        apart.stop = true;
+        while (apart.idle < apart.threads)
+                if (pthread_cond_timedwait(&apart.stopped, &apart.lock, &until) == ETIMEDOUT)
+                        break;
+        pthread_mutex_unlock(&apart.lock);
+}

@@ -1,0 +1,1398 @@
+/*
+ * The heaps of split, which it has where memory can be mapped, against a GPU that is only a clock and notices what is
+ * handed out, given back or unmapped too early.
+ */
+#include "segment/split.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#include "base/log.h"
+#include "base/metadata.h"
+#include "check.h"
+#include "pool.h"
+#include "reclaim/trim.h"
+#include "segment/expandable.h"
+#include "segment/extent.h"
+#include "segment/range.h"
+#include "segment/remap.h"
+#include "split_gpu.h"
+
+static unsigned told; /* lines of the log, from INFO on */
+
+static void count_line(const char *line, size_t line_bytes, void *arg)
+{
+        (void)line, (void)line_bytes, (void)arg;
+        told++;
+}
+
+/* Where the driver has no addresses to map memory behind, or does not say for how much, it is told once, and segments
+ * serve instead. */
+static void test_no_heap(bool known)
+{
+        uint64_t a, small;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu.reserve_refused = known;
+        gpu.info_refused = !known;
+        told = 0;
+        a = gpu_take(5 * MIB);
+        small = gpu_take(100 * KIB);
+        gpu.info_refused = false;
+        GR_CHECK_EQ(gpu.reserved, 0);
+        GR_CHECK(a && a < GPU_VBASE && small && small < GPU_VBASE);
+        GR_CHECK(!context->split.heaps[0] && !context->split.heaps[1]);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
+        GR_CHECK_EQ(told, 1);
+        gpu_give(a, 5 * MIB);
+        gpu_give(small, 100 * KIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more, or back
+ * where the driver is known to map none twice. */
+static void test_heap(bool moves)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&context->split.moves_refused, !moves);
+        a = gpu_take(40 * MIB);
+        b = gpu_take(10 * MIB);
+        GR_CHECK(a >= GPU_VBASE);
+        GR_CHECK_EQ(b, a + 40 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 50 * MIB);
+        gpu_give(a, 40 * MIB);
+        gpu_sync();
+        c = gpu_take(48 * MIB); /* too large for the gap */
+        GR_CHECK(c > b);
+        GR_CHECK(gpu_device()->peak_reserved_bytes <= 76 * MIB);
+        GR_CHECK(gpu_device()->reserved_bytes <= 76 * MIB);
+        gpu_give(b, 10 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
+        d = gpu_take(50 * MIB);
+        GR_CHECK_EQ(d, a);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 98 * MIB);
+        gpu_give(c, 48 * MIB);
+        gpu_give(d, 50 * MIB);
+        GR_CHECK(moves || gpu.moves == 0);
+        GR_CHECK_EQ(context->split.moves_refused, !moves);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
+/*
+ * How much memory may be held beside what is live, before some is moved: a little, or with GR_POOL_AUTO a quarter; more
+ * of it where moves have taken too much time.
+ */
+static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        a = gpu_take(280 * MIB);
+        b = gpu_take(200 * MIB);
+        gpu_give(a, 280 * MIB);
+        context->split.credit_ns = credit_ns;
+        context->split.credit_at_ns = gpu.now_ns;
+        c = gpu_take(380 * MIB); /* of 580 live */
+        GR_CHECK(gpu_device()->reserved_bytes > least_bytes);
+        GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
+        gpu_give(b, 200 * MIB);
+        gpu_give(c, 380 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * What bins hold from before a move is asked back before it is in the way, and goes back in another thread: as much as
+ * is too much, in whole blocks; the smallest stay.
+ */
+static void test_bins_leave(bool woken)
+{
+        uint64_t live, idle[2], small, a, b, c, cached;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        core.wake = woken ? gpu_wake : NULL;
+        live = gpu_take(300 * MIB);
+        for (int i = 0; i < 2; i++)
+                idle[i] = gpu_take(160 * MIB);
+        small = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
+        gpu_give(small, GR_SPLIT_LEAST_AUTO_BYTES);
+        for (int i = 0; i < 2; i++)
+                gpu_give(idle[i], 160 * MIB);
+        gr_fence_close(context);
+        gpu_sync();
+        cached = gr_arenas_cached(context);
+        GR_CHECK_EQ(cached, 320 * MIB + GR_SPLIT_LEAST_AUTO_BYTES);
+        atomic_store(&context->split_active, true);
+        gpu_wakes = 0;
+        a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
+        GR_CHECK_EQ(gpu_wakes, 0);
+        b = gpu_take(40 * MIB);
+        GR_CHECK_EQ(gpu_wakes, woken);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 748 * MIB); /* nothing went in this thread */
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (woken ? 588 : 748) * MIB);
+        c = gpu_take(20 * MIB);
+        GR_CHECK_EQ(gpu_wakes, woken);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
+        gpu_give(c, 20 * MIB); /* of split, which keeps it */
+        gr_fence_close(context);
+        gpu_sync();
+        atomic_store(&context->split.unwanted_bytes, cached);
+        gr_core_maintain(&core);
+        GR_CHECK_EQ(gpu_device()->peak_live_bytes,
+                    620 * MIB + GR_SPLIT_LEAST_AUTO_BYTES); /* what is on its way back is not live */
+        GR_CHECK_EQ(gr_arenas_cached(context), GR_SPLIT_LEAST_AUTO_BYTES);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (woken ? 460 : 448) * MIB); /* where there was room: 12 ahead of c */
+        gpu_give(a, 85 * MIB);
+        gpu_give(b, 40 * MIB);
+        gpu_give(live, 300 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A free passes the bins' recent blocks by where split most likely has the block; a block of theirs there is freed all
+ * the same. */
+static void test_hint(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(4 * MIB);
+        b = gpu_take(32 * KIB);
+        GR_CHECK(gr_core_in_heap(&core, a) && gr_core_in_heap(&core, b) && !gr_core_in_heap(&core, GPU_BASE));
+        gpu_give(a, 4 * MIB);
+        gpu_give(b, 32 * KIB);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_BINS, GR_REUSE_BARRIER);
+        a = gpu_take(4 * MIB);
+        GR_CHECK(!gr_core_in_heap(&core, a));
+        gpu_give(a, 4 * MIB);
+        GR_CHECK_EQ(gpu_take(4 * MIB), a);
+        core.heap_ptrs[0] = core.heap_ptrs[1] = a;
+        core.heap_pages = 2;
+        gpu_give(a, 4 * MIB);
+        GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
+        GR_CHECK_EQ(gpu_take(4 * MIB), a);
+        core.heap_pages = 0;
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static void test_heap_fails(void)
+{
+        uint64_t a, b;
+
+        for (int fails = 1; fails < 60; fails++) {
+                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                a = gpu_take(6 * MIB);
+                b = gpu_take(6 * MIB);
+                gpu_give(a, 6 * MIB);
+                gpu_sync();
+                gpu.map_fails = fails;
+                a = gpu_take(24 * MIB);
+                GR_CHECK(a != 0); /* the ladder tries again */
+                GR_CHECK_EQ(gr_budget_live(gpu_device()), 30 * MIB);
+                gpu_give(a, 24 * MIB);
+                gpu_give(b, 6 * MIB);
+                gpu_settle();
+                gpu_end();
+        }
+}
+
+/*
+ * A large request while what is cached waits for a capture: what the driver has for a part of it is mapped in vain
+ * once, not again at each rung, and is not given back as if it were cached. Nothing is where a limit says so before.
+ */
+static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
+{
+        enum { BLOCKS = 4 };
+        uint64_t block_bytes = (limited ? 256 : 512) * MIB, ours = BLOCKS * (block_bytes + 4 * MIB);
+        uint64_t all = limited ? 3200 * MIB : GPU_PAGES * GR_PAGE_BYTES, large_bytes = all - 1000 * MIB;
+        uint64_t blocks[BLOCKS], beside[BLOCKS], before, large, missing, in_vain;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        if (limited)
+                atomic_store(&gpu_device()->hard_bytes, all);
+        for (int i = 0; i < BLOCKS; i++) {
+                blocks[i] = gpu_take(block_bytes);
+                beside[i] = gpu_take(4 * MIB);
+        }
+        gpu_capture(true);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(blocks[i], block_bytes);
+        before = core.stats.counters[GR_STAT_released_bytes];
+        missing = large_bytes - (all - ours);
+        in_vain = limited ? 0 : all - ours;
+        large = gpu_take(large_bytes);
+        GR_CHECK(large != 0);
+        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before >= missing);
+        /* And what the bound asks back that growth keeps to. */
+        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before <= missing + in_vain + 600 * MIB);
+        gpu_capture(false);
+        gpu_give(large, large_bytes);
+        for (int i = 0; i < BLOCKS; i++)
+                gpu_give(beside[i], 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What lives while auto may map memory ahead, at the front of the heap. */
+static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
+{
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        return gpu_take(live_bytes);
+}
+
+/* With auto one call maps what the next requests need, too, where the footprint may grow by so much. */
+static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
+{
+        uint64_t rest = begin_ahead(pool, live_bytes), a, b, small;
+        const _Atomic uint64_t *allocs = &core.stats.counters[GR_STAT_driver_allocs];
+        uint64_t before = *allocs;
+
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + live_bytes);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 32 : 6) * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, ahead);
+        b = gpu_take(10 * MIB);
+        GR_CHECK_EQ(b, a + 6 * MIB);
+        GR_CHECK_EQ(*allocs == before + 1, ahead);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), (ahead ? 16 : 0) * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), live_bytes + 16 * MIB);
+        small = gpu_take(MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, live_bytes + (ahead ? 34 : 18) * MIB);
+        gpu_give(small, MIB);
+        gpu_give(b, 10 * MIB);
+        gpu_give(a, 6 * MIB);
+        gpu_give(rest, live_bytes);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Memory is mapped ahead where limits leave room for it and for an eighth of what is charged. Elsewhere they are not
+ * asked for it. */
+static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, bool ahead)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a;
+
+        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
+        atomic_store(&gpu_device()->soft_bytes, soft_bytes);
+        atomic_store(&gpu_device()->threshold_bytes, threshold_bytes);
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + 400 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 432 : 406) * MIB);
+        GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_limit_hits], 0);
+        gpu_give(a, 6 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has less than that, the request gets what it needs, without the ladder; and so do those after it. */
+static void test_ahead_refused(void)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b;
+
+        gpu.map_fails = 1;
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(a, rest + 400 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 406 * MIB);
+        b = gpu_take(6 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 412 * MIB);
+        for (int level = 0; level < GR_LEVEL_COUNT; level++)
+                GR_CHECK_EQ(core.stats.levels[level].tries, 0);
+        gpu_give(a, 6 * MIB);
+        gpu_give(b, 6 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* The same where it is refused half-way: what came already is part of what the request gets. */
+static void test_ahead_halfway(void)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b, c;
+
+        atomic_store(&context->split.ahead_refused, true);
+        a = gpu_take(4 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 4 * MIB);
+        gpu_sync();
+        gr_fence_sync(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        c = gpu_take(6 * MIB);
+        GR_CHECK_EQ(c, b + 2 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_give(c, 6 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
+        gr_split_unneeded(context); /* fastbins are merged */
+        atomic_store(&context->split.ahead_refused, false);
+        gpu.map_fails = 2;
+        GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
+        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 422 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 422 * MIB);
+        GR_CHECK_EQ(context->split.surplus_bytes, 0);
+        gpu_give(a, 22 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static uint64_t quick_bytes(void)
+{
+        return context->fastbins.cached.bytes;
+}
+
+/* 432 MiB of which 32 lie in fastbins; 540 is what the footprint may be. *ret_ptr: where those lie. */
+static uint64_t begin_quick(uint64_t hard_bytes, uint64_t *ret_ptr)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), other;
+
+        *ret_ptr = gpu_take(16 * MIB);
+        other = gpu_take(16 * MIB);
+        gr_budget_update_peak(gpu_device());
+        gpu_give(*ret_ptr, 16 * MIB);
+        gpu_give(other, 16 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 432 * MIB);
+        GR_CHECK_EQ(quick_bytes(), 32 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
+        return rest;
+}
+
+/* As long as the footprint may grow, what lies in fastbins stays as it is; then all of it is merged. */
+static void test_quick_kept(uint64_t hard_bytes, unsigned kept_count)
+{
+        uint64_t first, rest = begin_quick(hard_bytes, &first), before, ptr;
+        unsigned kept = 0;
+
+        do {
+                before = quick_bytes();
+                ptr = gpu_take((17 + kept) * MIB);
+                if (quick_bytes() == before)
+                        GR_CHECK(ptr >= first + 32 * MIB);
+                else
+                        GR_CHECK_EQ(ptr, first);
+                gpu_give(ptr, (17 + kept) * MIB);
+        } while (quick_bytes() > before && ++kept < 10);
+        GR_CHECK_EQ(kept, kept_count);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (kept_count > 0 ? 528 : 432) * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * What a program needed before decay looked twice is no reason to let them lie: it does not come to hold again what it
+ * needs no more.
+ */
+static void test_quick_late(int looks)
+{
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), live, ptr;
+
+        gpu_give(rest, 400 * MIB);
+        gpu_sync();
+        gr_fence_sync(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
+        live = gpu_take(40 * MIB);
+        for (int i = 0; i < looks; i++)
+                gr_split_unneeded(context);
+        for (uint64_t bytes = 17 * MIB; bytes < 29 * MIB; bytes += MIB) {
+                ptr = gpu_take(bytes);
+                gpu_give(ptr, bytes);
+        }
+        if (looks < 2)
+                GR_CHECK(gpu_device()->reserved_bytes >= 300 * MIB); /* 270 of them in fastbins */
+        else
+                GR_CHECK(gpu_device()->reserved_bytes <= (40 + 28) * MIB / 4 * 5);
+        GR_CHECK_EQ(gpu_device()->peak_live_bytes, 400 * MIB);
+        gpu_give(live, 40 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has not so much memory, it is merged, too, but later requests grow as before. */
+static void test_quick_refused_much(void)
+{
+        uint64_t first, rest = begin_quick(GR_UNLIMITED, &first), ptr;
+
+        gpu.map_fails = 1;
+        ptr = gpu_take(80 * MIB); /* on the ladder's first level */
+        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        GR_CHECK(!context->split.ahead_refused);
+        gpu_give(ptr, 80 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where the driver has no memory then, it is merged before the ladder is climbed; and from then on at first. */
+static void test_quick_refused(void)
+{
+        uint64_t first, rest = begin_quick(510 * MIB, &first);
+
+        gpu.map_fails = 1;
+        GR_CHECK_EQ(gpu_take(17 * MIB), first);
+        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK_EQ(quick_bytes(), 0);
+        for (int level = 0; level < GR_LEVEL_COUNT; level++)
+                GR_CHECK_EQ(core.stats.levels[level].tries, 0);
+        gpu_give(first, 17 * MIB);
+        GR_CHECK_EQ(gpu_take(18 * MIB), first);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 432 * MIB);
+        gpu_give(first, 18 * MIB);
+        gpu_give(rest, 400 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A block begins with a page where that opens no more of them, and elsewhere where it opens fewer. */
+static void test_fit(void)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(24 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 24 * MIB);
+        c = gpu_take(3 * MIB);
+        GR_CHECK_EQ(c, a);
+        d = gpu_take(4 * MIB);
+        GR_CHECK_EQ(d, a + 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
+        gpu_give(d, 4 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
+        GR_CHECK_EQ(d, a + 3 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        gpu_give(d, 9 * MIB);
+        gpu_give(c, 3 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * Of two places that are as good the one is taken that needs no barrier, but not one that is much too large: both so
+ * large that a barrier is worth while.
+ */
+static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes, bool taken)
+{
+        uint64_t ready, ahead, between, last, ptr;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        atomic_store(&context->split_active, true);
+        ahead = gpu_take(bytes);
+        between = gpu_take(3 * MIB);
+        ready = gpu_take(ready_bytes);
+        last = gpu_take(3 * MIB);
+        gpu_give(ready, ready_bytes);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        gpu_give(ahead, bytes);
+        gr_split_unneeded(context); /* auto: no fastbins */
+        ptr = gpu_take(bytes);
+        GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
+        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
+        gpu_give(ptr, bytes);
+        gpu_give(between, 3 * MIB);
+        gpu_give(last, 3 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Of many free ranges the smallest that suffices is found, whatever order they came in. */
+static void test_best(void)
+{
+        enum { COUNT = 97, FIRST = 200 << 10, STEP = 1 << 10, BETWEEN = 65 << 10 };
+        uint64_t ranges[COUNT], kept[COUNT];
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++) {
+                sizes[i] = (size_t)FIRST + (size_t)i * STEP;
+                ranges[i] = gpu_take(sizes[i]);
+                kept[i] = gpu_take(BETWEEN);
+        }
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
+        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        for (int i = 0; i < COUNT; i++) {
+                int n = i * 57 % COUNT;
+
+                sizes[n] -= i % 2 ? 512 : 0;
+                GR_CHECK_EQ(gpu_take(sizes[n]), ranges[n]);
+        }
+        for (int i = 0; i < COUNT; i++) {
+                gpu_give(ranges[i], sizes[i]);
+                gpu_give(kept[i], BETWEEN);
+        }
+        gpu_settle();
+        gpu_end();
+}
+
+/* Small blocks lie apart, and what they leave serves large ones before more is taken from the driver; the other way,
+ * too. */
+static void test_small_and_large(void)
+{
+        uint64_t small[60], large;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        large = gpu_take(40 * MIB);
+        for (int i = 0; i < 60; i++) {
+                small[i] = gpu_take(MIB);
+                GR_CHECK(small[i] < context->split.heaps[0]->ptr ||
+                         small[i] >= context->split.heaps[0]->ptr + context->split.heaps[0]->bytes);
+        }
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB);
+        gpu_give(large, 40 * MIB);
+        large = gpu_take(90 * MIB);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(gpu_device()->peak_reserved_bytes <= 120 * MIB);
+        gpu_give(large, 90 * MIB);
+        gpu.moves = 0;
+        for (int i = 0; i < 60; i++)
+                small[i] = gpu_take(MIB - 512);
+        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(gpu_device()->peak_reserved_bytes <= 120 * MIB);
+        for (int i = 0; i < 60; i++)
+                gpu_give(small[i], MIB - 512);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Every address says which block it lies in, whatever has been cut and merged there. */
+static void test_find(void)
+{
+        enum { COUNT = 300 };
+        uint64_t ptrs[COUNT], seed = 3;
+        size_t sizes[COUNT];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        for (int i = 0; i < COUNT; i++)
+                ptrs[i] = 0;
+        for (int step = 0; step < 4000; step++) {
+                size_t i = gpu_random(&seed) % COUNT;
+                struct gr_split_place place;
+
+                if (ptrs[i]) {
+                        GR_CHECK_EQ(gr_split_find(&core, ptrs[i] + gpu_random(&seed) % sizes[i], &place), 0);
+                        GR_CHECK(place.live && place.base_ptr == ptrs[i]);
+                        gpu_give(ptrs[i], sizes[i]);
+                        GR_CHECK(gr_split_find(&core, ptrs[i], &place) == 0 && !place.live);
+                        ptrs[i] = 0;
+                } else {
+                        sizes[i] = GR_SPLIT_LEAST_BYTES + 1 + gpu_random(&seed) % (step % 8 ? 300 * KIB : 5 * MIB);
+                        ptrs[i] = gpu_take(sizes[i]);
+                        GR_CHECK(ptrs[i] != 0);
+                }
+        }
+        for (int i = 0; i < COUNT; i++)
+                if (ptrs[i])
+                        gpu_give(ptrs[i], sizes[i]);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
+ */
+static void test_heap_moves(bool possible)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        gpu.no_moves = !possible;
+        told = 0;
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
+        GR_CHECK(c > b);
+        if (possible) {
+                GR_CHECK(gpu.moves >= 16);
+                GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], gpu.moves * GR_PAGE_BYTES);
+                GR_CHECK(gpu_device()->peak_reserved_bytes <= 140 * MIB);
+        }
+        GR_CHECK_EQ(told, possible ? 0 : 1);
+        GR_CHECK_EQ(gpu.done, 0);
+        d = gpu_take(40 * MIB); /* not at the old addresses, which work may still use */
+        GR_CHECK(!possible || d > c);
+        gpu_give(c, 120 * MIB);
+        gpu_give(d, 40 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        c = gpu_take(200 * MIB); /* now they are free */
+        gpu_give(c, 200 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        GR_CHECK(!context->split.stale_pages);
+        gr_split_drop(context); /* no address is unmapped twice */
+        GR_CHECK_EQ(gpu.reserved, 0);
+        gpu_end();
+}
+
+/*
+ * A program with streams whose GPU falls behind, with sizes that keep changing: what it frees serves again behind
+ * barriers instead of more memory. Where a kernel runs on there are none.
+ */
+static void test_behind(bool stuck)
+{
+        const uint64_t ms = 1000000;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true);
+        for (uint64_t i = 0; i < 40; i++) {
+                uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
+
+                if (!stuck && submitted > gpu.done + behind)
+                        gpu.done = submitted - behind;
+                context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
+                context->split.credit_ns = -1;
+                gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
+                gr_fence_close(context); /* its age says that nothing passes */
+                gpu.now_ns += stuck ? 60 * ms : 10 * ms;
+        }
+        if (stuck)
+                GR_CHECK_EQ(gpu.covered, 0);
+        else
+                GR_CHECK(gpu_device()->peak_reserved_bytes <= 60 * MIB);
+        gpu_sync();
+        gpu_settle();
+        gpu_end();
+}
+
+/* An extent goes back by itself; one that a block touches does not. */
+/*
+ * With many holes a request looks at few of them and goes to the end of the heap, or on where that is full. A walk that
+ * goes on ends in memory that cannot be read.
+ */
+static void test_many_holes(void)
+{
+        enum { MANY = 800, PASSED = 300 };
+        static uint64_t ptrs[MANY];
+        struct gr_block *last, *after;
+        struct gr_segment *heap;
+        struct gr_range *end;
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < MANY; i++)
+                ptrs[i] = gpu_take(2 * MIB);
+        for (int i = 0; i < MANY; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        heap = context->split.heaps[false];
+        last = heap->holes;
+        for (int i = 1; i < PASSED; i++)
+                last = last->next;
+        after = last->next;
+        last->next = gr_check_wall();
+        end = heap->end;
+        GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
+        gr_lock(&context->split.lock);
+        gr_hole_leave(end);
+        gr_hole_enter(end); /* as the last of them */
+        gr_unlock(&context->split.lock);
+        a = gpu_take(4 * MIB); /* none of the holes is as large */
+        GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
+        b = gpu_take(2 * MIB);
+        GR_CHECK(b < ptrs[MANY - 1]);
+        last->next = after;
+        gpu_give(a, 4 * MIB);
+        gpu_give(b, 2 * MIB);
+
+        /* Where nothing is left at the end, the one that fits may be the last. */
+        gpu_give(ptrs[MANY - 1], 2 * MIB);
+        gpu_give(ptrs[MANY - 3], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK(heap->end && heap->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
+        gr_lock(&context->split.lock);
+        end = heap->end;
+        gr_hole_leave(end);
+        end->state = GR_RANGE_BUSY; /* as by a thread at work there */
+        GR_CHECK(heap->end == NULL);
+        gr_unlock(&context->split.lock);
+        gpu_give(ptrs[1], 2 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
+        a = gpu_take(4 * MIB);
+        GR_CHECK_EQ(a, ptrs[0]);
+        gr_lock(&context->split.lock);
+        gr_hole_enter(end);
+        gr_unlock(&context->split.lock);
+        gpu_give(a, 4 * MIB);
+        for (int i = 3; i < MANY - 3; i += 2)
+                gpu_give(ptrs[i], 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static void test_heap_trim(void)
+{
+        uint64_t a, b, c, d;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
+        gpu_sync();
+        gr_fence_poll(context);
+        GR_CHECK_EQ(gr_trim(context, 2 * MIB), 2 * MIB); /* no more than that */
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), MIB);
+        gpu_give(b, 3 * MIB);
+        gpu_settle();
+
+        /* One whose work is not done keeps none beside it, and nobody takes it for one of them. */
+        a = gpu_take(2 * MIB);
+        b = gpu_take(2 * MIB);
+        c = gpu_take(2 * MIB);
+        d = gpu_take(2 * MIB);
+        gpu_give(a, 2 * MIB);
+        gpu_give(c, 2 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gpu_give(b, 2 * MIB);
+        gr_fence_close(context);
+        GR_CHECK_EQ(context->split.free_count, 1);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        gpu_give(d, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
+static void test_heap_exported(bool captured)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        if (captured)
+                gpu_capture(true);
+        gpu_give(a, 7 * MIB);
+        if (captured)
+                gpu_capture(false);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        c = gpu_take(2 * MIB);
+        GR_CHECK(c < a || c >= a + 6 * MIB);
+        gpu_give(c, 2 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 4 * MIB);
+        gpu_give(b, 3 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        gpu_end();
+}
+
+static sem_t inside, go_on;
+static uint64_t given;
+
+/* Once, in the thread that gives back. */
+static void stop(void)
+{
+        memset(gpu_before, 0, sizeof(gpu_before));
+        sem_post(&inside);
+        sem_wait(&go_on);
+}
+
+static void *give_last(void *arg)
+{
+        gpu_give(given, 3 * MIB);
+        return arg;
+}
+
+/* What must not be reused goes back with the last block beside it: not while another thread is at work with the heap.
+ */
+static void test_exported_alone(bool at_unmap)
+{
+        struct gr_split *split;
+        pthread_t thread;
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        split = &context->split;
+        a = gpu_take(7 * MIB);
+        given = gpu_take(3 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        sem_init(&inside, 0, 0);
+        sem_init(&go_on, 0, 0);
+        if (at_unmap)
+                gpu_before[GPU_UNMAP] = stop;
+        else
+                gpu_before[GPU_RECORD] = stop;
+        pthread_create(&thread, NULL, give_last, NULL);
+        sem_wait(&inside);
+        gr_lock(&split->lock);
+        GR_CHECK_EQ(split->busy, 1);
+        sem_post(&go_on);
+        for (int n = 0; n < 20 && split->busy && (at_unmap || gpu_device()->reserved_bytes == 4 * MIB); n++)
+                usleep(1000);
+        GR_CHECK_EQ(split->busy, 1);
+        GR_CHECK(at_unmap || gpu_device()->reserved_bytes == 4 * MIB);
+        gr_unlock(&split->lock);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(split->busy, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 2 * MIB);
+        gpu_end();
+}
+
+struct deed {
+        void *(*run)(void *);
+        enum gpu_call before; /* the call of the driver's that it stops before; GPU_CALLS: none */
+        bool (*held)(void);   /* whether it has changed nothing since */
+};
+
+/* What a thread does in a call of the driver's is followed by nothing as long as another one is at the split. */
+static void check_held(const struct deed *deed, void *arg)
+{
+        pthread_t thread;
+
+        sem_init(&inside, 0, 0);
+        sem_init(&go_on, 0, 0);
+        if (deed->before < GPU_CALLS) {
+                gpu_before[deed->before] = stop;
+                pthread_create(&thread, NULL, deed->run, arg);
+                sem_wait(&inside);
+        }
+        gr_lock(&context->split.lock);
+        GR_CHECK(deed->held());
+        if (deed->before == GPU_CALLS)
+                pthread_create(&thread, NULL, deed->run, arg);
+        sem_post(&go_on);
+        for (int n = 0; n < 20 && deed->held(); n++)
+                usleep(500);
+        GR_CHECK(deed->held());
+        gr_unlock(&context->split.lock);
+        pthread_join(thread, NULL);
+        GR_CHECK(!deed->held());
+        sem_destroy(&inside);
+        sem_destroy(&go_on);
+}
+
+static struct gr_block *grown;
+static int grow_rc;
+
+static void *grow(void *arg)
+{
+        grow_rc = gr_expandable_grow(context, 4 * MIB, &grown);
+        return arg;
+}
+
+static bool no_heap(void)
+{
+        return !context->split.heaps[false];
+}
+
+static bool is_busy(void)
+{
+        return context->split.busy == 1 && context->split.refused_bytes == 0;
+}
+
+static bool no_more(void)
+{
+        return gpu_device()->reserved_bytes == 2 * MIB;
+}
+
+/* A heap is opened, a request maps what it lacks, or is refused it. */
+static void test_grow_held(const struct deed *deed, bool fails)
+{
+        uint64_t first = 0;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        if (deed->held != no_heap)
+                first = gpu_take(2 * MIB);
+        gpu.map_fails = fails;
+        grown = NULL;
+        check_held(deed, NULL);
+        GR_CHECK_EQ(grow_rc, fails ? -ENOMEM : 0);
+        GR_CHECK_EQ(context->split.refused_bytes, fails ? 4 * MIB : 0);
+        if (grown && gr_ledger_hand_out(grown, 4 * MIB))
+                GR_CHECK_EQ(gr_pool_free(&core, grown->ptr), 0);
+        if (first)
+                gpu_give(first, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+static void *give_shared(void *arg)
+{
+        gpu_give(*(uint64_t *)arg, 8 * MIB);
+        return NULL;
+}
+
+static bool is_at_work(void)
+{
+        return context->split.heaps[false]->first->state == GR_RANGE_BUSY;
+}
+
+static void *take_moved(void *arg)
+{
+        *(uint64_t *)arg = gpu_take(120 * MIB);
+        return NULL;
+}
+
+static bool no_ghosts(void)
+{
+        return !context->split.stale_pages;
+}
+
+static void *drop(void *arg)
+{
+        gr_split_drop(context);
+        return arg;
+}
+
+static bool is_whole(void)
+{
+        return context->split.segment_count == 1 && context->split.segments[0]->first->state == GR_RANGE_USED;
+}
+
+static _Atomic bool asked;
+
+static void *would_help(void *arg)
+{
+        asked = !gr_split_would_help(context, 3 * MIB);
+        return arg;
+}
+
+static void *is_empty(void *arg)
+{
+        asked = gr_split_empty(context);
+        return arg;
+}
+
+static void *unneeded(void *arg)
+{
+        asked = gr_split_unneeded(context) == 0;
+        return arg;
+}
+
+static void *look_up(void *arg)
+{
+        struct gr_split_place place;
+
+        asked = gr_split_find(&core, *(uint64_t *)arg, &place) == 0;
+        return NULL;
+}
+
+static void *put(void *arg)
+{
+        gpu_give(*(uint64_t *)arg, 3 * MIB);
+        asked = true;
+        return NULL;
+}
+
+static bool is_unasked(void)
+{
+        return !asked;
+}
+
+static void *take_segment(void *arg)
+{
+        *(uint64_t *)arg = gpu_take(4 * MIB);
+        return NULL;
+}
+
+static bool no_segment(void)
+{
+        return context->split.segment_count == 0;
+}
+
+static void test_held(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(3 * MIB); /* of two pages */
+        for (int i = 0; i < 5; i++) {
+                void *(*const deeds[])(void *) = {would_help, is_empty, unneeded, look_up, put};
+
+                asked = false;
+                check_held(&(struct deed){deeds[i], GPU_CALLS, is_unasked}, &a);
+        }
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu.reserve_refused = true;
+        check_held(&(struct deed){take_segment, GPU_ALLOC, no_segment}, &a);
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        gpu_take(3 * MIB);
+        gpu_forget();
+        check_held(&(struct deed){drop, GPU_CALLS, is_whole}, NULL);
+        gpu_end();
+
+        test_grow_held(&(struct deed){grow, GPU_RESERVE, no_heap}, false);
+        test_grow_held(&(struct deed){grow, GPU_MAP, is_busy}, false);
+        test_grow_held(&(struct deed){grow, GPU_INFO, is_busy}, true);
+        test_grow_held(&(struct deed){grow, GPU_CLOCK, no_more}, false); /* asks what was refused */
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        a = gpu_take(8 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        check_held(&(struct deed){give_shared, GPU_UNMAP, is_at_work}, &a);
+        gpu_settle();
+        gpu_end();
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        check_held(&(struct deed){take_moved, GPU_MAP, no_ghosts}, &c);
+        gpu_give(b, 2 * MIB);
+        gpu_give(c, 120 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* Much is held, so extents have two pages, and blocks lie across their ends: none of those goes back. */
+static void test_large_extents(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(700 * MIB);
+        gpu_give(a, 700 * MIB);
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        b = gpu_take(4 * MIB);
+        GR_CHECK_EQ(b, a + 6 * MIB);
+        gpu_give(a, 6 * MIB);
+        gpu_sync();
+        gr_fence_close(context);
+        gr_fence_poll(context);
+        gr_trim(context, UINT64_MAX / 2);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 4 * MIB);
+        gpu_give(b, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* An extent moves for the same price whatever its size: the large ones first, though small ones lie in smaller ranges.
+ */
+static void test_large_moves(bool small_too)
+{
+        uint64_t all, large[2], small[8], kept[10], block;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        all = gpu_take(600 * MIB);
+        for (int i = 0; i < 10; i++) {
+                uint64_t *p = i < 2 ? &large[i] : &small[i - 2];
+
+                *p = gpu_take(i < 2 ? 24 * MIB : 2 * MIB);
+                kept[i] = gpu_take(2 * MIB);
+        }
+        for (int i = 0; i < 2; i++)
+                gpu_give(large[i], 24 * MIB);
+        for (int i = 0; i < 8 && small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        gpu_give(all, 600 * MIB);
+        GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
+        gpu.moves = 0;
+        block = gpu_take(42 * MIB);
+        GR_CHECK_EQ(gpu.moves, small_too ? 11 : 10); /* the last hole has one page */
+        gpu_give(block, 42 * MIB);
+        for (int i = 0; i < 8 && !small_too; i++)
+                gpu_give(small[i], 2 * MIB);
+        for (int i = 0; i < 10; i++)
+                gpu_give(kept[i], 2 * MIB);
+        gpu_give(all, 598 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * An old address goes as soon as the memory is idle at its new one, also behind others that are still at work: where it
+ * stayed, memory that has gone back would be on the card without being charged.
+ */
+static void test_old_addresses(void)
+{
+        struct gr_split *split;
+        struct gr_block *stale;
+        unsigned count = 0;
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        split = &context->split;
+        split->credit_at_ns = 1; /* no time for waits */
+        split->credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB);
+        DL_COUNT(split->stale_pages, stale, count);
+        GR_CHECK(count >= 2); /* else this tests nothing */
+        gpu_give(c, 120 * MIB);
+        gpu_give(b, 2 * MIB);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        gr_lock(&split->lock);
+        stale = split->stale_pages;
+        if (stale) {
+                uint64_t epoch = stale->freed_epoch;
+
+                stale->freed_epoch = UINT64_MAX; /* of work that goes on and on */
+                gr_remap_reap(context);
+                DL_COUNT(split->stale_pages, stale, count);
+                GR_CHECK_EQ(count, 1);
+                split->stale_pages->freed_epoch = epoch;
+                gr_remap_reap(context);
+                GR_CHECK(!split->stale_pages);
+        }
+        gr_unlock(&split->lock);
+        gpu_end();
+}
+
+/* The program has at all of the memory that moved, which it shared: with it the old addresses go, or it stays on the
+ * card without being charged. */
+static void test_old_addresses_shared(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_ns = -1;
+        a = gpu_take(100 * MIB);
+        b = gpu_take(2 * MIB);
+        gpu_give(a, 100 * MIB);
+        c = gpu_take(120 * MIB);
+        GR_CHECK(context->split.stale_pages); /* else this tests nothing */
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, c), 0);
+        gpu_give(c, 120 * MIB);
+        GR_CHECK(!context->split.stale_pages);
+        GR_CHECK_EQ(gpu_free_bytes() + gpu_device()->reserved_bytes, GPU_PAGES * GR_PAGE_BYTES);
+        gpu_give(b, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* The driver does not take back what nobody uses any more and must not be reused: then the accounts are right as well,
+ * and a free beside it waits for nothing. */
+static void test_stuck_refused(bool again)
+{
+        uint64_t a, b, charged;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(7 * MIB);
+        b = gpu_take(2 * MIB);
+        GR_CHECK_EQ(b, a + 7 * MIB); /* the last MiB of its second page is free */
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 7 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        gpu.unmap_refused = true;
+        gpu_give(b, 2 * MIB);
+        gpu.unmap_refused = false;
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0); /* nothing of the page can be handed out */
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
+        gpu_take(2 * MIB);
+        gpu_take(6 * MIB); /* at the end */
+        GR_CHECK_EQ(gpu_take(6 * MIB), a);
+        GR_CHECK_EQ(gpu.done, gpu.submitted);
+        charged = gpu_device()->reserved_bytes;
+        if (again)
+                GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 6 * MIB); /* up to that page */
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, again ? charged - 6 * MIB : charged);
+        GR_CHECK_EQ(gpu.done == gpu.submitted, again);
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
+/* More than a heap has addresses for is the driver's to refuse. */
+static void test_no_addresses(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(4 * MIB);
+        GR_CHECK_EQ(gpu_take(5 * GPU_PAGES * GR_PAGE_BYTES), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        gpu_give(a, 4 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* What a context leaves behind is not lost: its blocks' structures serve others. */
+static void test_structures(void)
+{
+        enum { MANY = 200, SOME = 20 };
+        static struct gr_block *blocks[MANY];
+        struct gr_block *next[SOME];
+        struct gr_range *range;
+        unsigned count = 0, again = 0;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < MANY; i++)
+                gpu_take(2 * MIB);
+        for (range = context->split.heaps[false]->first; range && count < MANY; range = range->after)
+                blocks[count++] = &range->block;
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        for (unsigned i = 0; i < SOME; i++) { /* not all are those of blocks */
+                next[i] = gr_block_new();
+                for (unsigned k = 0; k < count; k++)
+                        again += blocks[k] == next[i];
+        }
+        GR_CHECK(again > 0 || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
+        for (unsigned i = 0; i < SOME; i++)
+                gr_block_free(next[i]);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
+/* What must not be reused shares its last page with a block: its account goes with the context. */
+static void test_stuck_end(void)
+{
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(3 * MIB);
+        gpu_take(64 * MIB + 512);
+        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        gpu_give(a, 3 * MIB);
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        gpu_end();
+}
+
+int main(void)
+{
+        if (!gpu_open(true))
+                return 1;
+        gr_log_set_level(GR_LOG_INFO);
+        gr_log_set_sink(count_line, NULL);
+        test_no_heap(true);
+        test_no_heap(false);
+        test_heap(true);
+        test_heap(false);
+        test_heap_fails();
+        for (int auto_too = 0; auto_too < 2; auto_too++) {
+                enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
+
+                test_mapped_in_vain(pool, false);
+                test_mapped_in_vain(pool, true);
+        }
+        test_fit();
+        test_best();
+        for (int pool = GR_POOL_SPLIT; pool <= GR_POOL_AUTO; pool++) {
+                test_ready((enum gr_pool_kind)pool, 5 * MIB, 5 * MIB, true);
+                test_ready((enum gr_pool_kind)pool, 5 * MIB, 11 * MIB, false);
+        }
+        test_ready(GR_POOL_SPLIT, 1536 * KIB, 1536 * KIB, true); /* opens no page */
+        test_small_and_large();
+        test_find();
+        test_heap_moves(true);
+        test_heap_moves(false);
+        test_behind(false);
+        test_behind(true);
+        test_many_holes();
+        test_heap_trim();
+        test_heap_exported(false);
+        test_heap_exported(true);
+        test_exported_alone(false);
+        test_exported_alone(true);
+        test_held();
+        test_old_addresses();
+        test_old_addresses_shared();
+        test_no_addresses();
+        test_structures();
+        test_stuck_refused(false);
+        test_stuck_refused(true);
+        test_stuck_end();
+        /* Last: what they touch is cleared for every test after them. */
+        test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
+        test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
+        test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
+        test_hint();
+        test_bins_leave(true);
+        test_bins_leave(false);
+        test_ahead(GR_POOL_AUTO, 700 * MIB, true);
+        test_ahead(GR_POOL_AUTO, 64 * MIB, false);
+        test_ahead(GR_POOL_SPLIT, 700 * MIB, false);
+        test_ahead_limits(482 * MIB, GR_UNLIMITED, GR_UNLIMITED, true);
+        test_ahead_limits(482 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, false);
+        test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, false);
+        test_ahead_limits(GR_UNLIMITED, 482 * MIB, GR_UNLIMITED, true);
+        test_ahead_limits(GR_UNLIMITED, 482 * MIB - 1, GR_UNLIMITED, false);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 82 * MIB, true);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 82 * MIB - 1, false);
+        test_ahead_refused();
+        test_ahead_halfway();
+        test_quick_kept(GR_UNLIMITED, 5);
+        test_quick_kept(500 * MIB, 0);
+        for (int looks = 0; looks < 3; looks++)
+                test_quick_late(looks);
+        test_quick_refused();
+        test_quick_refused_much();
+        test_large_extents();
+        test_large_moves(true);
+        test_large_moves(false);
+        gpu_close();
+        return GR_CHECK_RESULT();
+}
