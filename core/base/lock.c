@@ -61,4 +61,9 @@ void gr_rank_leave(enum gr_rank rank)
 {
         held &= ~(1u << rank);
 }
+
+void gr_rank_assert_held(enum gr_rank rank)
+{
+        assert(held & 1u << rank);
+}
 #endif

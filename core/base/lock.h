@@ -36,12 +36,19 @@ struct gr_lock {
 #ifdef GR_LOCK_CHECKS
 void gr_rank_enter(enum gr_rank rank);
 void gr_rank_leave(enum gr_rank rank);
+
+/* Asserts that the calling thread holds a lock of this rank. */
+void gr_rank_assert_held(enum gr_rank rank);
 #else
 static inline void gr_rank_enter(enum gr_rank rank)
 {
         (void)rank;
 }
 static inline void gr_rank_leave(enum gr_rank rank)
+{
+        (void)rank;
+}
+static inline void gr_rank_assert_held(enum gr_rank rank)
 {
         (void)rank;
 }
@@ -68,6 +75,12 @@ static inline void gr_unlock(struct gr_lock *lock)
 {
         pthread_mutex_unlock(&lock->mutex);
         gr_rank_leave(lock->rank);
+}
+
+/* For functions that are called with the lock held; nothing in release builds. */
+static inline void gr_assert_locked(const struct gr_lock *lock)
+{
+        gr_rank_assert_held(lock->rank);
 }
 
 /* Between two looks at what another thread is about to change, the nth: offers it the processor now and then, and in

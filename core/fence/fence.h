@@ -3,9 +3,16 @@
  *
  * Frees are grouped into epochs. A freed block remembers the epoch that was open; closing an epoch records an event
  * that covers all work submitted to the context so far (cuCtxRecordEvent), so everything that may still use its blocks.
- * The blocks of an epoch are usable  once the event has passed, or a barrier (cuCtxWaitEvent) makes all later work of
- * the context wait for it; idle    once the event has passed: only then may they go back to the driver without waiting.
- * Events pass in the order they were recorded, so two counters say it all and no block ever moves between lists.
+ * The blocks of an epoch are
+ *
+ *   usable  once the event has passed, or a barrier (cuCtxWaitEvent) makes all later work of the context wait for it:
+ *           they may be handed out again
+ *   idle    once the event has passed: they may go back to the driver, without a wait
+ *
+ *   freed in epoch 7 --(barrier, or event)--> usable_epoch >= 7 --(event)--> idle_epoch >= 7
+ *
+ * Events pass in the order they were recorded, so two counters say all of it, and a block in a bin never moves to
+ * another list because its epoch has passed.
  *
  * Facts (measured on an H200, driver 580, November 2026): record and wait cover every stream of the context, those of
  * green contexts too, and streams made later; both destroy every capture going on in the context, whatever its mode,

@@ -14,7 +14,7 @@
  *   WAIT       where asked for: until somebody frees, here or in another process, or its time is up
  *   SPILL      where asked for: host memory (spill.h)
  *   FAIL       a report of what each rung gave; frees go straight to the driver for a moment, because the framework
- * above now runs its own release-and-retry and must not merely refill the cache
+ *              above now runs its own release-and-retry and must not merely refill the cache
  *
  * Of what the driver keeps for itself, DRIVER takes what nobody uses and nobody has to be asked for: idle memory of
  * pools (the default one, the current one, those that the program made) and of graphs. tests/gpu/caches prints what

@@ -3,8 +3,8 @@
  *
  * It is a wire format (fixed-width fields, magic, version, size; offsets held by a test) in a segment that a file of
  * mode 0600 inside a folder of mode 0700 names (region_file.h), one per group, GPU and version of the layout. It is
- * advice between processes: whoever
- * cannot open it works alone, and what is read from it is checked as if an enemy had written it.
+ * advice between processes: one that cannot open it works alone, and what is read from it is checked as if an enemy
+ * had written it.
  *
  * No lock lies in it that a dead process could keep. A slot is claimed by one compare-and-swap of its owner word, which
  * names process, start time and pid namespace; a slot whose owner is gone is freed the same way by whoever looks. The
