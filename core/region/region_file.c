@@ -134,6 +134,8 @@ static int make_dir(const char *base, const char *name, char *buf, size_t buf_by
         snprintf(buf, buf_bytes, "%s/%s", base, name);
         if (mkdir(buf, 0700) == 0)
                 return 0;
+        if (errno != EEXIST)
+                return -errno;
         snprintf(buf, buf_bytes, "%s/%s-XXXXXX", base, name);
         return mkdtemp(buf) ? 0 : -errno;
 }
