@@ -1,13 +1,17 @@
 /*
- * What the parts of the shim share. The shim stands between a program and the CUDA driver: it finds the program's
- * look-ups (lookup.c), turns calls into requests to core/ (memory.c, query.c, context.c, device.c, stream.c, submit.c,
- * sync.c; runtime.c for two functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
- * graph.c, module.c and pinned_host.c for what the pool does not serve; overhead.c for what the driver takes by itself;
- * nvml_views.c for NVML's answers), gives core/ the real driver (operations.c), and looks after the process: options,
- * fork, exit, helper thread (process.c), and the other processes on the card (neighbour.c, platform.c).
+ * What the parts of the shim share. The shim stands between a program and the CUDA driver.
  *
- * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready says yes, and after
- * fork, hooks do nothing but call the real function.
+ *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S, hooks.def)
+ *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, device.c, stream.c, submit.c, sync.c;
+ *             runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
+ *             graph.c, module.c and pinned_host.c for memory that the pool of device memory does not serve;
+ *             nvml_views.c for NVML's answers
+ *   driver/   gives core/ the real driver (operations.c), measures driver overhead (overhead.c), asks NVML (nvml.c)
+ *   process/  options, fork, exit and the background thread (process.c), workers and other threads (workers.c), the
+ *             public functions (api.c), the trace (trace.c), other processes on the card (neighbour.c, platform.c)
+ *
+ * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready returns true, and after
+ * fork, hooks only call the real function.
  */
 #ifndef GR_SHIM_H
 #define GR_SHIM_H
@@ -21,20 +25,23 @@
 
 #include "pool.h"
 
-#if CUDA_VERSION < 13000 /* newer than the oldest toolkit we build with */
+#if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);
 CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type);
 #endif
 
 #define GR_EXPORT   __attribute__((visibility("default")))
-#define GR_HOT_DATA __attribute__((section("gr_hot"))) /* what each call reads, side by side in a cache line */
+#define GR_HOT_DATA __attribute__((section("gr_hot"))) /* read by each call: together in one cache line */
 #define GR_VERSION  "0.1.0"
 
-/* A pointer that is no allocation: the driver answers for it as for one that was freed (measured, driver 580). */
+/*
+ * A pointer that is no allocation: the driver answers for it as for one that was freed (docs/measurements.md,
+ * no-pointer).
+ */
 #define GR_NO_POINTER ((CUdeviceptr)0x1000)
 
-/* Of cudaGL.h and cudaVDPAU.h, which need headers of others. */
+/* Declared in cudaGL.h and cudaVDPAU.h, which need headers of OpenGL and VDPAU. */
 CUresult CUDAAPI cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev);
 CUresult CUDAAPI cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev);
 CUresult CUDAAPI cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice dev, uint32_t vdp_device,
@@ -56,22 +63,22 @@ struct gr_real {
 extern struct gr_real gr_real GR_HIDDEN;
 
 enum gr_shim_state {
-        GR_SHIM_UNRESOLVED, /* no driver seen yet */
+        GR_SHIM_UNRESOLVED, /* no driver found yet */
         GR_SHIM_READY,
-        GR_SHIM_ENDING, /* ready, while the process exits: the driver shuts down at some moment from here on */
-        GR_SHIM_OFF,    /* everything passes through: a needed symbol is missing, the driver has shut down, or this is a
-                           child after fork */
+        GR_SHIM_ENDING, /* ready, but the process exits: the driver may shut down at any moment */
+        GR_SHIM_OFF,    /* hooks only call the real function: a needed symbol is missing, the driver has shut down, or
+                           this is a child after fork */
 };
 
 extern _Atomic int gr_shim_state GR_HIDDEN;
 
 /*
- * lookup.c: looks for the driver in this process and, once it is there, for its functions; while the process ends,
- * whether it still answers. Returns whether hooks may do their work.
+ * lookup.c. Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks
+ * whether the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
 bool gr_shim_resolve(void);
 
-/* dlsym as it would be without us. */
+/* dlsym as it would be without this library. */
 void *gr_real_symbol(void *handle, const char *name);
 
 /* Whether hooks may do their work. */
@@ -83,8 +90,8 @@ static inline bool gr_shim_ready(void)
 }
 
 /*
- * The driver's own function, looked for if this is the process's first call; CUDA_ERROR_NOT_FOUND where it does not
- * exist: called without a driver, or on one too old for it.
+ * Calls the driver's own function. The first call of the process looks for the driver. CUDA_ERROR_NOT_FOUND where the
+ * function does not exist: there is no driver, or it is too old.
  */
 #define GR_REAL(symbol, ...) (gr_shim_ready(), gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
@@ -92,54 +99,57 @@ static inline bool gr_shim_ready(void)
 extern struct gr_core gr_core GR_HIDDEN;
 extern struct gr_options gr_options;
 
-/* Reads the options, so that warnings obey them; at the first call only. */
+/* Reads the options, at the first call only. Called before the first warning, so that warnings obey them. */
 void gr_process_options(void);
 
-/* Once, from gr_shim_resolve, with the driver: sets up the core. */
+/* Sets up the core. Called once, by gr_shim_resolve, when gr_driver is filled. */
 void gr_process_init(void);
 
-/* A context is in use: from now on there is something to tell and to stop when the process ends. */
+/* A context is in use: the first call opens the trace and registers what is to be done when the process exits. */
 void gr_process_in_use(void);
 
 /*
- * Opens what an option names for a report of ours, emptied: non-blocking, as a FIFO that nobody reads must not stop the
- * program. -1: the log has said why.
+ * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
+ * stop the program. -1: failed, and the log has said why.
  */
 int gr_report_open(const char *option, const char *path);
 
-/* api.c: the core is there, and what was registered before joins it. */
+/* api.c: the core is set up, and reclaimables that were registered before are registered with it. */
 void gr_public_init(void);
 
 /* neighbour.c */
 
-/* Before anything is charged to the device, once: from now on charges count for the group. total_bytes is known. */
+/* Once, before anything is charged to the device, with total_bytes known. Later charges count for the group. */
 void gr_neighbour_begin(struct gr_device *device);
 
-/* The device is about to be used: joins the other processes on it, once. Without them the process works alone. */
+/* The device is about to be used: joins the group's region, at the first call only. Where that fails, works alone. */
 void gr_neighbour_join(CUdevice dev);
 
-/* Whether it has joined them. */
+/* Whether the device's region has been joined. */
 bool gr_neighbour_joined(const struct gr_device *device);
 
-/* Now and then, where memory is taken from the driver: makes the threads that could not be made before. */
+/* Called where memory is taken from the driver: starts, now and then, the threads that could not be started before. */
 void gr_neighbour_retry(void);
 
-/* Leaves them; waits briefly for our threads. At the end of the process. */
+/* At the end of the process: waits briefly for the threads that serve neighbours, and leaves the regions. */
 void gr_neighbour_leave(void);
 
-/* In a child after fork: what was joined is the parent's. */
+/* In a child after fork: the regions that were joined are the parent's. */
 void gr_neighbour_forget(void);
 
 /* How many threads serve neighbours. */
 unsigned gr_neighbour_threads(void);
 
-/* Of a thread that serves neighbours: whoever has asked sees that it is at work. Nothing on other threads. */
+/* In a thread that serves neighbours: shows the process that asked that work goes on. No effect in other threads. */
 void gr_neighbour_beat(void);
 
 /* For gr_core.ask_neighbours. */
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
 
-/* What the group has taken of a card, of this UUID without a prefix; for a process that is no member. */
+/*
+ * What the group has reserved on the card with this UUID (text without a prefix), for a process that is no member. 0
+ * where that is not known.
+ */
 uint64_t gr_neighbour_sum(const char *uuid);
 
 /* For gr_core.wait_for_neighbours. */
@@ -151,10 +161,10 @@ extern struct gr_driver gr_driver;
 /* Fills gr_driver with what gr_real has. */
 void gr_driver_init(void);
 
-/* The context is gone, and our stream in it. */
+/* The context has ended, and with it this library's stream in it. */
 void gr_driver_forget(CUcontext context);
 
-/* The driver's answer as core/ wants it, and back: rc is 0 or -errno. */
+/* The driver's result as 0 or -errno for core/, and back. */
 int gr_errno(CUresult result);
 CUresult gr_result_of(int rc);
 
@@ -163,19 +173,22 @@ static inline CUresult gr_result(int rc)
         return __builtin_expect(rc == 0, 1) ? CUDA_SUCCESS : gr_result_of(rc);
 }
 
-/* The calling thread neither disturbs captures nor is refused because of them until the mode is given back. */
+/* Until the mode is restored, the calling thread neither disturbs captures nor is refused because of them. */
 CUstreamCaptureMode gr_capture_relax(void);
 void gr_capture_restore(CUstreamCaptureMode mode);
 
 /* context.c */
 
-/* As gr_current_context; what is current the driver says. */
+/* As gr_current_context, but always asks the driver which context is current. */
 struct gr_context *gr_context_ask(void);
 
-/* Moves on when a context ends or is no longer the only one: no thread trusts its last one then. Never 0. */
+/*
+ * Grows when a context ends or is no longer the only one: after that, no thread trusts the context that it remembers.
+ * Never 0.
+ */
 extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
 
-/* The pool of the calling thread's current context; NULL where there is none or it cannot be managed. */
+/* The calling thread's current context; NULL where there is none or it cannot be managed. */
 static inline struct gr_context *gr_current_context(void)
 {
         return __builtin_expect(gr_thread.sure == atomic_load_explicit(&gr_context_generation, memory_order_acquire), 1)
@@ -183,10 +196,10 @@ static inline struct gr_context *gr_current_context(void)
                        : gr_context_ask();
 }
 
-/* The pool of a context that need not be current; NULL where it is not known yet. */
+/* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);
 
-/* The same, made known by making it current for a moment; NULL where the driver refuses that. */
+/* The same; an unknown one is made current for a moment, which makes it known. NULL where the driver refuses that. */
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*
@@ -200,7 +213,7 @@ static inline struct gr_context *gr_runtime_context(unsigned runtime)
         return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
 }
 
-/* It has served the thread; a device was chosen. */
+/* The runtime of this bit has served the thread; a device was chosen, so that no runtime counts any more. */
 void gr_runtime_used(unsigned runtime);
 void gr_runtime_unsure(void);
 
@@ -211,7 +224,7 @@ extern _Atomic bool gr_trace_on GR_HIDDEN;
 void gr_trace_init(void);
 void gr_trace_end(void);
 
-/* Where gr_trace_on; a free is told before it happens, as its address may be handed out at once. */
+/* Called where gr_trace_on is set. A free is noted before it happens, because its address may be reused at once. */
 void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
 void gr_trace_free(CUdeviceptr ptr);
 
@@ -223,17 +236,20 @@ static inline bool gr_tracing(void)
 /* memory.c */
 
 /*
- * A block of the pool for the program, and one from it, told to the trace; 0 or -errno, errno is kept. bytes: more than
- * none, at most GR_BLOCK_MAX_BYTES. -ENOENT: not the pool's. What else gr_memory_free refuses is still as it was.
- * Each begins with the fast path, here, and goes on with what only the slow one does. ptr: what gr_arena_alloc had, 0
- * for nothing. The free's context: where gr_arena_free took it back, much as it said; NULL where it did not.
+ * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; the trace is told. 0 or -errno;
+ * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
+ * fails, the block is unchanged.
+ *
+ * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
+ * ptr is what gr_arena_alloc returned, 0 for nothing. The context of a slow free is the one that gr_arena_free
+ * returned, with its output `much`; NULL where it did not take the block back.
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
 int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool much);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
-        uint64_t ptr = gr_arena_alloc(context, bytes); /* cannot touch errno, as what follows may */
+        uint64_t ptr = gr_arena_alloc(context, bytes); /* does not touch errno; the slow path may */
 
         if (__builtin_expect(!ptr || gr_tracing(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
@@ -253,16 +269,18 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         return 0;
 }
 
-/* After a call of the driver's that gives the program memory at *dptr where it succeeds: see gr_pool_given. Its result.
+/*
+ * Called with the result of a driver's function that gives the program memory at *dptr: tells the pool (gr_pool_given)
+ * where it is CUDA_SUCCESS. Returns result.
  */
 CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
 
 /* runtime.c */
 
-/* The pool's answer, -errno, to the call of the driver's that the runtime is about to make for this thread; 0: none. */
+/* -errno: the pool has refused the request that the runtime is about to pass to the driver in this thread; 0: no. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
 
-/* Somebody wants to see each call of the runtime's: none passes it by from now on. by is for the log. */
+/* A tool observes the calls of the runtime: from this call on, none bypasses the runtime. by names it in the log. */
 void gr_runtime_watched(const char *by);
 
 /* device.c */
@@ -270,8 +288,7 @@ void gr_runtime_watched(const char *by);
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
 
-/* The same for whoever is about to have something there that counts: the process is in use and has joined the others.
- */
+/* The same, before anything is charged there: marks the process as in use and joins the region. */
 struct gr_device *gr_device_use(CUdevice device);
 
 /* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
@@ -280,49 +297,53 @@ bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
 /* stream_ordered.c */
 
-/* Corrects the charge for the driver's own pools and graph memory of the device, waiting for nothing. */
+/* Corrects the charge for the driver's own pools and graph memory of the device. Does not wait for the GPU. */
 void gr_async_refresh(struct gr_device *device);
 
-/* The same after trimming them all: the default one and those that the program made. A context of device is current. */
+/* The same after trimming all pools: the default one and the program's. A context of device is current. */
 void gr_async_trim(struct gr_device *device);
 
 /* The same for pools of host memory. */
 void gr_async_trim_host(void);
 
 /*
- * cuMemFree of what is neither the pool's nor managed memory. Where it is a stream-ordered pool's, the driver goes on
- * counting it as used for ever (H200, driver 580): it is idle to us from then on.
+ * cuMemFree of memory that is neither the pool's nor managed. The driver counts memory of a stream-ordered pool that
+ * was freed so as used for ever (docs/measurements.md, pool-free-by-cumemfree); this library counts it as idle.
  */
 CUresult gr_async_free(CUdeviceptr ptr);
 
-/* A free in stream order that has begun; of stream_ordered.c, the memory is the caller's until the end. */
+/*
+ * A free in stream order that has begun. Only stream_ordered.c uses the fields. The structure belongs to the caller and
+ * must live until gr_async_free_end.
+ */
 struct gr_async_free {
         struct gr_async_free *prev, *next;
         CUdeviceptr ptr;
-        uint64_t orphan_bytes; /* of a pool that was destroyed before the driver freed it; 0: none */
-        uint64_t found_bytes;  /* the same where its pool is just being destroyed */
+        uint64_t orphan_bytes; /* size, where its pool was destroyed before the driver freed it; else 0 */
+        uint64_t found_bytes;  /* the same while its pool is being destroyed */
         int device, found_device;
         bool noted; /* in the list of those that have begun */
 };
 
 /*
- * Around the driver's cuMemFreeAsync, outside of captures, of what is not the library's: memory that outlived its pool
- * is charged until here, also where the pool is destroyed in between.
+ * Called before and after the driver's cuMemFreeAsync, outside of captures, of memory that is not this library's.
+ * Memory that outlived its pool stays charged until then, also where the pool is destroyed between the two calls.
  */
 void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr);
 void gr_async_free_end(struct gr_async_free *free, CUresult result);
 
 /*
- * The stream is being captured, or cannot be asked because another one is. Costs nothing while there is no capture.
- * null_is_own: by a function whose 0 is the thread's own stream; the legacy one, which 0 is to the driver's question,
- * cannot be asked while any blocking stream is captured.
+ * Whether the stream is being captured, or cannot be asked because another one is. Costs nothing while there is no
+ * capture. null_is_own: the caller is a function whose stream 0 is the thread's own. For cuStreamIsCapturing 0 is the
+ * legacy stream, which cannot be asked while any blocking stream is captured.
  */
 bool gr_async_captured(CUstream stream, bool null_is_own);
 
 /*
- * A graph is about to reserve memory, need_bytes where none lies idle: charges what is missing, in *ret_reserved_bytes.
- * may_have_it: it had its memory before a trim, which may have left it that: all that is reserved may be its own.
- * -EDQUOT: the limit. Afterwards, whatever came of it, settle makes the charge what the driver reserved.
+ * A graph is about to reserve memory. Charges need_bytes less the idle graph memory, and stores that in
+ * *ret_reserved_bytes. may_have_it: the graph had its memory before a trim, which may have left it; then all reserved
+ * graph memory is deducted, not only the idle part. -EDQUOT: the limit; nothing is charged. After a success the caller
+ * must call settle, also where the launch fails: it corrects the charge to what the driver has reserved.
  */
 int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
                            uint64_t *ret_reserved_bytes);
@@ -330,20 +351,21 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 
 /* graph.c */
 
-/* From now on graphs are looked through for allocations; graphs' idle memory went back. */
+/* Some graph may allocate: graphs that are instantiated later are searched for allocations. */
 void gr_graph_memory_seen(void);
-/* A node of the type is about to be added to some graph: stream.c wants to know of those that wait for the host. */
+
+/* A node of the type is about to be added to some graph: stream.c must know of those that wait for the host. */
 void gr_graph_node_seen(CUgraphNodeType type);
 
-/* Around the launch of a graph, which may have such a node. */
+/* Called before and after the launch of a graph, which may have such a node. */
 bool gr_graph_will_wait(void);
 CUresult gr_graph_waits(bool told, CUresult result);
-bool gr_graph_memory(void); /* whether any graph may have allocated */
-void gr_graph_trimmed(void);
+bool gr_graph_memory(void);  /* whether any graph may have allocated */
+void gr_graph_trimmed(void); /* idle graph memory was returned to the driver */
 
 /* overhead.c */
 
-/* How old the figure may be where it is looked at beside something else that goes to the driver. */
+/* How old the figure of driver overhead may be where it is read beside another call of the driver. */
 #define GR_OVERHEAD_AGE_NS UINT64_C(100000000)
 
 /* Whether the limit counts what the driver takes by itself. */
@@ -353,26 +375,27 @@ static inline bool gr_overhead_counted(void)
 }
 
 /*
- * Sees what the driver took by itself, unless that was done less than most_age_ns ago: into device->driver_bytes and,
- * where it counts, the charge. Takes locks of its own and asks NVML, so never with a lock of core/ above the ladder's.
+ * Measures driver overhead, unless that was done less than most_age_ns ago: into device->driver_bytes and, where the
+ * limit counts it, into the charge. Takes locks of its own and asks NVML, so the caller must hold no lock of core/ that
+ * ranks above the ladder's. Keeps errno.
  */
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
-/* The driver has just taken something for the current context: whether the limit holds still, or again after the
- * ladder. */
+/* The driver has just taken memory for the current context: whether the limit still holds, if need be after the ladder.
+ */
 bool gr_overhead_fits(void);
 
 /* nvml_views.c */
 
-/* What we export under this name to stand in for NVML's; NULL: we do not. */
+/* This library's function in place of the one of NVML with this name; NULL: there is none. */
 void *gr_nvml_hook(const char *name);
 
-/* Our hook where function is one of NVML's own and the program is to be told its share, else function. */
+/* The hook of function, where it is one of NVML's and the program is to be told its share; else function. */
 void *gr_nvml_swap(void *function);
 
 /* stream.c */
 
-/* Work may run beside other work from now on. After gr_shim_ready. */
+/* From this call on, work may run beside other work. Called after gr_shim_ready. */
 void gr_streams_overlap(void);
 
 /* The driver has ended a context, and with it the captures on its streams. */
@@ -380,15 +403,15 @@ void gr_captures_end(CUcontext context);
 
 /* submit.c */
 
-/* The calling thread is about to submit work to the stream; null_is_own: by a function whose 0 is the thread's own. */
+/* The calling thread is about to submit work to the stream. null_is_own: as for gr_async_captured. */
 void gr_submits(CUstream stream, bool null_is_own);
 
 /* ipc.c */
 
-/* Memory is shared with others from now on: kernels may wait for what those write there. */
+/* Memory is shared with other processes or interfaces from this call on: kernels may wait for what those write. */
 void gr_memory_shared(void);
 
-/* A descriptor for memory of this process is about to be handed to the program: it can be told when it comes back. */
+/* Marks a descriptor for memory of this process, before the program gets it, so that an import can recognise it. */
 void gr_export_mark(int fd);
 
 /* Whether such a descriptor, or a copy of it, stands for memory of this process. */
@@ -396,15 +419,15 @@ bool gr_export_is_own(int fd);
 
 /* managed.c */
 
-/* cuMemFree of what is no block of the pool. */
+/* cuMemFree of memory that is no block of the pool. */
 CUresult gr_free_accounted(CUdeviceptr ptr);
 
 /* query.c */
 
-/* The block of ours that ptr lies in. -ENOENT: none. *ret_base its first byte. */
+/* The block of the pool that ptr lies in, and in *ret_base its first byte. -ENOENT: none. */
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info);
 
-/* What to ask the driver about in place of ptr: one that is no allocation, where it is memory that we only cache. */
+/* The pointer to ask the driver about: GR_NO_POINTER where ptr lies in cached memory, else ptr. */
 CUdeviceptr gr_unless_cached(CUdeviceptr ptr);
 
 #endif

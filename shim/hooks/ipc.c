@@ -1,19 +1,21 @@
 /*
- * Memory of others that this process opens: legacy IPC, pools, and external memory of other interfaces. Opening it
- * takes nothing from the card, and its exporter answers for it: so it is told (GR_MEMORY_IMPORTED), never charged, and
- * no request is refused for it. No block of the pool, so every question about its addresses, and its free, is the
- * driver's. What maps it takes no memory, and is only looked at for the address.
+ * Imported memory: memory of other processes or interfaces that this process opens by legacy IPC, pools, or external
+ * memory. Opening it takes nothing from the card, and it is in the account of its exporter. So it is counted as
+ * GR_MEMORY_IMPORTED only, and no request is refused because of it. It is no block of the pool: the driver answers all
+ * questions about its addresses, and frees it. Mapping it takes no memory; those hooks only tell the pool the address.
  *
- * What this process exported as a descriptor and imports again is in its account already. Such a descriptor is known by
- * its owner for signals, which we set when it is made: the mark is of the open file, so it goes along with copies of
- * it, and to other processes, for whom it names another one. No signal comes of it, as nobody asks for one (O_ASYNC).
+ * Memory that this process exported as a descriptor and imports again is in its account already. Such a descriptor is
+ * marked when it is made: this process becomes its owner for signals (F_SETOWN). The mark belongs to the open file, so
+ * copies have it too. In another process it names this one, so there the memory counts as imported. No signal is sent,
+ * because the program has not asked for any (O_ASYNC).
  *
- * The mark is the one thing of ours that a program could see there. What would leave none is less right. An inode tells
- * files apart only where each has its own, which descriptors of one device node lack. A copy to compare with (kcmp)
- * keeps the memory alive after the program let go of it, is in the way of programs that close or count all descriptors,
- * and must be closed with the memory, so that what comes back later would slip past the limit; containers may forbid
- * the call. A watch (epoll) calls into the driver's file, cannot be put on every kind of file, and needs a descriptor
- * that stays open as well.
+ * A program can see the mark. The ways that leave no mark are worse:
+ * - An inode number does not tell descriptors of one device node apart.
+ * - A copy of the descriptor to compare with (kcmp) keeps the memory alive after the program has released it, and
+ *   disturbs programs that close or count all descriptors. It must be closed with the memory, so that a later import
+ *   would escape the limit. Containers may forbid kcmp.
+ * - A watch (epoll) calls into the driver's file, does not work with every kind of file, and needs an open descriptor
+ *   as well.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +32,7 @@ void gr_export_mark(int fd)
 {
         int saved_errno = errno;
 
-        (void)fcntl(fd, F_SETOWN, getpid()); /* without the mark it counts as another's when it comes back */
+        (void)fcntl(fd, F_SETOWN, getpid()); /* failed: it counts as another process's when it is imported */
         errno = saved_errno;
 }
 
@@ -59,7 +61,7 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
         bool own = false;
         CUresult result;
 
-        /* Asked before: the driver keeps the descriptor, and may close it. */
+        /* Checked before the import: the driver takes the descriptor over, and may close it. */
         if (gr_shim_ready() && descriptor &&
             (descriptor->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ||
              (int)descriptor->type == 9 /* CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD, of newer toolkits */))
@@ -86,7 +88,7 @@ GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
         return result;
 }
 
-/* An address that came out of an IPC handle; the same one again where the context has it open already. */
+/* Counts memory that was opened by an IPC handle. The address may be counted already: a context opens memory once. */
 static void opened_ipc(CUdeviceptr ptr)
 {
         struct gr_context *context = gr_current_context();
@@ -97,7 +99,7 @@ static void opened_ipc(CUdeviceptr ptr)
         if (!context || !gr_real.cuMemGetAddressRange_v2 ||
             gr_real.cuMemGetAddressRange_v2(NULL, &bytes, ptr) != CUDA_SUCCESS)
                 return;
-        /* A peer's memory counts where it lies. */
+        /* Memory of a peer device counts on that device. */
         device = gr_real.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) == CUDA_SUCCESS
                          ? gr_device_get(ordinal)
                          : NULL;
@@ -132,7 +134,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHand
         return open_ipc(dptr, handle, flags, gr_real.cuIpcOpenMemHandle_v2);
 }
 
-/* Numbers an opening of memory; 0: nothing is open there. */
+/* The driver's number of the memory that is open at ptr, new at each opening; 0: there is none. */
 static unsigned long long buffer_at(CUdeviceptr ptr)
 {
         unsigned long long id = 0;
@@ -142,7 +144,7 @@ static unsigned long long buffer_at(CUdeviceptr ptr)
         return id;
 }
 
-/* Handles are counted by the driver: what was opened twice is still there after the first close. */
+/* The driver counts how often memory was opened: opened twice, it is still open after the first close. */
 GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
         struct gr_accounted *entry = NULL;
@@ -153,7 +155,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 
         if (gr_shim_ready())
                 entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, dptr);
-        /* Whether an address inside will do is the driver's to say. */
+        /* Only the driver knows whether it accepts an address inside of the memory. */
         if (gr_shim_ready() && !entry && gr_real.cuMemGetAddressRange_v2 &&
             gr_real.cuMemGetAddressRange_v2(&base, NULL, dptr) == CUDA_SUCCESS)
                 entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, base);
@@ -167,7 +169,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         return result;
 }
 
-/* No pointer of the pool crosses before its pool did. */
+/* Memory of a pool can be shared only after its pool: so the hooks of the pool's export and import suffice. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool,
                                                             CUmemAllocationHandleType type, unsigned long long flags)
 {

@@ -1,18 +1,18 @@
 /*
- * Managed memory: counted in full against the device that was current, wherever its pages are at the moment. The driver
- * has no query for that (CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION is where the program last asked pages to be, not
- * where they are), and the program may have them all on the device at any time.
+ * Managed memory. All of it is charged to the device that was current at its allocation, wherever its pages are. The
+ * driver has no query for where they are (CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION says where the program last
+ * wanted them), and all of them may move to the device at any time.
  *
- * It is not cached. A block handed out again would have to be as new: read-mostly, preferred location and accessed-by
- * unset (for every processor), attachment global (which no query tells), no page left where the last owner had it
- * (which no call undoes). Allocation and free cost 26-85 and 18-42 us (H200, driver 580), so what is to be gained is
- * little; tests/gpu/caches holds the resets against it.
+ * It is not cached. A block that is handed out again would have to be like a new one: read-mostly, preferred location
+ * and accessed-by unset for every processor, attachment global (which no query tells), no page left where the last
+ * owner had it (which no call undoes). A cache would gain little (docs/measurements.md, managed-cost);
+ * tests/gpu/caches compares its gain with the cost of these resets.
  */
 #include <errno.h>
 
 #include "shim.h"
 
-#define STEP_BYTES ((uint64_t)64 << 10) /* small ones take less than a page of the device */
+#define STEP_BYTES ((uint64_t)64 << 10) /* small allocations take less than a page of the device */
 
 struct request {
         CUdeviceptr ptr;

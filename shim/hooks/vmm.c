@@ -1,11 +1,11 @@
 /*
- * Mapped memory (VMM): charged when created, by the location in its properties, never by the current context. It lives
- * as long as anything holds it: each handle that the program has to release, and each mapping.
+ * Mapped memory (VMM). It is charged when it is created, to the device or the host, as its properties say, whatever
+ * context is current. It stays charged as long as the program owes a release of a handle of it, or has a mapping of it.
  *
- * Imported handles are not charged: their memory belongs to the exporter's account. What of them is mapped is told, as
- * only a mapping says how large the memory is; the process's own, come back under another handle, is in its account
- * already. (What comes by a fabric handle counts as another's.) Not covered: memory kept alive only by a descriptor of
- * the program's own export or by a sparse array.
+ * Imported memory is counted (GR_MEMORY_IMPORTED) but never refused: it belongs to the account of the exporter. It is
+ * counted at its first mapping, as only a mapping tells how large it is. Memory of this process that is imported again
+ * under another handle is in its account already; by a fabric handle it cannot be recognised, and counts as another
+ * process's. Not covered: memory that only a descriptor of the program's own export or a sparse array keeps alive.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -19,12 +19,13 @@ struct memory {
         CUmemGenericAllocationHandle handle; /* key; in the table while refs > 0 */
         struct gr_device *device;
         enum gr_memory_kind kind;
-        uint64_t bytes;    /* of IMPORTED 0 until mapped */
-        struct memory *of; /* own memory imported again: what is charged for it, once found; counts among its maps */
+        uint64_t bytes;    /* 0 for imported memory until it is mapped */
+        struct memory *of; /* own memory imported again: the entry that is charged for it, which this one keeps alive as
+                              a mapping does; NULL until found */
         bool exported, own_import;
-        unsigned refs; /* releases that the program owes */
+        unsigned refs; /* calls of cuMemRelease that the program owes */
         unsigned maps;
-        unsigned releasing; /* threads that are giving back a handle, and look here again afterwards */
+        unsigned releasing; /* threads inside cuMemRelease, which will use this entry again */
 };
 
 struct mapping {
@@ -75,21 +76,23 @@ static void drop_if_unused(struct memory *memory)
                 return;
         if (memory->of) {
                 memory->of->maps--;
-                drop_if_unused(memory->of); /* charged itself, so this goes no deeper */
+                drop_if_unused(memory->of); /* it is charged itself, so the recursion ends there */
         } else {
                 gr_accounted_uncharge(memory->device, memory->kind, memory->bytes);
         }
         free(memory);
 }
 
+/* Whether the imported memory can be this memory of the process, by device and size. */
 static bool may_be(const struct memory *import, const struct memory *memory, size_t bytes)
 {
         return memory->exported && memory->device == import->device && memory->bytes == bytes;
 }
 
 /*
- * Lock held. A mapping says at last how large imported memory is. The process's own holds on to what is charged for it:
- * of several of one size any will do, as their sum is what counts. Where all that was released, it is charged anew.
+ * Lock held. Counts imported memory at its first mapping, which tells how large it is. The process's own is tied to the
+ * entry that is charged for it. Of several exports of one size any will do, because only their sum counts. Where all of
+ * them were released, it is charged anew.
  */
 static void import_mapped(struct memory *import, size_t bytes)
 {
@@ -111,7 +114,7 @@ static void import_mapped(struct memory *import, size_t bytes)
         } else {
                 gr_budget_force(import->device, import->kind, bytes);
                 import->bytes = bytes;
-                import->exported = import->own_import; /* others may come from the same descriptor */
+                import->exported = import->own_import; /* the same descriptor may be imported again */
         }
 }
 
@@ -140,7 +143,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         default:
                 break;
         }
-        /* What the driver refuses for its arguments it refuses with its own code, also at the limit. */
+        /* Arguments that the driver refuses must get the driver's error code, also at the limit. */
         if (!device || !gr_real.cuMemCreate || flags || bytes % GR_PAGE_BYTES ||
             prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
@@ -152,13 +155,13 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 goto out;
         *handle = request.handle;
         memory = calloc(1, sizeof(*memory));
-        if (!memory) { /* nobody would find it when it is released: not counted */
+        if (!memory) { /* without an entry its release would not be seen: it is not counted */
                 gr_accounted_uncharge(device, kind, bytes);
                 goto out;
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
         pthread_mutex_lock(&lock);
-        stale = find(memory->handle); /* released behind our back */
+        stale = find(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
                 stale->refs = 0;
@@ -182,7 +185,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
-        /* Off the table first: afterwards another thread may get the same handle. */
+        /* Out of the table first: as soon as it is released, another thread may get the same handle. */
         pthread_mutex_lock(&lock);
         memory = find(handle);
         if (memory) {
@@ -233,7 +236,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 HASH_ADD(hh, mappings, base, sizeof(mapping->base), mapping);
         }
         if (memory && (!mapping || !mapping->hh.tbl))
-                free(mapping); /* uncharged when released, a little early */
+                free(mapping); /* without an entry it is uncharged at its release, a little early */
         else if (mapping)
                 memory->maps++;
         if (memory)
@@ -243,13 +246,13 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         return result;
 }
 
-/* Lock held. Takes the mappings in the range off the table, as a list; with put_back, into it again. */
+/* Lock held. Removes the mappings in the range from the table and returns them as a list, linked by hh.next. */
 static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
 {
         struct mapping *taken = NULL, *mapping, *tmp;
         CUdeviceptr at = base;
 
-        /* The driver wants whole mappings, so one follows the other. */
+        /* The driver unmaps whole mappings only, so the next one begins where the last one ends. */
         while (at - base < bytes) {
                 HASH_FIND(hh, mappings, &at, sizeof(at), mapping);
                 if (!mapping)
@@ -261,7 +264,7 @@ static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
         }
         if (at - base >= bytes)
                 return taken;
-        /* A mapping of imported memory, or a hole: look at all of them. */
+        /* Something in the range is not in the table, or is a hole: search all mappings. */
         HASH_ITER (hh, mappings, mapping, tmp) {
                 if (mapping->base - base >= bytes)
                         continue;
@@ -308,7 +311,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUresult result;
         int saved_errno;
 
-        /* Memory from cuMemAlloc has no handle, and ours is to look the same. */
+        /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
                 return CUDA_ERROR_INVALID_VALUE;
         result = GR_REAL(cuMemRetainAllocationHandle, handle, address);
@@ -320,7 +323,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         if (memory) {
                 memory->refs++;
         } else {
-                /* Released already and alive by its mappings only: it has a handle again. */
+                /* Its handle was released, and only mappings keep it alive: now it has a handle again. */
                 for (struct mapping *mapping = mappings; mapping && !memory; mapping = mapping->hh.next)
                         if (at - mapping->base < mapping->bytes)
                                 memory = mapping->memory;
@@ -335,7 +338,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         return result;
 }
 
-/* What to enter for memory under a handle that we do not know; a device's only. */
+/* A new entry for imported memory, not in the table; NULL for memory that is not on a device, or without memory. */
 static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
 {
         CUmemAllocationProp prop;
@@ -358,7 +361,7 @@ static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_han
         return memory;
 }
 
-/* Our own may come back as the handle it has. */
+/* Memory of this process may be imported under the handle that it has. */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {
