@@ -12,9 +12,9 @@
 
 #define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
 #define PROCESSES         64
-#define TRIES             4 /* processes may come while we ask how many there are */
+#define TRIES             4 /* processes may start between two questions */
 
-/* Of the second and third form of the call; in the first the last two are missing. */
+/* As the second and third version of the call write it; the first version has no instances. */
 struct process {
         unsigned pid;
         unsigned long long used;
@@ -41,7 +41,7 @@ static void find(struct nvml *ret)
         int (*init)(void);
 
         if (!library) {
-                dlerror(); /* no error of the program's */
+                dlerror(); /* clears it: the error is not the program's */
                 return;
         }
         *(void **)&init = gr_nvml_dlsym(library, "nvmlInit_v2");
@@ -63,7 +63,7 @@ bool gr_nvml_find(void)
         struct nvml found = {0};
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
-                /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+                /* Without the lock: a thread that holds the loader's lock may, in a constructor, wait for this one. */
                 find(&found);
                 pthread_mutex_lock(&lock);
                 if (!atomic_load(&sought))
@@ -90,7 +90,7 @@ int gr_nvml_device(const char *uuid, void **ret_device)
         return -ENODEV;
 }
 
-/* Index, UUID, or the beginning of a UUID, as CUDA_VISIBLE_DEVICES has it. */
+/* name: an index, a UUID, or the beginning of a UUID, as in CUDA_VISIBLE_DEVICES. */
 static bool find_named(const char *name, void **ret_device)
 {
         char text[96], *end;
@@ -131,7 +131,10 @@ int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
         return 0;
 }
 
-/* 0, with *ret_count of *ret_list, which is few (of PROCESSES) or, where that is too short, for free(). */
+/*
+ * 0 with *ret_count processes in *ret_list. That is few, which has room for PROCESSES, or a longer list, which the
+ * caller frees. -ENOTSUP, -ENOMEM.
+ */
 static int list_processes(void *device, struct process *few, struct process **ret_list, unsigned *ret_count)
 {
         struct process *list = few;
@@ -194,7 +197,7 @@ int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes)
                 return rc;
         rc = -ESRCH;
         for (unsigned i = 0; i < count; i++)
-                if (list[i].pid == pid && list[i].used != ~0ull) { /* all ones: the driver does not say */
+                if (list[i].pid == pid && list[i].used != ~0ull) { /* all ones: not known */
                         *ret_bytes = list[i].used;
                         rc = 0;
                         break;

@@ -1,8 +1,10 @@
 /*
- * NVIDIA's management library, as far as we ask it: what a card holds, and what of it one process holds. It is looked
- * for at the first call (which opens the driver's control devices and takes milliseconds), never linked; its header
- * need not be there. Used by the library and by the command. Any thread; functions that fail return -errno and leave
- * ret_ outputs untouched: -ENOTSUP: there is no such library, or it does not say; -ENODEV: no such card.
+ * The part of NVML, NVIDIA's management library, that this project uses: how much memory a card has in use, and how much
+ * of it one process holds. NVML is loaded at the first call, which takes milliseconds because it opens the driver's
+ * control devices. It is never linked, and its header is not needed. Used by the library and by the command.
+ *
+ * Any thread may call. Functions that fail return -errno and leave ret_ outputs untouched. -ENOTSUP: NVML is not there,
+ * or does not tell; -ENODEV: no such card.
  */
 #ifndef GR_NVML_H
 #define GR_NVML_H
@@ -13,42 +15,44 @@
 
 #define GR_NVML_LIBRARY "libnvidia-ml.so.1"
 
-/* How its functions are looked up: dlsym, unless set before the first call to one that does not hook them. */
+/* How functions of NVML are looked up: dlsym, unless set, before the first call, to a function that finds no hooks. */
 extern void *(*gr_nvml_dlsym)(void *library, const char *name);
 
 struct gr_nvml_memory {
-        unsigned long long total, free, used; /* bytes; the library's own layout */
+        unsigned long long total, free, used; /* bytes; laid out as NVML writes it */
 };
 
 /*
- * Looks for the library, once; whether it is there. The others do so themselves: for who must not hold a lock while the
- * loader is asked.
+ * Loads NVML, once; whether it is there. The other functions do this themselves. A caller that must not hold a lock while
+ * the loader works calls this first.
  */
 bool gr_nvml_find(void);
 
-/* The card, or the instance of one, of this UUID, as 36 characters without a prefix. Good for the life of the process.
- */
+/* The card, or MIG instance, with this UUID (36 characters without a prefix). Valid as long as the process lives. */
 int gr_nvml_device(const char *uuid, void **ret_device);
 
-/* By index, counted as nvidia-smi does, by UUID with its prefix, or by the beginning of one. ret_uuid as above, NUL
- * included. */
+/*
+ * The card by its index, counted as nvidia-smi does, by its UUID with prefix, or by the beginning of that. ret_uuid: as
+ * above, with a NUL at the end.
+ */
 int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37]);
 
 int gr_nvml_memory(void *device, struct gr_nvml_memory *ret);
 
 struct gr_nvml_use {
         uint32_t pid;
-        uint64_t bytes; /* UINT64_MAX: the driver does not say */
+        uint64_t bytes; /* UINT64_MAX: not known */
 };
 
 /*
- * All processes with a context on device. 0 with a list for free(), or NULL where there is none; -ENOTSUP; -ENOMEM.
+ * All processes with a context on device. 0 with a list that the caller frees, or NULL where there are none; -ENOTSUP;
+ * -ENOMEM.
  */
 int gr_nvml_processes(void *device, struct gr_nvml_use **ret_list, size_t *ret_count);
 
 /*
- * What process pid holds on device, its contexts included. -ESRCH: not listed, as it has no context there, or lives in
- * a pid namespace that the driver does not look into.
+ * What process pid holds on device, its contexts included. -ESRCH: not listed, because it has no context there, or
+ * because it is in a pid namespace that the driver cannot see.
  */
 int gr_nvml_process(void *device, uint32_t pid, uint64_t *ret_bytes);
 

@@ -1,7 +1,8 @@
 /*
- * The real driver as core/ sees it. Only driver functions are called, never the runtime: a framework must not find an
- * error that we left behind. Facts of driver 580, measured on an H200: record, wait, query, cuMemFree and
- * cuMemFreeAsync need no current context; creating events and streams, cuMemGetInfo and cuCtxSynchronize do.
+ * The real driver as core/ sees it (struct gr_driver). Only functions of the driver are called, never the runtime: a
+ * framework must not find an error in the runtime that this library caused. Recording, waiting for and querying an
+ * event, cuMemFree and cuMemFreeAsync need no current context; creating events and streams, cuMemGetInfo and
+ * cuCtxSynchronize do (docs/measurements.md, current-context).
  */
 #include <errno.h>
 #include <malloc.h>
@@ -16,7 +17,7 @@
 #define READY_TRIES    100
 #define READY_PAUSE_NS UINT64_C(1000000)
 
-/* Our stream in a context, for memory that goes back: non-blocking, so in nobody's way. */
+/* This library's stream in a context, for memory that is returned: non-blocking, so it delays no other stream. */
 struct release_stream {
         UT_hash_handle hh;
         CUcontext context; /* key */
@@ -28,7 +29,7 @@ static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct gr_driver gr_driver;
 
-/* The answers to a call that a capture forbids. */
+/* Whether the driver refused a call because of a capture. */
 static bool because_of_capture(CUresult result)
 {
         return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
@@ -60,7 +61,7 @@ CUresult gr_result_of(int rc)
         case -ENOMEM:
         case -EDQUOT:
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        case -EALREADY: /* what the driver says of a pointer freed twice */
+        case -EALREADY: /* the driver's answer to a pointer that is freed twice */
                 return CUDA_ERROR_INVALID_VALUE;
         default:
                 return gr_driver_code(rc) ? (CUresult)gr_driver_code(rc) : CUDA_ERROR_UNKNOWN;
@@ -83,8 +84,8 @@ void gr_capture_restore(CUstreamCaptureMode mode)
 }
 
 /*
- * A driver that has yet to finish something by itself may say NOT_READY where it does what it was asked a moment later
- * (cuMemSetAccess has been seen to). It is asked again, for a moment.
+ * While the driver still finishes work of its own, it may answer NOT_READY to a call that it accepts a moment later
+ * (seen with cuMemSetAccess). So such a call is repeated, READY_TRIES times at most. False: repeat it.
  */
 static bool is_ready(CUresult result, unsigned *tries)
 {
@@ -103,13 +104,13 @@ static bool is_ready(CUresult result, unsigned *tries)
                 while (!is_ready((result), &tries));                                                                   \
         } while (0)
 
-/* The error of an allocation, which the ladder tries again. */
+/* As gr_errno, for allocations: NOT_READY is -ENOMEM, which makes the ladder try again. */
 static int to_errno_of_memory(CUresult result)
 {
         return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno(result);
 }
 
-/* Makes context current; false where that fails, and then there is nothing to leave. */
+/* Makes context current; false where that fails, and then leave must not be called. */
 static bool enter(void *context)
 {
         return gr_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
@@ -122,7 +123,7 @@ static void leave(void)
         gr_real.cuCtxPopCurrent_v2(&context);
 }
 
-/* Kernels that were launched meanwhile may have brought code and local memory with them. */
+/* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
 static void look_beside(void)
 {
         struct gr_context *current = gr_current_context();
@@ -155,7 +156,7 @@ static int driver_mem_free(uint64_t ptr)
         return gr_errno(result);
 }
 
-/* The stream for returning memory of context, made at its first use. NULL: none to be had. */
+/* The stream for returning memory of context, made at its first use. NULL: it could not be made. */
 static CUstream release_stream(void *context)
 {
         struct release_stream *entry;
@@ -171,7 +172,7 @@ static CUstream release_stream(void *context)
                         entry->context = context;
                         HASH_ADD_PTR(streams, context, entry);
                         stream = entry->stream;
-                        if (!entry->hh.tbl) /* used this once, then lost */
+                        if (!entry->hh.tbl) /* used for this call only, then leaked */
                                 free(entry);
                 } else {
                         free(entry);
@@ -196,8 +197,8 @@ void gr_driver_forget(CUcontext context)
 }
 
 /*
- * cuMemFreeAsync also takes what cuMemAlloc gave. On a stream of our own it waits for no other stream, and once that
- * stream is synchronised the memory is back (64 MiB in 0.1 ms beside a running kernel).
+ * cuMemFreeAsync also accepts memory of cuMemAlloc. On a stream of this library it waits for no other stream, and once
+ * that stream is synchronised the driver has the memory (docs/measurements.md, release-beside-kernel).
  */
 static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done)
 {
@@ -220,7 +221,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
                 done += result == CUDA_SUCCESS;
                 gr_neighbour_beat();
         }
-        /* What the host has not seen done the driver keeps, and nobody would ask for it again. */
+        /* The driver keeps the memory until the host has seen the frees finish, and no later call would see to that. */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
         gr_capture_restore(mode);
@@ -234,7 +235,7 @@ static CUmemAllocationProp mapped_prop(int device)
                                     .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
         int capable = 0;
 
-        /* As all memory of cuMemAlloc is, where the device can. */
+        /* All memory of cuMemAlloc is capable of RDMA where the device is. */
         if (gr_real.cuDeviceGetAttribute &&
             gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
                                          device) == CUDA_SUCCESS &&
@@ -244,8 +245,8 @@ static CUmemAllocationProp mapped_prop(int device)
 }
 
 /*
- * Only where the process sees one device: mapped memory is a peer's only where it was told so range by range, while
- * copies between devices reach all of cuMemAlloc's.
+ * Only where the process sees one device: copies between devices reach all memory of cuMemAlloc, but mapped memory only
+ * where access was granted range by range.
  */
 static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 {
@@ -282,8 +283,8 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 }
 
 /*
- * One at a time: two threads that take two mappings of one handle away, or one of them and the handle, corrupt the
- * driver's own heap (H200, driver 580, November 2026: one in three soaks of 4 s ended in "double free").
+ * Held across mapping and unmapping. Two threads that remove two mappings of one handle at a time, or a mapping and the
+ * handle, corrupt the driver's own heap (docs/measurements.md, unmap-race).
  */
 static pthread_mutex_t mappings = PTHREAD_MUTEX_INITIALIZER;
 
@@ -395,7 +396,7 @@ static int driver_context_sync(void *context)
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
-        mode = gr_capture_relax(); /* a capture in another context is no matter of ours */
+        mode = gr_capture_relax(); /* a capture in another context must not make this fail */
         result = gr_real.cuCtxSynchronize();
         gr_capture_restore(mode);
         leave();
@@ -403,8 +404,8 @@ static int driver_context_sync(void *context)
 }
 
 /*
- * The driver waits for every running kernel before it lets go of pinned memory, whatever is being captured. A page of
- * the host's, as there may be none left on the device.
+ * Drains the context: before it frees pinned memory, the driver waits for every running kernel, whatever is being
+ * captured. The page is one of the host, because device memory may be exhausted.
  */
 static int driver_context_drain(void *context)
 {
@@ -434,14 +435,16 @@ static int driver_trim_pools(void *context, int device)
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         gr_async_trim(&gr_core.devices[device]);
         leave();
-        /* Code and stacks may have gone, too. The figure falls with the second look only. */
+        /* The trim may also have freed code and stacks. The figure falls only with the second look (measure). */
         for (int i = 0; i < 2 && gr_overhead_counted(); i++)
                 gr_overhead_look(&gr_core.devices[device], 0);
         return 0;
 }
 
-/* Known to every context; with unified addressing, which every 64-bit driver has, under one address for host and
- * device. */
+/*
+ * The memory is known to every context. With unified addressing, which every 64-bit driver has, host and device use one
+ * address for it; where they do not, this fails.
+ */
 static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUstreamCaptureMode mode;
@@ -501,7 +504,7 @@ static void driver_sleep_ns(uint64_t ns)
         int cancel;
 
         gr_neighbour_beat();
-        /* A thread that is cancelled must not end here, with locks of ours held. */
+        /* A thread that is cancelled must not end here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         nanosleep(&pause, NULL);
         pthread_setcancelstate(cancel, NULL);

@@ -1,14 +1,18 @@
 /*
- * What the driver takes by itself: contexts, local memory, modules, graph executables, workspaces that libraries get on
- * private ways. Nobody announces it, so it is what NVML says this process holds, less what we have charged for it.
+ * Driver overhead: what the driver takes by itself for contexts, local memory, modules, graph executables, and
+ * workspaces that libraries get by private interfaces. No call tells it, so it is computed:
  *
- * Only NVML's figure of this very process is used. Differences of the card's free memory around a call would need
- * nobody else to be at work on the card, and cannot be had before the first context, which takes the most. Where NVML
- * does not list us (another pid namespace, WSL) the figure is not known, and a limit counts allocations only.
+ *   overhead = what NVML says that this process holds - what is charged to this process
  *
- * Never on a hot path: the look takes the driver's own locks. With GPURECLAIM_LIMIT_INCLUDES=process it is taken where
- * the driver is known to take something (contexts, modules, first launches of graphs), and now and then beside
- * allocations that go to the driver; lazily loaded code counts from the next of these on. Else only for reports.
+ * Only NVML's figure of this process is used. The difference of the card's free memory before and after a call would be
+ * wrong while another process works on the card, and cannot be had before the first context, which takes the most.
+ * Where NVML does not list this process (another pid namespace, WSL), the figure is not known, and a limit counts
+ * allocations only.
+ *
+ * Never measured on the fast path, because NVML takes the driver's own locks. With GPURECLAIM_LIMIT_INCLUDES=process it
+ * is measured where the driver is known to take memory (contexts, modules, first launches of graphs), and now and then
+ * beside allocations that go to the driver; lazily loaded code counts from the next measurement on. Otherwise it is
+ * measured for reports only.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +23,7 @@
 #include "driver/nvml.h"
 #include "shim.h"
 
-/* What our charge may be above the truth in: arrays are computed, and pages shared. */
+/* By how much the charge may exceed the truth: the size of arrays is computed, and pages are shared. */
 #define SLACK_BYTES (UINT64_C(64) << 20)
 
 struct look {
@@ -27,7 +31,7 @@ struct look {
         bool warned;
         void *nvml; /* the card's handle; NULL: NVML does not know it */
         uint64_t at_ns;
-        uint64_t before_bytes; /* what the look before found */
+        uint64_t before_bytes; /* what the previous measurement found */
 };
 
 static struct look looks[GR_DEVICES_MAX];                /* guarded by lock */
@@ -49,9 +53,9 @@ static void *card(struct gr_device *device, struct look *look)
 }
 
 /*
- * Lock held. False: not known. Allocations are charged before the driver is asked and uncharged after it has them back,
- * so one look may find too little, never too much: the larger of two counts. Managed memory is charged in full, but
- * held only where its pages are, so beside it the figure does not fall.
+ * Lock held. False: not known. Allocations are charged before the driver is asked, and uncharged after the driver has
+ * them back. So one measurement may find too little, never too much: the larger of the last two counts. Managed memory
+ * is charged in full, but the process holds it only where its pages are, so while there is some the figure never falls.
  */
 static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
 {
@@ -67,7 +71,7 @@ static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_b
                 return false;
         if (used > charged)
                 now = used - charged;
-        /* Of a process that happens to have our number in another namespace: it holds less than we know of. */
+        /* Less than is charged: the figure is of a process in another namespace that has the same pid. */
         if (used + managed + SLACK_BYTES < charged && last == GR_UNLIMITED)
                 return false;
         *ret_bytes = now > look->before_bytes ? now : look->before_bytes;
@@ -94,7 +98,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         int saved_errno = errno;
         uint64_t bytes;
 
-        gr_nvml_find(); /* not with the lock: it asks the loader, which may wait for a thread that wants the lock */
+        gr_nvml_find(); /* without the lock: it asks the loader, which may wait for a thread that wants the lock */
         pthread_mutex_lock(&lock);
         if (!look->at_ns || gr_driver.now_ns() - look->at_ns >= most_age_ns) {
                 if (measure(device, look, &bytes)) {

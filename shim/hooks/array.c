@@ -1,11 +1,16 @@
 /*
- * Arrays and mipmapped arrays. The driver does not say what one takes (cuArrayGetMemoryRequirements answers for
- * deferred ones only), so it is computed: texels in tiles of 64 bytes by 8 rows, these in blocks of up to 16, one above
- * the other, fewer where there are fewer rows; all of it in steps of 64 KiB, and above 1 MiB of 2 MiB. One of 8200 x
- * 129 texels of 16 bytes so takes 34 MiB, and not 18; one of 4096 x 3072 of 4 bytes in 8 levels 66, and not 64 (equal
- * to the MiB for six shapes, H200, driver 580). With slices the blocks are less high and some slices deep: 300 x 130 x
- * 65 texels of 4 bytes take 14 MiB, which 4 tiles by 8 slices would; what is known allows no less of either.
- * Sparse and deferred ones take nothing by themselves: what is mapped into them was charged when it was created.
+ * Arrays and mipmapped arrays. The driver does not tell how much memory one takes (cuArrayGetMemoryRequirements answers
+ * for deferred arrays only), so it is computed. Texels lie in tiles of 64 bytes by 8 rows. Tiles lie in blocks: a column
+ * of 1, 2, 4, 8 or 16 tiles, the first that holds all rows, else 16. An array with depth has columns of at most 4 tiles,
+ * which are up to 8 slices deep.
+ *
+ *   row    = width * channels * channel bytes, rounded up to 64
+ *   rows   = height rounded up to whole blocks
+ *   slices = depth rounded up to whole blocks; the number of layers is not rounded
+ *   bytes  = sum over the levels of row * rows * slices, rounded up to 64 KiB, above 1 MiB to 2 MiB
+ *
+ * Compared with a driver in docs/measurements.md, array-footprint. Sparse and deferred arrays take nothing by
+ * themselves: memory that is mapped into them was charged when it was created.
  */
 #include <errno.h>
 
@@ -13,9 +18,9 @@
 
 #define TILE_BYTES UINT64_C(64)
 #define TILE_ROWS  UINT64_C(8)
-#define MOST_TILES UINT64_C(16) /* of a block, ... */
-#define DEEP_TILES UINT64_C(4)  /* ... with slices, of which it has ... */
-#define MOST_DEEP  UINT64_C(8)  /* ... so many */
+#define MOST_TILES UINT64_C(16) /* in a block, where the array has no depth */
+#define DEEP_TILES UINT64_C(4)  /* in a block, where it has */
+#define MOST_DEEP  UINT64_C(8)  /* slices in a block, where it has */
 #define STEP_BYTES (UINT64_C(64) << 10)
 
 struct request {
@@ -36,7 +41,7 @@ static uint64_t at_least_one(uint64_t value)
         return value ? value : 1;
 }
 
-/* Of one channel. Compressed formats have less: too much is counted. */
+/* Bytes of one channel. For compressed formats, which have less, too much is counted. */
 static uint64_t channel_bytes(CUarray_format format)
 {
         switch (format) {
@@ -52,7 +57,7 @@ static uint64_t channel_bytes(CUarray_format format)
         }
 }
 
-/* Whole blocks for so many: of the size, a power of two up to most, that is the first to hold them all. */
+/* count rounded up to whole blocks. A block is the least power of two that holds them all, but not more than most. */
 static uint64_t in_blocks(uint64_t count, uint64_t most)
 {
         uint64_t block = 1;
@@ -62,7 +67,7 @@ static uint64_t in_blocks(uint64_t count, uint64_t most)
         return round_up(count, block);
 }
 
-/* Zero for a shape that the driver will refuse. */
+/* Bytes that an array takes. 0 where it takes none itself, or the driver will refuse it: then it is not counted. */
 static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
         uint64_t width = shape->Width, height = shape->Height, depth = at_least_one(shape->Depth), bytes = 0;

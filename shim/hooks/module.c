@@ -1,12 +1,13 @@
 /*
- * Code. What a module takes cannot be known before it is loaded, and with lazy loading (the default since CUDA 12.2)
- * most of it comes with the first use of each kernel. So nothing is charged in advance: where the limit counts the
- * whole process, a load that brought it above the limit is taken back once the ladder found nothing, and fails as on a
- * full card. What comes later, at a launch, is never refused: it is counted, and the next allocation meets the limit.
+ * Modules and libraries of kernels. How much memory one takes cannot be known before it is loaded, and with lazy loading
+ * (the default since CUDA 12.2) most of it is taken at the first use of each kernel. So nothing is charged in advance.
+ * Where the limit counts the whole process and a load exceeds it, the ladder is climbed. If that does not help, the
+ * load is undone, and fails as on a full card. What a launch takes later is counted, and never
+ * refused: the next allocation meets the limit.
  */
 #include "shim.h"
 
-/* The result of a load, or of taking it back. */
+/* Returns the result of a load; a load that does not fit is undone, and is out of memory. */
 #define KEEP_IF_IT_FITS(result, unload, handle)                                                                        \
         do {                                                                                                           \
                 if (result == CUDA_SUCCESS && !gr_overhead_fits() && GR_REAL(unload, *handle) == CUDA_SUCCESS)         \

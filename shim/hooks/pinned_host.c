@@ -1,6 +1,6 @@
 /*
- * Pinned host memory, allocated or registered: no device's, so it has a limit of its own. What is allocated comes from
- * a cache (pinned.h); what is registered is the program's own memory, and only counted.
+ * Pinned host memory, allocated or registered. It belongs to no device, so it has a limit of its own. Allocated memory
+ * comes from a cache (core/host/pinned.h). Registered memory is the program's own, and is only counted.
  */
 #include <errno.h>
 
@@ -8,7 +8,7 @@
 
 #define PAGE_BYTES ((uint64_t)4 << 10)
 #define FLAGS      (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
-#define PLAIN      (~0u) /* a kind of its own: cuMemAllocHost takes no flags */
+#define PLAIN      (~0u) /* stands for cuMemAllocHost, which takes no flags: its blocks serve only its own requests */
 
 struct request {
         void *ptr;
@@ -17,7 +17,7 @@ struct request {
         CUresult (*plain)(void **ptr, size_t bytes);
         CUresult (*flagged)(void **ptr, size_t bytes, unsigned int flags);
         CUresult (*registering)(void *ptr, size_t bytes, unsigned int flags);
-        bool two_addresses; /* the device knows it under another one, which the ledger does not */
+        bool two_addresses; /* the device has another address for it, which the ledger does not know */
 };
 
 static int allocate(void *arg)
@@ -69,7 +69,7 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-/* Through the cache where there is one. */
+/* Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. */
 static CUresult pin(struct request *request, unsigned int kind)
 {
         struct gr_context *context = gr_current_context();
@@ -171,8 +171,9 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void 
 }
 
 /*
- * The driver cuts small blocks from slabs, and answers with the flags that a slab's first block was asked with (H200,
- * driver 580); what is cached keeps slabs alive that natively would have gone, so for ours we answer ourselves.
+ * The driver cuts small blocks from slabs, and answers with the flags of the first block of the slab
+ * (docs/measurements.md, pinned-flags). The cache keeps slabs alive that would be gone without it. So for blocks of the
+ * cache this hook answers itself.
  */
 GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 {
