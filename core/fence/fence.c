@@ -569,11 +569,12 @@ static bool drain_one(struct gr_context *context, void *arg)
 static bool wait_one(struct gr_context *context, void *arg)
 {
         struct drain *drain = arg;
+        uint64_t last_epoch = gr_fence_closed_epoch(&context->fence);
 
+        drain->rc = 0;
         if (is_wanted(drain, context))
-                do
+                while (drain->rc == 0 && !gr_fence_idle(&context->fence, last_epoch))
                         drain->rc = gr_fence_wait_oldest(context, drain->deadline_ns);
-                while (drain->rc == 0);
         return drain->rc != -ETIMEDOUT;
 }
 
@@ -789,6 +790,7 @@ static int join_barrier(struct gr_context *context, struct gr_context *other)
 void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
 {
         struct gr_fence *fence = &context->fence;
+        uint64_t usable_epoch;
         bool known = false;
 
         gr_lock(&fence->lock);
@@ -801,8 +803,8 @@ void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
         gr_unlock(&fence->lock);
         if (known || join_barrier(context, other) == 0)
                 return;
-        while (atomic_load(&fence->idle_epoch) < atomic_load(&fence->usable_epoch) &&
-               gr_fence_wait_oldest(context, UINT64_MAX) == 0)
+        usable_epoch = atomic_load(&fence->usable_epoch);
+        while (!gr_fence_idle(fence, usable_epoch) && gr_fence_wait_oldest(context, UINT64_MAX) == 0)
                 ;
 }
 

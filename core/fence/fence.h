@@ -162,6 +162,12 @@ static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
         return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
 }
 
+/* The newest epoch that was closed; 0: none was. */
+static inline uint64_t gr_fence_closed_epoch(struct gr_fence *fence)
+{
+        return atomic_load(&fence->open_epoch) - 1;
+}
+
 /*
  * The epoch for a block that is being freed. The order matters. All uses of the block were submitted before this load;
  * a record of the epoch comes after open_epoch moved on, so whoever still reads the old number is covered by the event.

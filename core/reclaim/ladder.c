@@ -116,23 +116,29 @@ static int close_soon(struct gr_context *context)
 }
 
 /*
- * Epoch by epoch. For what is in none, as while a capture is going on, the host then waits as the driver's own free
- * would: without end. Where work may wait for what the program does later that is left until no fence can be hoped for,
- * and not done before all such work that streams were given is known to be done.
+ * Epoch by epoch, up to the newest that is closed by now: other threads at work close another one all the time. For
+ * what is in no epoch, as while a capture is going on, the host then waits as the driver's own free would: without end.
+ * Where work may wait for what the program does later that is left until no fence can be hoped for, and not done before
+ * all such work that streams were given is known to be done.
  */
 static bool sync_one(struct gr_context *context, void *arg)
 {
         struct reclaim *reclaim = arg;
         bool patient = gr_fence_accessors(context) == 1 && !atomic_load(&context->core->waits_for_others);
         uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
-        uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence);
+        uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence), last_epoch;
         int closed = 0, rc;
 
         if (gr_fence_waiting(context))
                 closed = patient ? gr_fence_close(context) : close_soon(context);
+        last_epoch = gr_fence_closed_epoch(&context->fence);
         do {
+                bool all_idle = gr_fence_idle(&context->fence, last_epoch);
+
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
-                rc = reclaim->back_bytes < reclaim->want_bytes ? wait_let_go(context, reclaim, deadline_ns) : -ENOENT;
+                rc = -ENOENT;
+                if (reclaim->back_bytes < reclaim->want_bytes && !all_idle)
+                        rc = wait_let_go(context, reclaim, deadline_ns);
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
                 if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
@@ -400,6 +406,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 ended = gr_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
+                overtaken = overtaken && core->driver->now_ns() - begin_ns < SYNC_NS; /* each may wait as long */
         } while (out_of_memory(rc) && (back > 0 || overtaken) && --tries > 0);
         if (!alone && out_of_memory(rc))
                 rc = after_returns(climb, ended, ret_block);

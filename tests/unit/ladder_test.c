@@ -334,6 +334,47 @@ static void test_sync(void)
         finish();
 }
 
+/* Another thread that keeps the GPU busy, and frees, whenever the host sleeps. */
+static void sleep_at_work(uint64_t ns)
+{
+        uint64_t block = 0;
+
+        sg_driver.sleep_ns(ns);
+        GR_CHECK_EQ(sg_alloc(context, MIB, &block), 0);
+        sg_work(context->handle, 1, block, ns);
+        free_ok(block);
+        gr_fence_close(context);
+}
+
+/* What others free while the host waits for the GPU is not waited for without end. */
+static void test_sync_at_work(bool peers)
+{
+        struct gr_driver driver = sg_driver;
+        uint64_t ptr;
+
+        driver.sleep_ns = sleep_at_work;
+        start_with(&driver, GR_REUSE_AUTO);
+        if (peers)
+                gr_context_add(&core, sg_context_new(0), 0);
+        cache(4, 4 * MIB, 5 * SG_MS);
+        GR_CHECK_EQ(sg_alloc(context, CARD + MIB, &ptr), -ENOMEM);
+        check_tried_until(GR_LEVEL_FAIL);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 500 * SG_MS);
+        finish();
+}
+
+static void test_sync_by_at_work(void)
+{
+        struct gr_driver driver = sg_driver;
+
+        driver.sleep_ns = sleep_at_work;
+        start_with(&driver, GR_REUSE_AUTO);
+        cache(4, 4 * MIB, 5 * SG_MS);
+        GR_CHECK_EQ(gr_fence_sync_by(context, sg_driver.now_ns() + 60000 * SG_MS), 0);
+        GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 500 * SG_MS);
+        finish();
+}
+
 /* All rungs run, in their order, and each sees what those before it left. */
 /* What the driver frees in the order of a stream comes back once the host has waited: where any is held, and the wait
  * ends. */
@@ -1272,6 +1313,9 @@ int main(void)
         test_driver();
         test_sync();
         test_sync_polled();
+        test_sync_at_work(false);
+        test_sync_at_work(true);
+        test_sync_by_at_work();
         test_asks_neighbours();
         test_in_order();
         test_order();
