@@ -1,7 +1,7 @@
 /*
- * The part of NVML, NVIDIA's management library, that this project uses: how much memory a card has in use, and how much
- * of it one process holds. NVML is loaded at the first call, which takes milliseconds because it opens the driver's
- * control devices. It is never linked, and its header is not needed. Used by the library and by the command.
+ * The part of NVML, NVIDIA's management library, that this project uses: how much memory a card has in use, and how
+ * much of it one process holds. NVML is loaded at the first call, which takes milliseconds because it opens the
+ * driver's control devices. It is never linked, and its header is not needed. Used by the library and by the command.
  *
  * Any thread may call. Functions that fail return -errno and leave ret_ outputs untouched. -ENOTSUP: NVML is not there,
  * or does not tell; -ENODEV: no such card.
@@ -23,8 +23,8 @@ struct gr_nvml_memory {
 };
 
 /*
- * Loads NVML, once; whether it is there. The other functions do this themselves. A caller that must not hold a lock while
- * the loader works calls this first.
+ * Loads NVML, once; whether it is there. The other functions do this themselves. A caller that must not hold a lock
+ * while the loader works calls this first.
  */
 bool gr_nvml_find(void);
 

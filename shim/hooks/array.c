@@ -1,8 +1,8 @@
 /*
- * Arrays and mipmapped arrays. The driver does not tell how much memory one takes (cuArrayGetMemoryRequirements answers
- * for deferred arrays only), so it is computed. Texels lie in tiles of 64 bytes by 8 rows. Tiles lie in blocks: a column
- * of 1, 2, 4, 8 or 16 tiles, the first that holds all rows, else 16. An array with depth has columns of at most 4 tiles,
- * which are up to 8 slices deep.
+ * Arrays and mipmapped arrays. The driver does not tell what memory one takes (cuArrayGetMemoryRequirements answers
+ * for deferred arrays only), so it is computed. Texels lie in tiles of 64 bytes by 8 rows. Tiles lie in blocks: a
+ * column of 1, 2, 4, 8 or 16 tiles, the first that holds all rows, else 16. An array with depth has columns of at most
+ * 4 tiles, and its blocks are 1, 2, 4 or 8 slices deep.
  *
  *   row    = width * channels * channel bytes, rounded up to 64
  *   rows   = height rounded up to whole blocks

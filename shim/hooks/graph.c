@@ -1,14 +1,17 @@
 /*
- * Graphs that allocate. Measured (driver 580): their memory is reserved at the upload or the first launch, not when
- * they are instantiated, and stays after the executable graph is destroyed until the device's graph memory is trimmed.
- * So an upload or launch that would reserve more than the limit has room for climbs the ladder, and fails with
- * CUDA_ERROR_OUT_OF_MEMORY before anything is submitted. One that has its memory already is never asked again, and
- * programs without such graphs pay for one look at a counter.
+ * Graphs that allocate. Their memory is reserved at the upload or the first launch, not at the instantiation. It stays
+ * reserved after the executable graph is destroyed, until the device's graph memory is trimmed (docs/measurements.md,
+ * graph-memory). So an upload or launch that would reserve more than the limit allows climbs the ladder, and otherwise
+ * fails with CUDA_ERROR_OUT_OF_MEMORY before anything is submitted. A graph that has its memory is not checked again.
+ * Programs without such graphs pay for one look at a counter.
  *
- * How much a graph will reserve only the driver knows: it lets allocations share memory where one is freed before the
- * other. We take the most that is allocated at a time when the nodes run one by one, less what lies idle in the
- * device's graph memory: a launch that fits is not refused, and what a graph takes beyond that is charged after it. An
- * update of an executable graph changes no sizes: parameters of allocation nodes cannot be set (cuda.h,
+ * Only the driver knows how much a graph will reserve, because allocations may share memory where one is freed before
+ * the other is made. This library expects
+ *
+ *   the most that is allocated at a time if the nodes run one by one - the idle graph memory of the device
+ *
+ * So a launch that fits is never refused; if a graph takes more than that, the rest is charged after the launch. An
+ * update of an executable graph changes no sizes, because the parameters of allocation nodes cannot be set (cuda.h,
  * cuGraphNodeSetParams).
  */
 #include <errno.h>
@@ -23,7 +26,7 @@ struct exec {
         CUgraphExec handle; /* key */
         struct gr_device *device;
         uint64_t need_bytes;
-        uint64_t trims; /* as many had been when its memory was last reserved; 0: never */
+        uint64_t trims; /* value of the counter when its memory was last reserved; 0: never */
 };
 
 struct request {
@@ -32,8 +35,8 @@ struct request {
         CUresult (*real)(CUgraphExec exec, CUstream stream);
         struct gr_device *device;
         uint64_t need_bytes;
-        bool may_have_it; /* in what is charged already */
-        uint64_t trims;   /* as many had been when it was last tried */
+        bool may_have_it; /* its memory may be in what is charged already */
+        uint64_t trims;   /* value of the counter at the last attempt */
         CUresult result;
 };
 
@@ -42,7 +45,7 @@ struct node {
         uint64_t bytes;
 };
 
-/* What a graph has allocated so far on the device of its first allocation; others are charged afterwards. */
+/* What a graph has allocated so far on the device of its first allocation; other devices are charged after a launch. */
 struct walk {
         int device; /* -1: none yet */
         uint64_t bytes, peak_bytes;
@@ -53,7 +56,7 @@ struct walk {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
 static struct exec *execs;
 static _Atomic unsigned exec_count;
-static _Atomic uint64_t trims = 1; /* of graph memory, by anybody */
+static _Atomic uint64_t trims = 1; /* of graph memory, by the program or the library, plus 1 */
 static _Atomic bool memory_seen;   /* some graph may allocate */
 
 void gr_graph_memory_seen(void)
@@ -84,7 +87,7 @@ static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *param
         if (walk->count == walk->room) {
                 more = realloc(walk->live, (2 * walk->room + 16) * sizeof(*more));
                 if (!more)
-                        return; /* too little is expected: charged afterwards */
+                        return; /* too little is expected; the rest is charged after the launch */
                 walk->live = more;
                 walk->room = 2 * walk->room + 16;
         }
@@ -104,14 +107,15 @@ static void freed(struct walk *walk, CUdeviceptr ptr)
                 }
 }
 
+/* A node in the search for an order. */
 struct place {
         CUgraphNode node;
-        size_t waits;             /* for so many nodes yet */
-        size_t first_edge, edges; /* that begin here */
+        size_t waits;             /* number of nodes that must run before it */
+        size_t first_edge, edges; /* edges that begin here: the first one, and how many */
 };
 
 struct edge {
-        size_t from, to; /* places */
+        size_t from, to; /* indices of places */
 };
 
 static int by_node(const void *a, const void *b)
@@ -128,7 +132,10 @@ static int by_origin(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* The edges between count places, sorted by where they begin, for free(); NULL where they cannot be had. */
+/*
+ * The edges between count places, which are sorted by node. The edges are sorted by origin, and the caller frees them.
+ * NULL where the driver does not tell them, or without memory.
+ */
 static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
 {
         size_t edge_count = 0;
@@ -142,7 +149,7 @@ static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
                 return NULL;
         from = calloc(edge_count + 1, sizeof(CUgraphNode));
         to = calloc(edge_count + 1, sizeof(CUgraphNode));
-        data = calloc(edge_count + 1, sizeof(*data)); /* without it a graph whose edges have data is refused */
+        data = calloc(edge_count + 1, sizeof(*data)); /* without it graphs whose edges have data are refused */
         edges = calloc(edge_count + 1, sizeof(*edges));
         good = from && to && data && edges &&
                (edge_count == 0 || gr_real.cuGraphGetEdges_v2(graph, from, to, data, &edge_count) == CUDA_SUCCESS);
@@ -172,8 +179,9 @@ static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
 }
 
 /*
- * Puts the nodes, which the driver lists in no promised order, into one in which they could run. What is allocated at
- * one time in any such order can share no memory in any other. False where that cannot be done.
+ * Sorts the nodes, which the driver lists in no promised order, into an order in which they could run. Allocations that
+ * exist at one time in such an order cannot share memory, as a graph may run in that order. False where that fails;
+ * then the order means nothing.
  */
 static bool put_in_order(CUgraph graph, CUgraphNode *nodes, size_t count)
 {
@@ -226,7 +234,7 @@ static void look_through(CUgraph graph, struct walk *walk)
                 if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
                     gr_real.cuGraphMemAllocNodeGetParams(nodes[i], &params) == CUDA_SUCCESS) {
                         allocated(walk, &params);
-                        if (!ordered) /* the largest one alone is certain */
+                        if (!ordered) /* without an order, only the largest allocation is certain */
                                 freed(walk, params.dptr);
                 } else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
                            gr_real.cuGraphMemFreeNodeGetParams(nodes[i], &ptr) == CUDA_SUCCESS) {
@@ -256,8 +264,7 @@ static void forget(struct exec *exec)
         free(exec);
 }
 
-/* After a successful instantiation. Without memory for the entry its launches go unasked, and are charged afterwards.
- */
+/* After an instantiation. Without memory for the entry its launches are not checked, and are charged afterwards. */
 static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
 {
         struct walk walk = {.device = -1};
@@ -300,7 +307,7 @@ static int attempt(void *arg)
         struct request *request = arg;
         uint64_t reserved;
 
-        request->trims = atomic_load(&trims); /* of before, so that a trim meanwhile is not missed */
+        request->trims = atomic_load(&trims); /* read first, so that a trim during the attempt is not missed */
         if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
@@ -333,7 +340,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 had_it = exec->trims > 0;
         }
         pthread_mutex_unlock(&lock);
-        /* A launch into a capture only becomes part of another graph. */
+        /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_async_captured(stream, null_is_own))
                 return real(handle, stream);
         saved_errno = errno;
@@ -345,7 +352,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 else if (rc == -EDQUOT)
                         gr_count(&gr_core, GR_STAT_limit_hits, 1);
         }
-        /* A trim takes nothing from a graph that is running: this one may have all it needs, and fits. */
+        /* A trim takes no memory from a running graph: this one may still have all that it needs. */
         if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {
                 request.may_have_it = true;
                 rc = attempt(&request);
@@ -410,7 +417,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgrap
         return instantiated(GR_REAL(cuGraphInstantiateWithFlags, exec, graph, flags), exec, graph);
 }
 
-/* An upload with the instantiation would take the graph's memory unasked: it is made a call of its own. */
+/* An upload within the instantiation would reserve memory without a check, so it becomes a call of its own. */
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool null_is_own,
                             __typeof__(cuGraphInstantiateWithParams) *real, __typeof__(cuGraphUpload) *upload)
 {
@@ -452,7 +459,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
                            gr_real.cuGraphUpload_ptsz);
 }
 
-/* Forgotten first: afterwards another may get the same handle. */
+/* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
         struct exec *exec;

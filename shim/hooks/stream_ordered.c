@@ -1,7 +1,8 @@
 /*
- * Stream-ordered memory: the driver's own pools. They are charged with what they reserve, read from them without any
- * synchronisation: it shrinks behind our back (at any synchronisation of the program), so each look corrects the
- * charge. It grows only inside allocations, which a limit therefore lets through one at a time.
+ * Stream-ordered memory: the driver's own pools. What a pool has reserved is charged. The driver is asked for that
+ * figure without any synchronisation. It falls without a call that a hook could see (at any synchronisation of the
+ * program), so each look corrects the charge. It grows only inside allocations; so under a limit these run one at a
+ * time.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -18,10 +19,10 @@ struct pool {
         struct gr_device *device;
         enum gr_memory_kind kind;
         uint64_t reserved_bytes, idle_bytes;
-        uint64_t lost_bytes; /* freed, and used to the driver for ever */
+        uint64_t lost_bytes; /* freed by cuMemFree, but counted as used by the driver for ever */
 };
 
-/* What destroyed pools left behind: memory that the program still has. */
+/* Memory of destroyed pools that the program still has. */
 struct orphans {
         uint64_t reserved_bytes, used_bytes;
 };
@@ -31,30 +32,30 @@ struct request {
         size_t bytes;
         CUmemoryPool pool;
         CUstream stream;
-        bool limited; /* pool must be known, and is held against its device's limit */
+        bool limited; /* the device has a limit: then pool is set, and the call is held against the limit */
         CUresult (*from_pool)(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream);
         CUresult (*from_current)(CUdeviceptr *ptr, size_t bytes, CUstream stream);
         CUresult (*give_back)(CUdeviceptr ptr, CUstream stream);
 };
 
-/* Guards what follows; held across reading pools and, under a limit, across allocations. Before frees_lock. */
+/* Guards what follows. Held while pools are read and, under a limit, during allocations. Taken before frees_lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *pools;
 static struct orphans orphans[GR_DEVICES_MAX];
 static uint64_t graph_reserved_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
-static bool frees_lost; /* this driver counts what cuMemFree took from a pool as used for ever */
+static bool frees_lost; /* seen: this driver counts memory of pools that cuMemFree took as used for ever */
 
 /*
- * Guards the frees in stream order that have begun. Held while a pool is destroyed: what begins then sees it gone, and
- * what began before is found by the pool's end.
+ * Guards the frees in stream order that have begun. Held while a pool is destroyed: a free that begins later finds the
+ * pool gone, and one that began before is found by cuMemPoolDestroy.
  */
 static pthread_mutex_t frees_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct gr_async_free *frees;
 
-static _Atomic bool pools_made;         /* the program made a pool, which it may destroy */
+static _Atomic bool pools_made;         /* the program has made a pool, which it may destroy */
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
-static _Atomic unsigned orphan_devices; /* that have any */
-static _Atomic bool pools_seen;         /* a pool was seen, so there may be something to correct */
+static _Atomic unsigned orphan_devices; /* how many devices have orphans */
+static _Atomic bool pools_seen;         /* some pool is in the table, so a charge may need correction */
 
 static uint64_t whole_pages(uint64_t bytes)
 {
@@ -68,8 +69,8 @@ static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t no
 }
 
 /*
- * Makes a charge what the driver says it is, with ahead_bytes charged for it in advance. False where that passes the
- * limit; it is charged all the same.
+ * Corrects a charge, of *reserved_bytes + ahead_bytes so far, to now_bytes. ahead_bytes were charged in advance of a
+ * call. False where the charge grows above the limit; it is charged all the same.
  */
 static bool settle_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t *reserved_bytes,
                           uint64_t ahead_bytes, uint64_t now_bytes)
@@ -88,7 +89,7 @@ static bool settle_charge(struct gr_device *device, enum gr_memory_kind kind, ui
         return within;
 }
 
-/* What the driver says that the program has of the pool; otherwise where it does not tell. */
+/* What the program has of the pool, as the driver counts; `otherwise` where the driver does not tell. */
 static uint64_t used(const struct pool *pool, uint64_t otherwise)
 {
         cuuint64_t bytes;
@@ -98,7 +99,7 @@ static uint64_t used(const struct pool *pool, uint64_t otherwise)
                        : otherwise;
 }
 
-/* Lock held. As settle_charge for one pool, and what of it nobody uses. */
+/* Lock held. As settle_charge, for one pool; also corrects its idle bytes. */
 static bool settle(struct pool *pool, uint64_t ahead_bytes)
 {
         cuuint64_t now_bytes, used_bytes;
@@ -115,7 +116,7 @@ static bool settle(struct pool *pool, uint64_t ahead_bytes)
         return within;
 }
 
-/* Lock held. */
+/* Lock held. NULL: not in the table. */
 static struct pool *known(CUmemoryPool handle)
 {
         struct pool *pool;
@@ -124,7 +125,7 @@ static struct pool *known(CUmemoryPool handle)
         return pool;
 }
 
-/* Lock held. NULL: out of memory. */
+/* Lock held. Enters the pool into the table. NULL: out of memory, or the driver cannot tell what a pool reserves. */
 static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
 {
         struct pool *pool = known(handle);
@@ -146,7 +147,7 @@ static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum
         return pool;
 }
 
-/* At its first use a default pool takes over our threshold; what the program sets later stays. */
+/* At its first use a default pool gets the library's release threshold; one that the program sets stays. */
 static void remember_default(struct gr_device *device)
 {
         uint64_t bit = UINT64_C(1) << device->ordinal;
@@ -170,7 +171,7 @@ static void remember_default(struct gr_device *device)
         pthread_mutex_unlock(&lock);
 }
 
-/* Whether the process sees one device only, so that every stream is its. */
+/* Whether the process sees one device only: then every stream is on that device. */
 static bool one_device(void)
 {
         static _Atomic int devices; /* 0: not asked */
@@ -181,7 +182,7 @@ static bool one_device(void)
         return count == 1;
 }
 
-/* The device on which a stream's allocations are made; NULL: ask the driver, it will say what is wrong. */
+/* The device on which a stream's allocations are made. NULL: not known; the driver's own call will report the error. */
 static struct gr_device *device_of(CUstream stream)
 {
         struct gr_context *context = gr_current_context();
@@ -192,7 +193,7 @@ static struct gr_device *device_of(CUstream stream)
                 return context ? context->device : NULL;
         if (gr_real.cuStreamGetCtx(stream, &handle) != CUDA_SUCCESS)
                 return NULL;
-        /* Without making it current where it is known: a green context can be so on one thread only. */
+        /* A known context is not made current: a green context can be current on one thread only. */
         context = gr_context_known(handle);
         if (context)
                 return context->device;
@@ -211,7 +212,7 @@ bool gr_async_captured(CUstream stream, bool null_is_own)
                 status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* Where memory of a pool counts, and as what; NULL: nowhere that we know. */
+/* The device that memory of a pool is charged to, and its memory kind. NULL: it is not counted. */
 static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocationType type,
                                   enum gr_memory_kind *ret_kind)
 {
@@ -231,13 +232,13 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         default:
                 break;
         }
-        /* Managed memory may all be on the device at any time, wherever its pages begin (managed.c). */
+        /* All pages of managed memory may move to the device at any time (managed.c). */
         *ret_kind = GR_MEMORY_MANAGED;
         context = gr_current_context();
         return context ? context->device : gr_device_use(0);
 }
 
-/* Whether an allocation on stream becomes a graph's. */
+/* Whether an allocation on stream is captured into a graph. */
 static bool into_graph(CUstream stream, bool null_is_own)
 {
         if (!gr_async_captured(stream, null_is_own))
@@ -252,20 +253,20 @@ static CUresult call(struct request *request)
                                   : request->from_current(&request->ptr, request->bytes, request->stream);
 }
 
-/* Lock held. Charges for the worst case, that the pool has to grow. */
+/* Lock held. Charges bytes, for the worst case that the pool has to grow. False: the limit; nothing is charged. */
 static bool reserve(struct pool *pool, uint64_t bytes)
 {
         if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
                 return true;
         if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
                 return false;
-        /* The pool's own unused memory makes room; from then on there is some, until the pool grows again. */
+        /* Returning idle memory of the pool makes room under the limit. */
         gr_real.cuMemPoolTrimTo(pool->handle, pool->reserved_bytes > bytes ? pool->reserved_bytes - bytes : 0);
         settle(pool, 0);
         return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
 }
 
-/* Lock held. */
+/* Lock held. The call, held against the limit. -EDQUOT: it would exceed the limit, and nothing is allocated. */
 static int call_limited(struct request *request, struct pool *pool)
 {
         uint64_t reserved = whole_pages(request->bytes);
@@ -275,8 +276,9 @@ static int call_limited(struct request *request, struct pool *pool)
         settle(pool, 0);
         if (!reserve(pool, reserved)) {
                 /*
-                 * What is freed behind work still running may serve its own stream, without a wait. Where it does not
-                 * the pool grows beyond the limit, once: not again before that is gone.
+                 * Idle memory that was freed behind running work may serve a request of the same stream, without a
+                 * wait. Where it does not, the pool grows beyond the limit; no such attempt is made again while the
+                 * device is above its limit.
                  */
                 if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0)
                         return -EDQUOT;
@@ -286,13 +288,13 @@ static int call_limited(struct request *request, struct pool *pool)
         within = settle(pool, reserved);
         if (result != CUDA_SUCCESS || within)
                 return gr_errno(result);
-        /* It did not, and the pool grew beyond the limit. */
+        /* The pool has grown beyond the limit. */
         request->give_back(request->ptr, request->stream);
         settle(pool, 0);
         return -EDQUOT;
 }
 
-/* Lock held. */
+/* Lock held. call_limited between gr_budget_ask and gr_budget_answered. */
 static int attempt_limited(struct request *request, struct pool *pool)
 {
         uint64_t bytes = whole_pages(request->bytes);
@@ -319,7 +321,10 @@ static int attempt(void *arg)
         return rc;
 }
 
-/* Bytes and the place for the answer have been looked at. device: whose ladder, or the host; NULL: none. */
+/*
+ * The call, with the ladder behind it. The caller has checked bytes and dptr. device: the one whose ladder is climbed,
+ * or the host; NULL: no ladder.
+ */
 static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
         bool host = device == &gr_core.host;
@@ -364,8 +369,8 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
 }
 
 /*
- * The driver ends the program where a default pool of managed memory is asked on a full card (H200, driver 580), so
- * what is only cached goes back before.
+ * Returns cached memory before an allocation from a pool of managed memory: the driver ends the program if a default
+ * pool of managed memory is asked on a full card (docs/measurements.md, managed-pool-full-card).
  */
 static void make_room(struct gr_device *device, size_t bytes)
 {
@@ -393,7 +398,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
                 return real(dptr, bytes, pool, stream);
         device = device_of(stream);
         if (device)
-                remember_default(device); /* its handle may come this way, too */
+                remember_default(device); /* the program may pass the handle of the default pool */
         pthread_mutex_lock(&lock);
         found = known(pool);
         request.limited = found && gr_budget_limited(found->device);
@@ -405,7 +410,7 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 
-/* The driver takes a request for nothing, and gives nothing (measured, driver 580). */
+/* As gr_given. The driver accepts a request for 0 bytes, and gives no memory (docs/measurements.md, zero-bytes). */
 static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
 {
         return bytes > 0 ? gr_given(result, dptr) : result;
@@ -442,6 +447,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_
                      dptr, bytes);
 }
 
+/* Enters a pool that the program has made or asked for into the table. */
 static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
         int saved_errno = errno;
@@ -450,7 +456,7 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
 
         if (device) {
                 if (kind == GR_MEMORY_STREAM_ORDERED)
-                        remember_default(device); /* which may be this one */
+                        remember_default(device); /* pool may be the default pool, which must get its threshold */
                 pthread_mutex_lock(&lock);
                 remember(pool, device, kind);
                 pthread_mutex_unlock(&lock);
@@ -462,14 +468,14 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolPr
 {
         CUresult result;
 
-        atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before there is memory of it to free */
+        atomic_store_explicit(&pools_made, true, memory_order_relaxed); /* before the program can free memory of it */
         result = GR_REAL(cuMemPoolCreate, pool, props);
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 seen(*pool, &props->location, props->allocType);
         return result;
 }
 
-/* Before its first use, as a program has no other way to a default pool of these. */
+/* A program must ask for these default pools before it can use them, so this call sees them first. */
 static CUresult asked_for(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
                           CUmemAllocationType type)
 {
@@ -488,7 +494,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
         return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
-/* What the driver says of memory of a pool, where that is there or has been destroyed; false: it is none. */
+/* The pool of memory at ptr, which may be destroyed already, its device and bytes. False: ptr is not of a pool. */
 static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
 {
         CUmemoryPool handle = NULL;
@@ -504,7 +510,7 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
         return true;
 }
 
-/* frees_lock held. What of the frees that have begun is memory of the pool, which the driver still has as used. */
+/* frees_lock held. Notes which frees that have begun are of memory of the pool that the driver counts as used. */
 static void find_frees(CUmemoryPool handle)
 {
         for (struct gr_async_free *free = frees; free; free = free->next) {
@@ -515,7 +521,7 @@ static void find_frees(CUmemoryPool handle)
         }
 }
 
-/* frees_lock held. The pool was destroyed, and what was found is left over until it is freed. */
+/* frees_lock held. The pool was destroyed: what find_frees has noted is orphaned until it is freed. */
 static void orphan_frees(void)
 {
         for (struct gr_async_free *free = frees; free; free = free->next) {
@@ -535,16 +541,19 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemPoolDestroy, handle);
-        /* Locked meanwhile: a new pool may get the old one's handle. */
+        /* Locked during the call: as soon as it returns, a new pool may get the same handle. */
         pthread_mutex_lock(&lock);
         pool = known(handle);
         pthread_mutex_lock(&frees_lock);
         if (pool) {
-                /* What is left then is what the program has, whatever the driver still counts as used. */
+                /* After the trim, what is reserved is what the program has, whatever the driver counts as used. */
                 mode = gr_capture_relax();
                 if (gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(handle, 0);
-                /* Again where the driver took one of the frees in between: it counts as used, or is not left over. */
+                /*
+                 * Repeated if the driver has carried out a free in between: that memory must either count as used
+                 * and be found, or neither.
+                 */
                 do {
                         used_bytes = used(pool, 0);
                         settle(pool, 0);
@@ -567,7 +576,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                 if (left > 0) {
                         struct orphans *orphan = &orphans[pool->device->ordinal];
 
-                        if (pool->kind != GR_MEMORY_STREAM_ORDERED) { /* as which all that is left over counts */
+                        if (pool->kind != GR_MEMORY_STREAM_ORDERED) { /* orphans are all charged as stream-ordered */
                                 gr_budget_uncharge(pool->device, pool->kind, left);
                                 gr_budget_force(pool->device, GR_MEMORY_STREAM_ORDERED, left);
                         }
@@ -585,7 +594,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         return result;
 }
 
-/* Bytes, where ptr is memory of a pool that is destroyed already, and its device; else 0. */
+/* Size and device of memory at ptr, where its pool is destroyed already; else 0. */
 static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
 {
         CUmemoryPool handle;
@@ -601,6 +610,7 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
         return bytes;
 }
 
+/* Uncharges orphaned memory that was freed. */
 static void orphan_freed(int device, uint64_t bytes)
 {
         struct orphans *orphan = &orphans[device];
@@ -676,7 +686,7 @@ CUresult gr_async_free(CUdeviceptr ptr)
                 return result;
         pthread_mutex_lock(&lock);
         pool = known(handle);
-        /* Where another thread frees meanwhile it is not to be seen, so once is enough. */
+        /* Frees of other threads may hide it, so it suffices to have seen it once. */
         frees_lost |= pool && before >= bytes && used(pool, 0) == before;
         if (pool && frees_lost)
                 pool->lost_bytes += bytes;
@@ -686,7 +696,7 @@ CUresult gr_async_free(CUdeviceptr ptr)
         return result;
 }
 
-/* So that ours is in place before the program's, which stays. */
+/* The library's threshold must be set first, so that the one of the program replaces it. */
 GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
         struct gr_context *context;
@@ -719,7 +729,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
         return result;
 }
 
-/* Lock held. What captured allocations and alloc nodes hold; it grows when a graph is launched. */
+/* Lock held. As settle_charge, for the device's graph memory, which grows when a graph is launched. */
 static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
 {
         int i = device->ordinal;
@@ -766,7 +776,7 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t ahead_bytes)
         gr_budget_answered(device, ahead_bytes);
 }
 
-/* Lock held. */
+/* Lock held. Settles all pools of the device; trim: returns their idle memory before. */
 static void settle_pools(struct gr_device *device, bool trim)
 {
         for (struct pool *pool = pools; pool; pool = pool->hh.next) {
