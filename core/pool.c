@@ -6,7 +6,7 @@
 
 #include <utlist.h>
 
-#define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams: below it rather fresh memory than a barrier */
+#define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */
 
 void gr_block_uncharge(struct gr_block *block)
 {
@@ -34,7 +34,7 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
                 gr_block_drop(stale);
 }
 
-/* As gr_pool_take, of what the bins hold. */
+/* As gr_pool_take, from the bins only. */
 static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
                                                                  bool may_be_larger)
 {
@@ -46,7 +46,7 @@ static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_conte
                 at_most = bytes < 512 ? 1024 : 2 * bytes;
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         } else if (may_be_larger || class >= GR_CLASS_EXACT) {
-                /* Not much larger, whatever the pressure: pages that nobody asked for would be missed by the next. */
+                /* Not much larger, also when memory is short: the next request would lack the unused pages. */
                 at_most = bytes + bytes / 8;
                 if (at_most < gr_footprint_bytes(bytes))
                         at_most = gr_footprint_bytes(bytes);
@@ -69,7 +69,7 @@ GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t byt
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
 
                 if (block)
-                        return block; /* else from before the move, or sized by the driver */
+                        return block; /* the bins may still have one: from before the move to split, or pitched */
         }
         return take_from_bins(context, bytes, may_be_larger);
 }
@@ -132,7 +132,7 @@ give_back:
         return rc;
 }
 
-/* Whether no block of the class waits for its fence. */
+/* Whether all bins of the class are empty. */
 static bool class_empty(struct gr_context *context, unsigned class)
 {
         for (unsigned i = 0; i < GR_SHARDS; i++) {
@@ -145,9 +145,9 @@ static bool class_empty(struct gr_context *context, unsigned class)
 }
 
 /*
- * A block behind a barrier that costs nothing but its call, or that another thread lays at this moment; NULL. The
- * thread's own bin comes before what is ready in those of others: one barrier readies them all, while a look at each
- * other's bins has all threads wait for all.
+ * Takes a block of the thread's own bin after a barrier, where that costs no more than its call; another thread may be
+ * laying it. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all
+ * arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
@@ -157,7 +157,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 
         if (!block && gr_fence_barrier_for(context, gr_arena_oldest_epoch(arena, class)) == 0)
                 block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
-        return block ? block : gr_pool_take(context, bytes, false); /* its blocks were taken; or a capture is on */
+        return block ? block : gr_pool_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
 
 /* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
@@ -171,7 +171,9 @@ static bool own_waiting(struct gr_context *context, size_t bytes)
         return class < GR_CLASS_EXACT && gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
 }
 
-/* The epoch that, once usable, gives the calling thread a block for the request; UINT64_MAX: more than that has a say.
+/*
+ * The epoch that has to become usable for the calling thread's bin to serve the request; UINT64_MAX: not one epoch
+ * alone.
  */
 static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 {
@@ -182,9 +184,10 @@ static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 }
 
 /*
- * A quarantined block made usable where that is worth it, or NULL: then fresh memory is better. A barrier costs half a
- * microsecond and, with several streams, their overlap; and a kernel that runs on and on, waiting for later work, must
- * not find a barrier in front of that work: with several streams none is laid behind an epoch that does not pass.
+ * Makes quarantined blocks usable where that is worth it, and takes one. NULL: fresh memory is better. A barrier costs
+ * half a microsecond and, with several streams, their overlap. A kernel may also run until later work of the program
+ * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
+ * that does not pass (gr_fence_barrier_is_safe).
  */
 static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 {
@@ -218,7 +221,9 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         return gr_pool_take(context, bytes, false);
 }
 
-/* Hands block to the program; false where it went with its context meanwhile. */
+/*
+ * Hands block, which the caller owns, to the program. False: its context has ended meanwhile, and the block is freed.
+ */
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         uint64_t ptr = gr_arena_adopt(block, bytes);
@@ -229,7 +234,7 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
                 return true;
         }
         ptr = block->ptr;
-        /* Nobody else has the block now. */
+        /* The caller owns the block: no other thread counts it. */
         generation = block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context)
                                                    : atomic_load_explicit(&block->generation, memory_order_relaxed) + 1;
         atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
@@ -241,7 +246,7 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return true;
 }
 
-/* A block of the cache that is ready, or can be made so at once; NULL. looked: split has nothing that is ready. */
+/* Takes a block of the cache that is usable or can be made so at once; NULL. looked: split is known to have none. */
 static struct gr_block *from_cache(struct gr_context *context, size_t bytes, bool looked)
 {
         struct gr_block *block;
@@ -277,8 +282,7 @@ static __attribute__((noinline)) int alloc(struct gr_context *context, size_t by
                                 return rc;
                         gr_thread.bypass_until_ns = 0;
                 }
-        } while (
-                !hand_out(block, bytes, ret_ptr)); /* one that went with its context, or unseen, is no reason to fail */
+        } while (!hand_out(block, bytes, ret_ptr)); /* its memory is gone: try with another block */
         return 0;
 }
 
@@ -311,7 +315,10 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_
         return alloc(context, expected_bytes, allocate, arg, false, ret_ptr);
 }
 
-/* Only the thread that was refused runs the release-and-retry of a framework; others would but wait for the driver. */
+/*
+ * Whether frees of the calling thread go to the driver, after one of its allocations failed. Only that thread runs the
+ * release-and-retry of its framework; frees of other threads would wait for the driver without need.
+ */
 static bool bypassed(struct gr_core *core)
 {
         if (!gr_thread.bypass_until_ns)
@@ -322,9 +329,9 @@ static bool bypassed(struct gr_core *core)
         return false;
 }
 
-/* How a block goes to the driver that is not to be cached. */
+/* How a block that is not cached is returned to the driver. */
 struct order {
-        gr_pool_give_back *give_back; /* NULL: as cuMemFree would have it, waiting included */
+        gr_pool_give_back *give_back; /* NULL: by the driver's free, which waits for the GPU */
         void *arg;
 };
 
@@ -350,7 +357,10 @@ uint64_t gr_pool_left(struct gr_context *context)
         return bytes;
 }
 
-/* The driver will have it. Without a limit nobody needs to know when. */
+/*
+ * block was freed in the order of a stream: it stays charged until its epoch is idle. Without a limit it is uncharged
+ * at once, as no request depends on when.
+ */
 static void leave(struct gr_block *block)
 {
         struct gr_context *context = block->context;
@@ -370,7 +380,7 @@ static void leave(struct gr_block *block)
         gr_pool_left(context);
 }
 
-/* Where it fails the program still has the block. */
+/* Returns block to the driver. On failure the program still has it. */
 static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct order *order)
 {
         struct gr_block *stale;
@@ -418,7 +428,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         struct gr_fence *fence = &context->fence;
         bool never = block->flags & GR_BLOCK_EXPORTED || fence->accessor_overflow ||
                      atomic_load_explicit(&fence->broken, memory_order_relaxed);
-        bool by_driver = never || bypassed(core), much = false;
+        bool by_driver = never || bypassed(core), should_close = false;
         uint64_t epoch = GR_SPLIT_NEVER;
         int rc;
 
@@ -431,17 +441,17 @@ static int free_split(struct gr_core *core, struct gr_block *block)
                 else
                         by_driver = true;
         }
-        rc = gr_split_put(block, epoch, by_driver, &much);
-        if (!rc && much)
+        rc = gr_split_put(block, epoch, by_driver, &should_close);
+        if (!rc && should_close)
                 gr_fence_close(context);
         wake_if_needed(context);
         return rc;
 }
 
-GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool much)
+GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool should_close)
 {
-        /* An epoch left open would come to cover work that starts only later. */
-        if (much)
+        /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
+        if (should_close)
                 gr_fence_close_soon(context);
         wake_if_needed(context);
 }
@@ -455,7 +465,7 @@ static int free_host(struct gr_core *core, struct gr_block *block)
                         core->wake(core);
                 return 0;
         }
-        /* Pinned memory is freed by another call; what the driver thinks of this one, it says. */
+        /* Pinned memory is freed by another call of the driver, which reports this one's error itself. */
         if (!gr_ledger_hand_out(block, block->requested_bytes))
                 gr_block_drop(block);
         return -ENOENT;
@@ -463,12 +473,12 @@ static int free_host(struct gr_core *core, struct gr_block *block)
 
 int gr_pool_free(struct gr_core *core, uint64_t ptr)
 {
-        bool much = false;
-        struct gr_context *context = gr_arena_free(core, ptr, &much);
+        bool should_close = false;
+        struct gr_context *context = gr_arena_free(core, ptr, &should_close);
 
         if (!context)
                 return gr_pool_free_slow(core, ptr);
-        gr_pool_freed(context, much);
+        gr_pool_freed(context, should_close);
         return 0;
 }
 
@@ -477,12 +487,12 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         struct gr_context *context;
         struct gr_fence *fence;
         struct gr_block *block;
-        bool much = false;
+        bool should_close = false;
         int rc;
 
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
-                return -EALREADY; /* inside a segment of ours, which the driver must not be asked to free */
+                return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)
                 return rc;
         context = block->context;
@@ -498,8 +508,8 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, order);
-        gr_arena_put(context, block, rc == 0, &much);
-        gr_pool_freed(context, much);
+        gr_arena_put(context, block, rc == 0, &should_close);
+        gr_pool_freed(context, should_close);
         return 0;
 }
 
@@ -510,12 +520,12 @@ GR_HOT_CODE int gr_pool_free_slow(struct gr_core *core, uint64_t ptr)
 
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg)
 {
-        bool much = false;
-        struct gr_context *context = gr_arena_free(core, ptr, &much);
+        bool should_close = false;
+        struct gr_context *context = gr_arena_free(core, ptr, &should_close);
 
         if (!context)
                 return free_slow(core, ptr, &(struct order){give_back, arg});
-        gr_pool_freed(context, much);
+        gr_pool_freed(context, should_close);
         return 0;
 }
 

@@ -1,9 +1,9 @@
 /*
- * The pool: per context, bins of freed blocks by size class, where one block is one driver allocation; or segments that
- * split (split.h).
+ * The pool: what an allocation and a free of the program do. Freed blocks of a context wait in bins by size class,
+ * where one block is one allocation of the driver, or as ranges in segments (segment/split.h).
  *
- * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; the driver's own errors (gr_driver_error)
- * travel through. Any thread may call them unless a comment says otherwise.
+ * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
+ * returned as they are. Any thread may call them, without a lock of core/, unless a comment says otherwise.
  */
 #ifndef GR_POOL_H
 #define GR_POOL_H
@@ -15,45 +15,49 @@
 #include "core.h"
 
 /*
- * An allocation for the program, in its current context: from the cache, from the driver, or through the ladder.
- * -ENOMEM: no memory; -EDQUOT: the hard limit; -E2BIG: above GR_BLOCK_MAX_BYTES, ask the driver itself. bytes > 0.
+ * Allocates bytes > 0 for the program, in its current context: from the cache, from the driver, or through the ladder.
+ * -ENOMEM: no memory; -EDQUOT: the hard limit; -E2BIG: above GR_BLOCK_MAX_BYTES, ask the driver itself.
  */
 int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
-/* As gr_pool_alloc goes on where gr_arena_alloc had nothing; bytes are no more than GR_BLOCK_MAX_BYTES. */
+/* The slow path of gr_pool_alloc, for a request for which gr_arena_alloc returned 0. bytes <= GR_BLOCK_MAX_BYTES. */
 int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
 
 /*
- * As gr_pool_alloc, for memory that only another call of the driver can size: allocate is called where the cache cannot
- * serve, and sets *ret_ptr and *ret_bytes. expected_bytes is what it will most likely take.
+ * As gr_pool_alloc, but always fresh memory, by another call of the driver, which also chooses the size (pitched
+ * memory): allocate makes the call and sets *ret_ptr and *ret_bytes. expected_bytes: what it will most likely take.
  */
 typedef int gr_pool_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
                      uint64_t *ret_ptr);
 
 /*
- * The program frees ptr. -ENOENT: not ours, ask the driver; -EALREADY: ours, but not the program's (freed twice); else
- * what the driver said where the block went straight back to it, and then the program still has it.
+ * The program frees ptr. -ENOENT: no block of the pool, ask the driver; -EALREADY: a block of the pool, but the program
+ * does not have it (freed twice). Any other error is the driver's, to which the block was to go at once; the program
+ * then still has it.
  */
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
 
-/* As gr_pool_free goes on where gr_arena_free has no such block. */
+/* The slow path of gr_pool_free, for a ptr for which gr_arena_free returned NULL. */
 int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
 
 /*
- * As gr_pool_free, in the order of a stream: what goes to the driver goes there by give_back, which does not wait, and
- * whose error is returned where it is not 0.
+ * As gr_pool_free, in the order of a stream: a block that goes to the driver goes there by give_back, which does not
+ * wait, and whose error is returned. Ranges and host memory do not go to the driver this way.
  */
 typedef int gr_pool_give_back(void *arg, uint64_t ptr);
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg);
 
-/* Where it had one: what is left to do after much was freed (of gr_arena_free), or where gr_pool_wants_wake. */
-void gr_pool_freed(struct gr_context *context, bool much);
+/*
+ * Completes a free that gr_arena_free or gr_arena_put has done. should_close is what they said: the open epoch is
+ * closed. Wakes the background thread where gr_pool_wants_wake. Needed where either is true; else it changes nothing.
+ */
+void gr_pool_freed(struct gr_context *context, bool should_close);
 
-/* After the calling thread cached something: whether there is excess. */
+/* After the calling thread put a block into the cache: whether the cache now holds more than it may. */
 bool gr_pool_holds_too_much(struct gr_context *context);
 
-/* After something was cached: the helper has excess to give back, or must begin to count the time. */
+/* After a block was cached: the background thread has to give back what is too much, or to begin with decay. */
 static inline bool gr_pool_wants_wake(struct gr_context *context)
 {
         struct gr_core *core = context->core;
@@ -63,33 +67,39 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
 }
 
 /*
- * The driver has given ptr to the program in a way that the pool does not serve. A block of ours there went behind our
- * back, as the driver gives no address out twice: were it to stay, the free of what lies there now would hand out its
- * address again, at another size. No lock of core/ is held.
+ * The driver has given ptr to the program in a call that the pool does not serve. A block that the pool lists there was
+ * freed without the pool's knowledge, as the driver gives out no address twice. It is removed; otherwise the free of
+ * the new memory would cache it under the old block's size. No lock of core/ is held.
  */
 void gr_pool_given(struct gr_core *core, uint64_t ptr);
 
-/* The rest of the device's slabs, where all that lies in them is cached and would go back with it; else 0. */
+/* The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
+ * to the driver; else 0. */
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device);
 
 /* Whether the context has no cached block. */
 bool gr_pool_empty(struct gr_context *context);
 
-/* The block's memory is no longer the process's: off the device's accounts with it. */
+/* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);
 
-/* That, and the structure is freed. */
+/* gr_block_uncharge, and frees the structure. */
 void gr_block_drop(struct gr_block *block);
 
-/* What streams have got to leaves the accounts. Returns the bytes that the device got back. Waits for nothing. */
+/* Uncharges what was freed in the order of a stream, as far as the streams have come to those frees. Returns the bytes
+ * that the device got back. Waits for nothing. */
 uint64_t gr_pool_left(struct gr_context *context);
 
 /* For the ladder. */
 
-/* The cached block that serves a request best, taken from its bin; NULL. may_be_larger: look at larger classes, too. */
+/*
+ * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
+ * look at larger classes, too.
+ */
 struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger);
 
-/* A block from the driver, charged and in the ledger. -EDQUOT, -ENOMEM, or the driver's error. */
+/* Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
+ * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error. */
 int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
                   struct gr_block **ret_block);
 

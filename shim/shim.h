@@ -242,10 +242,10 @@ static inline bool gr_tracing(void)
  *
  * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
  * ptr is what gr_arena_alloc returned, 0 for nothing. The context of a slow free is the one that gr_arena_free
- * returned, with its output `much`; NULL where it did not take the block back.
+ * returned, with its output should_close; NULL where it did not take the block back.
  */
 int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
-int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool much);
+int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close);
 
 static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
 {
@@ -260,12 +260,12 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
 static inline int gr_memory_free(CUdeviceptr ptr)
 {
         struct gr_context *context = NULL;
-        bool much = false;
+        bool should_close = false;
 
         if (__builtin_expect(!gr_tracing(), 1))
-                context = gr_arena_free(&gr_core, ptr, &much);
-        if (__builtin_expect(!context || much || gr_pool_wants_wake(context), 0))
-                return gr_memory_free_slow(context, ptr, much);
+                context = gr_arena_free(&gr_core, ptr, &should_close);
+        if (__builtin_expect(!context || should_close || gr_pool_wants_wake(context), 0))
+                return gr_memory_free_slow(context, ptr, should_close);
         return 0;
 }
 

@@ -52,26 +52,26 @@ static struct gr_block **recent_place(struct gr_arena *arena, uint64_t ptr)
 }
 
 /*
- * Taking the lock holds up what is read behind it until it is taken, and most of that is a miss of the caches: it is
- * asked for before. What place names is a hint here, which others may be changing at this moment.
+ * Prefetches the block that place points to. Loads after the lock begin only when the lock is taken, and the block is
+ * mostly not in the processor's caches. The pointer is read without the lock, so it is only a hint.
  */
-static inline __attribute__((no_sanitize("thread"))) void look_ahead(struct gr_block **place)
+static inline __attribute__((no_sanitize("thread"))) void prefetch_block(struct gr_block **place)
 {
         __builtin_prefetch(*(struct gr_block *volatile *)place, 1);
 }
 
-/* Whether the arena's fast path is open. Arena lock held. Sequentially consistent: gr_arenas_quiesce may have missed an
- * arena that was made meanwhile. */
+/* Whether the context's arenas are not quiesced. Arena lock held. The load is sequentially consistent, because
+ * gr_arenas_quiesce may have missed an arena that was made meanwhile. */
 static bool is_open(struct gr_context *context)
 {
         return atomic_load(&context->arenas_quiesced) == 0;
 }
 
-/* Arena lock held. */
+/* Appends block to its bin. Arena lock held. */
 static inline void put(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
-        struct gr_block *first = bin->blocks; /* read once: of the bin's own the compiler cannot know that it stays */
+        struct gr_block *first = bin->blocks; /* a local: the compiler would load bin->blocks after each store */
 
         DL_APPEND(first, block);
         bin->blocks = first;
@@ -80,7 +80,7 @@ static inline void put(struct gr_arena *arena, struct gr_block *block)
         gr_cached_add(&arena->cached, (int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
-/* first: of the bin. Arena lock held. */
+/* Takes block out of bin, whose first block is first. Arena lock held. */
 static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *first,
                                struct gr_block *block)
 {
@@ -96,41 +96,48 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
 {
+        gr_rank_assert_held(GR_RANK_ARENA);
         remove_from(arena, bin, bin->blocks, block);
 }
 
-/* A look touches what each arena changes with every hit: the more arenas, the rarer. Arena lock held. */
+/* Updates the peak of live memory. That reads a cache line of each arena which its hits write, so it is done less often
+ * the more arenas there are. Arena lock held. */
 static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 {
         unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);
 
+        gr_rank_assert_held(GR_RANK_ARENA);
         gr_budget_update_peak(arena->context->device);
         arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
 }
 
-/* A request was served. Arena lock held. */
+/* Counts a served request. Arena lock held. */
 static inline void hit(struct gr_arena *arena)
 {
         if (__builtin_expect(++arena->hits >= arena->note_at, 0))
                 note_live(arena);
 }
 
-/* The epoch of a block that is freed now, which is counted into it. Arena lock held. */
-static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_much)
+/*
+ * Counts bytes as freed now and returns the epoch of that. *ret_should_close: the arena has freed so much into the
+ * epoch that it should be closed. Arena lock held.
+ */
+static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_should_close)
 {
         uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
-        *ret_much = __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
-                    arena->open_bytes >= gr_fence_close_bytes(arena->context); /* asked once in each step */
-        if (*ret_much)
-                arena->open_bytes = 0; /* a capture may keep it open: not asked again at once */
+        *ret_should_close =
+                __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
+                arena->open_bytes >= gr_fence_close_bytes(arena->context); /* looked at once in each step */
+        if (*ret_should_close)
+                arena->open_bytes = 0; /* a capture may keep the epoch open: ask no more for a while */
         return epoch;
 }
 
-/* Whether the fast path may hand out a block that is usable once its epoch is. Arena lock held. */
+/* Whether the fast path may hand block, which is in a bin or fastbin, out. Arena lock held. */
 static inline bool is_ready(const struct gr_block *block, struct gr_context *context)
 {
         return __builtin_expect(gr_fence_usable(&context->fence, block->freed_epoch), 1) && is_open(context) &&
@@ -138,8 +145,7 @@ static inline bool is_ready(const struct gr_block *block, struct gr_context *con
                !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
 }
 
-/* Hands a block that is ready, and in no list any more, to the program, with this arena as its home. Arena lock held.
- */
+/* Hands a block that is ready and in no list to the program, with this arena as its home. Arena lock held. */
 static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, uint32_t generation, size_t bytes)
 {
         uint64_t ptr = block->ptr;
@@ -156,14 +162,14 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         return ptr;
 }
 
-/* Where this thread's frees look first from now on. */
-static inline void look_in(struct gr_arena *own)
+/* The fast path of this thread's frees uses this arena and its context. */
+static inline void remember_arena(struct gr_arena *own)
 {
         if (gr_thread.used != own)
                 gr_thread.used = own;
 }
 
-/* As gr_arena_alloc, for what is split's. */
+/* As gr_arena_alloc, for a request that split serves. */
 GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
 {
         struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = &context->first_arena;
@@ -179,7 +185,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
                 gr_fastbin_leave(fastbins, block);
                 fastbins->hits++;
                 ptr = hand_out(arena, block, ++fastbins->generation, bytes);
-                look_in(own);
+                remember_arena(own);
         }
         gr_arena_unlock(arena);
         return ptr;
@@ -201,14 +207,14 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
                 return 0;
         bin = &arena->bins[class];
         __builtin_prefetch(&context->fence);
-        look_ahead(&bin->blocks);
+        prefetch_block(&bin->blocks);
         gr_arena_lock(arena);
         block = bin->blocks;
         if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context), 1)) {
                 remove_from(arena, bin, block, block);
                 bin->hits++;
                 ptr = hand_out(arena, block, atomic_load_explicit(&block->generation, memory_order_relaxed) + 1, bytes);
-                look_in(arena);
+                remember_arena(arena);
         }
         gr_arena_unlock(arena);
         return ptr;
@@ -227,7 +233,7 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
         if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split.stuck))
                 ptr = hand_out(arena, block, ++context->fastbins.generation, bytes);
         gr_arena_unlock(arena);
-        look_in(gr_arena_own(context));
+        remember_arena(gr_arena_own(context));
         return ptr;
 }
 
@@ -241,8 +247,8 @@ uint32_t gr_arena_generation(struct gr_context *context)
         return generation;
 }
 
-/* As gr_arena_free, for what this arena handed out, and whose flags are these. */
-static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_much)
+/* As gr_arena_free, for a block whose home is this arena and whose flags are these. False: there is no such block. */
+static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_should_close)
 {
         struct gr_context *context = arena->context;
         struct gr_block *block, **place = recent_place(arena, ptr);
@@ -250,7 +256,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         __builtin_prefetch(context->device);
         __builtin_prefetch(&context->fence);
         __builtin_prefetch(&context->fence.arena_freed_bytes.shards[arena->shard], 1);
-        look_ahead(place);
+        prefetch_block(place);
         gr_arena_lock(arena);
         block = *place;
         if (__builtin_expect(!block || block->ptr != ptr ||
@@ -262,7 +268,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
                 return false;
         }
         *place = NULL;
-        block->freed_epoch = freed(arena, block->capacity_bytes, ret_much);
+        block->freed_epoch = freed(arena, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
         if (flags == GR_BLOCK_SPLIT) {
                 gr_fastbin_enter(&context->fastbins, block);
@@ -274,49 +280,52 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         return true;
 }
 
-/* As gr_arena_free, for a block of split's: what goes into fastbins is the first arena's, whoever frees it. */
+/* As gr_arena_free, for a range: the first arena is the home of those that may go into fastbins. */
 GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
-                                                                                bool *ret_much)
+                                                                                bool *ret_should_close)
 {
         struct gr_arena *arena = gr_thread.used;
 
         if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
             !gr_fence_barrier_is_cheap(arena->context))
                 return NULL;
-        return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_much) ? arena->context : NULL;
+        return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
 }
 
-GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much)
+GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
 {
         struct gr_arena *arena = gr_thread.used;
 
         if (__builtin_expect(gr_core_in_heap(core, ptr), 0))
-                return take_back_split(core, ptr, ret_much);
+                return take_back_split(core, ptr, ret_should_close);
         if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;
-        if (__builtin_expect(take_back(arena, ptr, 0, ret_much), 1))
+        if (__builtin_expect(take_back(arena, ptr, 0, ret_should_close), 1))
                 return arena->context;
-        return take_back_split(core, ptr, ret_much);
+        return take_back_split(core, ptr, ret_should_close);
 }
 
-void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much)
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_should_close)
 {
         struct gr_arena *arena = gr_arena_own(context);
 
         gr_arena_lock(arena);
-        /* After a sync nothing uses it any more: epoch 0 has always passed. */
-        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_much);
+        /* After a sync no work uses the block; epoch 0 has always passed. */
+        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_should_close);
         put(arena, block);
         gr_arena_unlock(arena);
 }
 
-/* The smallest usable block of the bin between the two sizes; where all are of one size, the oldest. Arena lock held.
+/*
+ * The smallest usable block of the bin with at_least to at_most bytes; the oldest where the class has one size. Arena
+ * lock held.
  */
 static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, unsigned class, size_t at_least,
                              size_t at_most)
 {
         struct gr_block *block, *found = NULL;
 
+        gr_rank_assert_held(GR_RANK_ARENA);
         DL_FOREACH (bin->blocks, block) {
                 if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
                         if (class < GR_CLASS_EXACT)
@@ -378,7 +387,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
                 for (; (block = bin->blocks) && done < count; done++) {
                         gr_bin_remove(from, bin, block);
-                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* between the two, too */
+                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* cached also meanwhile */
                         bytes += gr_footprint_bytes(block->capacity_bytes);
                         DL_APPEND(moved, block);
                 }
@@ -426,7 +435,7 @@ void gr_arenas_quiesce(struct gr_context *context)
 {
         atomic_fetch_add(&context->arenas_quiesced, 1);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* as is_open says */
+                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* sequentially consistent: see is_open */
 
                 if (!arena)
                         continue;

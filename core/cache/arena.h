@@ -1,12 +1,16 @@
 /*
- * The bins of one shard of a context: a thread puts what it frees into those of its own shard and looks there first,
- * then in those of the others. The first arena also guards the context's fastbins (fastbin.h), for what is split's:
- * the blocks in them are ranges of its segments, and as such in use.
+ * An arena: the bins of one shard of a context. A thread puts the blocks that it frees into the bins of its own shard.
+ * It looks for blocks there first, then in the other arenas. The first arena of a context also guards the fastbins of
+ * pool kind auto (segment/fastbin.h); the blocks in them are ranges, which their segments count as in use.
  *
- * A hit is one lock and some loads and stores, for a free as for an allocation: an arena remembers the blocks that it
- * handed out lately, so that their free needs no look into the ledger, and all that a hit changes is guarded by the
- * arena's lock, counters included. A block among the recent ones says so in its state (ledger.h); whoever else wants
- * to take it from the program, another thread that frees it or a context that ends, has the arena forget it first.
+ * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
+ * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
+ * state of a recent block names its home, the arena that remembers it (ledger.h). Any other code that takes the block
+ * from the program, as in a free by another thread or at the end of a context, first has that arena forget it.
+ *
+ *   gr_arena_alloc  bin ------> program, and recent[]
+ *   gr_arena_free   recent[] -> bin                      (or fastbin, for a range)
+ *   gr_arena_put    ledger ---> bin                      (what is not in recent[])
  */
 #ifndef GR_ARENA_H
 #define GR_ARENA_H
@@ -30,32 +34,32 @@ struct gr_core;
 /* Freed blocks of one class, oldest first. All guarded by the arena's lock. */
 struct gr_bin {
         struct gr_block *blocks;
-        _Atomic uint32_t count; /* also read without the lock, to pass empty bins by */
-        uint32_t low_water;     /* least of it since decay last looked: what nobody needed */
+        _Atomic uint32_t count; /* also read without the lock, to skip empty bins */
+        uint32_t low_water;     /* least count since decay last looked: so many blocks were not needed */
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
         uint64_t fences;        /* paid for because this bin had nothing usable */
-        uint32_t cooldown; /* so many more fences are paid for without asking for preallocated blocks (preallocate.h) */
+        uint32_t cooldown;      /* fences still to be paid for before the bin asks for preallocated blocks again */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
         struct gr_spin lock;        /* rank GR_RANK_ARENA; guards what follows */
         unsigned shard;             /* constant */
         struct gr_context *context; /* constant */
-        uint64_t open_bytes;        /* freed here into open_epoch */
+        uint64_t open_bytes;        /* freed into this arena in open_epoch */
         uint64_t open_epoch;
         uint64_t hits;
-        uint64_t note_at;        /* hits at the next look at the peak of live memory */
-        struct gr_cached cached; /* footprint of what lies in the bins */
+        uint64_t note_at;        /* the count of hits at which the peak of live memory is looked at next */
+        struct gr_cached cached; /* footprint of the blocks in the bins */
         struct gr_bin bins[GR_CLASS_COUNT];
-        struct gr_block
-                *recent[1u << GR_RECENT_LOG2]; /* LIVE and with this arena as home, each in its place; or NULL */
+        /* LIVE blocks whose home is this arena, each at the hash of its address; or NULL. */
+        struct gr_block *recent[1u << GR_RECENT_LOG2];
 } __attribute__((aligned(GR_LINE_BYTES)));
 
-/* An arena in zeroed memory, for shard of context; there is no way back. */
+/* Makes zeroed memory an arena for shard of context. It lives as long as the memory: nothing undoes this. */
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard);
 
-/* The calling thread's arena in context; where memory is out, another one. */
+/* The calling thread's arena in context, made where it is not there yet; the context's first one if out of memory. */
 struct gr_arena *gr_arena_own(struct gr_context *context);
 
 static inline void gr_arena_lock(struct gr_arena *arena)
@@ -73,62 +77,74 @@ static inline uint32_t gr_bin_count(struct gr_bin *bin)
         return atomic_load_explicit(&bin->count, memory_order_relaxed);
 }
 
-/* The footprint of what lies in the bins of all shards. */
+/* The footprint of the blocks in the bins of all arenas of the context. */
 uint64_t gr_arenas_cached(struct gr_context *context);
 
 /* Takes a block out of its bin. Arena lock held. */
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 
 /*
- * The way of most allocations: hands the oldest block of the request's class to the program, if it is usable and lies
- * in the calling thread's arena; where split serves it, of its size, from the fastbins. Its address; 0 where that is
- * not so, or only the slow path may say.
+ * The fast path of an allocation: hands the oldest block of the request's class in the calling thread's arena to the
+ * program if it is usable; for a request that split serves, one of exactly its size from the fastbins. Returns its
+ * address, or 0: ask the slow path. No lock from GR_RANK_ARENA up is held.
  */
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
- * Hands a block that is CACHED and the caller's, in no list, to the program, so that its free may go into a fastbin
- * the fast path. Its address; 0 where that is not so, and nothing has happened. No lock from GR_RANK_ARENA up is held.
+ * Hands a CACHED block that the caller owns, and that is in no list, to the program with the first arena as its home,
+ * so that its free may take the fast path into a fastbin. Only ranges above 1 MiB of pool kind auto. Returns its
+ * address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
  */
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 
-/* The number of the next block of split's that goes to the program. No lock from GR_RANK_ARENA up is held. */
+/* The generation of the next range that is handed out in context. No lock from GR_RANK_ARENA up is held. */
 uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
- * The way of most frees: takes back a block that the calling thread's arena, or the first for what is split's, handed
- * out lately, in the context that the thread last allocated in. The context; NULL where it is no such block,
- * and nothing has happened. *ret_much: so much was freed that the epoch should be closed.
+ * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the
+ * thread's arena remembers, or a range that the first arena does. Returns the context; NULL: it remembers no such
+ * block, and nothing has changed. *ret_should_close, set where it took one: this arena has freed so much into the open
+ * epoch that it should be closed (gr_pool_freed). No lock from GR_RANK_ARENA up is held.
  */
-struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_much);
+struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
 
-/* As gr_arena_free goes on, for a block that was claimed from the ledger: into the calling thread's bins. */
-void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_much);
+/*
+ * Puts a block that the caller has claimed from the ledger into the calling thread's bins. synced: the GPU has done all
+ * work since its free, so it is usable and idle at once, and *ret_should_close stays as it was. No lock from
+ * GR_RANK_ARENA up is held.
+ */
+void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synced, bool *ret_should_close);
 
-/* The best usable block of the arena from class to last, taken out of its bin; NULL. */
+/*
+ * Takes a usable block with at_least to at_most bytes of capacity out of the bins of class to last: the smallest of the
+ * first class that has one. NULL: none has. No lock from GR_RANK_ARENA up is held.
+ */
 struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned last, size_t at_least, size_t at_most);
 
-/* The epoch of the oldest block of a class below GR_CLASS_EXACT; 0 where there is none. */
+/* The epoch in which the oldest block of a class below GR_CLASS_EXACT was freed; 0: the bin is empty. */
 uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
 
 /*
- * Moves blocks of a class below GR_CLASS_EXACT, count at most and the oldest first, to another arena of the context,
- * before those there: none of which is usable, while those that move are. Only where the newest was freed in
- * last_epoch or before. Returns how many. No lock from GR_RANK_ARENA up is held.
+ * Moves up to count blocks of a class below GR_CLASS_EXACT, the oldest first, to another arena of the same context, if
+ * even the newest of the bin was freed in last_epoch or before. They must be usable and those of the other bin not, as
+ * they are put before them. Returns how many were moved. No lock from GR_RANK_ARENA up is held.
  */
 size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch);
 
-/* Makes the block at ptr one without a home, if this arena is it. No lock from GR_RANK_ARENA up is held. */
+/*
+ * If this arena is the home of the block at ptr, the block has none afterwards. No lock from GR_RANK_ARENA up is held.
+ */
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr);
 
 /*
- * From shut to open no block of context has a home or is given one, so that its state can be changed by the ledger's
- * rules alone; hits take the slow path. May be nested. No lock from GR_RANK_ARENA up is held at shut.
+ * Between quiesce and resume no block of context has a home or gets one, so that the ledger's lock alone guards the
+ * changes of its state; all allocations and frees take the slow path. May be nested. No lock from GR_RANK_ARENA up is
+ * held at quiesce.
  */
 void gr_arenas_quiesce(struct gr_context *context);
 void gr_arenas_resume(struct gr_context *context);
 
-/* The context is gone: what lies in the bins is freed. The arenas are shut. */
+/* The context is gone: uncharges and frees the blocks in the bins, whose memory went with it. Arenas quiesced. */
 void gr_arenas_drop(struct gr_context *context);
 
 #endif

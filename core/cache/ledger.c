@@ -6,7 +6,7 @@
 
 #include "core.h"
 
-#define SHARD_BITS   6 /* of the hash, the topmost; those below say where in the shard */
+#define SHARD_BITS   6 /* the top bits of the hash are the shard; those below are the slot in it */
 #define ROOM_LEAST   16
 #define SLOT_NOWHERE SIZE_MAX
 
@@ -17,8 +17,8 @@ static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t hash)
         return &ledger->shards[hash >> (64 - SHARD_BITS)];
 }
 
-/* Where ptr would lie, were it alone. */
-static size_t owner_arena_of(const struct gr_ledger_shard *shard, uint64_t hash)
+/* The slot at which a search for an address with this hash begins. */
+static size_t home_slot_of(const struct gr_ledger_shard *shard, uint64_t hash)
 {
         return (size_t)((hash << SHARD_BITS) >> shard->shift);
 }
@@ -26,15 +26,16 @@ static size_t owner_arena_of(const struct gr_ledger_shard *shard, uint64_t hash)
 /* The slot of ptr, or SLOT_NOWHERE. Lock held. */
 static size_t slot_of(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
 {
+        gr_rank_assert_held(GR_RANK_LEDGER);
         if (!shard->slots)
                 return SLOT_NOWHERE;
-        for (size_t i = owner_arena_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
+        for (size_t i = home_slot_of(shard, hash); shard->slots[i].block; i = (i + 1) & (shard->room - 1))
                 if (shard->slots[i].ptr == ptr)
                         return i;
         return SLOT_NOWHERE;
 }
 
-/* Lock held. */
+/* The block at ptr, or NULL. Lock held. */
 static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr)
 {
         size_t i = slot_of(shard, hash, ptr);
@@ -42,10 +43,10 @@ static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_
         return i == SLOT_NOWHERE ? NULL : shard->slots[i].block;
 }
 
-/* There is room. Lock held. */
+/* There must be an empty slot. Lock held, or shard is the caller's own. */
 static void put(struct gr_ledger_shard *shard, struct gr_block *block)
 {
-        size_t i = owner_arena_of(shard, gr_ledger_mix(block->ptr));
+        size_t i = home_slot_of(shard, gr_ledger_mix(block->ptr));
 
         while (shard->slots[i].block)
                 i = (i + 1) & (shard->room - 1);
@@ -53,12 +54,17 @@ static void put(struct gr_ledger_shard *shard, struct gr_block *block)
         shard->count++;
 }
 
-/* Half of the slots are empty, so that looks end soon; where memory is short, one does. Lock held. */
+/*
+ * Makes sure that a block can be added. At least half of the slots stay empty, so that searches are short; without
+ * memory for a larger table a single empty slot, which ends a search, has to do. False: there is not even that. Lock
+ * held.
+ */
 static bool make_room(struct gr_ledger_shard *shard)
 {
         size_t room = shard->room ? 2 * shard->room : ROOM_LEAST;
         struct gr_ledger_shard larger = {.room = room, .shift = 64 - (unsigned)__builtin_ctzll(room)};
 
+        gr_rank_assert_held(GR_RANK_LEDGER);
         if (2 * (shard->count + 1) <= shard->room)
                 return true;
         larger.slots = gr_metadata_alloc(room * sizeof(*larger.slots));
@@ -74,16 +80,17 @@ static bool make_room(struct gr_ledger_shard *shard)
         return true;
 }
 
-/* Empties the slot; what stands behind it because it was taken moves up. Lock held. */
+/* Empties the slot. Entries behind it that could not have a slot nearer to their home slot move up. Lock held. */
 static void empty(struct gr_ledger_shard *shard, size_t at)
 {
         size_t last = shard->room - 1;
 
+        gr_rank_assert_held(GR_RANK_LEDGER);
         for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
-                size_t owner_arena = owner_arena_of(shard, gr_ledger_mix(shard->slots[i].ptr));
+                size_t home_slot = home_slot_of(shard, gr_ledger_mix(shard->slots[i].ptr));
 
-                if (((i - owner_arena) & last) < ((i - at) & last))
-                        continue; /* it would come before its home */
+                if (((i - home_slot) & last) < ((i - at) & last))
+                        continue; /* it would come before its home slot */
                 shard->slots[at] = shard->slots[i];
                 at = i;
         }
@@ -91,9 +98,10 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
         shard->count--;
 }
 
-/* Lock held; block is there. */
+/* Takes block, which is there, out. Lock held. */
 static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
 {
+        gr_rank_assert_held(GR_RANK_LEDGER);
         empty(shard, slot_of(shard, gr_ledger_mix(block->ptr), block->ptr));
 }
 
@@ -114,33 +122,34 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
 }
 
 /*
- * Takes the block at ptr out, if any, and returns it where it was LIVE. Lock held, and let go meanwhile: until the
- * context that *ret_shut names is opened, which it is not where that is NULL, none of its blocks has a home or gets
- * one.
+ * Takes the block at ptr out, if any, makes it GONE, and returns it where it was LIVE. Lock held, but released
+ * meanwhile. *ret_quiesced: the context whose arenas the caller has to resume, or NULL.
  */
 static struct gr_block *take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr,
-                                   struct gr_context **ret_shut)
+                                   struct gr_context **ret_quiesced)
 {
-        struct gr_context *shut = NULL;
+        struct gr_context *quiesced = NULL;
         struct gr_block *stale;
 
-        while ((stale = find_locked(shard, hash, ptr)) && stale->context != shut) {
+        gr_rank_assert_held(GR_RANK_LEDGER);
+        while ((stale = find_locked(shard, hash, ptr)) && stale->context != quiesced) {
                 struct gr_context *context = stale->context;
 
-                /* It may be among an arena's recent blocks, or on its way there. */
+                /* It may have a home, or be about to get one. */
                 gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-                if (shut)
-                        gr_arenas_resume(shut);
+                if (quiesced)
+                        gr_arenas_resume(quiesced);
                 gr_arenas_quiesce(context);
-                shut = context;
+                quiesced = context;
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         }
+        /* No block of the quiesced context has a home or gets one. */
         if (stale) {
                 take_out(shard, stale);
                 if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
                         stale = NULL;
         }
-        *ret_shut = shut;
+        *ret_quiesced = quiesced;
         return stale;
 }
 
@@ -148,18 +157,18 @@ GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, 
 {
         uint64_t hash = gr_ledger_mix(block->ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
-        struct gr_context *shut;
+        struct gr_context *quiesced;
         struct gr_block *stale;
         bool added;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        stale = take_stale(shard, hash, block->ptr, &shut);
+        stale = take_stale(shard, hash, block->ptr, &quiesced);
         added = make_room(shard);
         if (added)
                 put(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        if (shut)
-                gr_arenas_resume(shut);
+        if (quiesced)
+                gr_arenas_resume(quiesced);
         *ret_stale = stale;
         return added ? 0 : -ENOMEM;
 }
@@ -168,7 +177,7 @@ struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
-        struct gr_context *shut = NULL;
+        struct gr_context *quiesced = NULL;
         struct gr_block *stale;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
@@ -176,10 +185,10 @@ struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr)
         if (stale && stale->flags & GR_BLOCK_SPLIT)
                 stale = NULL;
         if (stale)
-                stale = take_stale(shard, hash, ptr, &shut);
+                stale = take_stale(shard, hash, ptr, &quiesced);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        if (shut)
-                gr_arenas_resume(shut);
+        if (quiesced)
+                gr_arenas_resume(quiesced);
         return stale;
 }
 

@@ -1,10 +1,9 @@
 /*
- * The ledger: every block the pool owns, by address. Sharded; each shard has its own lock, held for a look-up only.
+ * The ledger: the table of all blocks by address. Sharded; each shard has its own lock, held for a look-up only.
  *
- * A shard is a table of addresses beside their blocks, open addressing with linear probing: among a million blocks
- * nearly each look is a miss of the caches and of the TLB, and so it takes one for the address and one for the block.
- * (Chains took four and more: 0.60 us for a free and an allocation among a million blocks, 0.39 us so. November 2026,
- * a Xeon with 105 MiB of cache.)
+ * A shard is a hash table of addresses and pointers to their blocks, with open addressing and linear probing. Among a
+ * million blocks nearly every access misses the processor's caches and the TLB; a look-up then costs one miss for the
+ * address and one for the block, where chains cost four and more (docs/measurements.md, ledger-table).
  */
 #ifndef GR_LEDGER_H
 #define GR_LEDGER_H
@@ -29,33 +28,33 @@ enum gr_block_state {
 };
 
 enum gr_block_flags {
-        GR_BLOCK_EXPORTED = 1, /* others may know it (IPC, RDMA, attributes set): its free goes to the driver */
+        GR_BLOCK_EXPORTED = 1, /* known outside (IPC, RDMA, attributes set): its free goes to the driver */
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
         GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
 };
 
-/* One driver allocation. Fields without a note are constant while the block is in the ledger. */
+/* One block. Fields without a note are constant while it is in the ledger. */
 struct gr_block {
-        /* What a hit needs, a cache line of it. */
+        /* What a hit needs, in one cache line. */
         uint64_t ptr;                   /* key */
         size_t capacity_bytes;          /* what the driver was asked for */
         _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE */
         struct gr_context *context;     /* the owner */
         uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
         struct gr_block *prev, *next;   /* guarded by the arena's lock */
-        _Atomic uint32_t generation;    /* to the program */
-        _Atomic uint16_t state;         /* below */
+        _Atomic uint32_t generation;    /* how often it was handed out */
+        _Atomic uint16_t state;         /* and its home: see GR_HOME_SHIFT */
         uint8_t class;
         _Atomic uint8_t flags; /* changed with the shard's lock held */
 
-        unsigned kind; /* of pinned memory: as gr_pinned_alloc was asked */
+        unsigned kind; /* of pinned memory: the kind that gr_pinned_alloc was called with */
 };
 
-/* What a block takes, and what begins with one: a range of split's, or one of pinned memory. */
+/* Bytes of a block's structure, also where the block is the first field of a larger one (a range, pinned memory). */
 #define GR_BLOCK_ROOM (2 * (size_t)GR_LINE_BYTES)
 
-/* Room for one, zero bytes; NULL: out of memory. */
+/* GR_BLOCK_ROOM zero bytes; NULL: out of memory. */
 static inline void *gr_block_new(void)
 {
         return gr_metadata_alloc(GR_BLOCK_ROOM);
@@ -68,11 +67,14 @@ static inline void gr_block_free(void *block)
 }
 
 /*
- * A block's state: enum gr_block_state, and for one that is LIVE its home << GR_HOME_SHIFT: 1 + the number of the arena
- * of its context that has it among its recent blocks (arena.h), or 0. A state with a home changes only with that
- * arena's lock held, and so does that of a block in its bins, in fastbins or of whoever hands it out to one with a
- * home, in plain stores. All else that changes
- * it from LIVE or to GONE holds the shard's lock, and finds no home and no arena that could give it one.
+ * A block's state is enum gr_block_state in the low bits and its home above GR_HOME_SHIFT: 0 for none, or 1 + the
+ * shard of the arena that has it among its recent blocks (arena.h). Only a LIVE block has a home.
+ *
+ * Who may change it:
+ * - With the home's lock held, by a plain store: the state of a block that has a home, and that of a CACHED block which
+ *   this arena hands out (from its bins or fastbins, or as the caller's own) and so becomes the home of.
+ * - With the ledger shard's lock held: any other change from LIVE, and any change to GONE. The block then has no home,
+ *   and no arena can become its home meanwhile (gr_arenas_quiesce, gr_arena_forget).
  */
 #define GR_HOME_SHIFT 8
 
@@ -87,10 +89,10 @@ struct gr_ledger_slot {
 };
 
 struct gr_ledger_shard {
-        struct gr_spin lock; /* guards what follows, and the blocks' lives; adding may take memory from the C library */
+        struct gr_spin lock; /* guards what follows, and which blocks exist; adding may call the C library's malloc */
         struct gr_ledger_slot *slots; /* NULL: none yet */
-        size_t room, count;           /* slots, a power of two; those in use */
-        unsigned shift;               /* of a hash without the shard's bits: 64 - log2 of room */
+        size_t room, count;           /* all slots, a power of two; the slots in use */
+        unsigned shift;               /* from a hash without the shard's bits to a slot: 64 - log2(room) */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_ledger {
@@ -119,53 +121,57 @@ static inline uint64_t gr_ledger_mix(uint64_t ptr)
 
 void gr_ledger_init(struct gr_ledger *ledger);
 
-/* Frees the blocks still in it. No other thread may use the ledger. */
+/* Frees the blocks in it. No other thread may use the ledger meanwhile. */
 void gr_ledger_destroy(struct gr_ledger *ledger);
 
 /*
- * Adds block, which the ledger owns from now on. A block already there at the same address is stale (the driver would
- * not give out an address twice): it leaves the ledger and becomes GONE. One that was LIVE is the caller's then, in
- * *ret_stale, which is NULL otherwise: whoever finds a CACHED one in its bin sees what became of it. -ENOMEM: not
- * added. No lock from GR_RANK_ARENA up is held.
+ * Adds block, which the ledger then owns. A block already listed at the same address is stale, as the driver gives out
+ * no address twice: it leaves the ledger and becomes GONE. If it was LIVE the caller owns it, as *ret_stale, also on
+ * failure. Otherwise *ret_stale is NULL; a CACHED one stays in its bin, and the code that takes it out sees that it is
+ * GONE. -ENOMEM: block was not added. No lock from GR_RANK_ARENA up is held.
  */
 int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
 
 /*
- * The driver has given ptr to the program in a way of its own: what is known there is stale, and leaves the ledger as
- * by gr_ledger_add. One that was LIVE is returned, and the caller's; else NULL. A range of a segment stays, as its
- * memory is the segment's. No lock from GR_RANK_ARENA up is held.
+ * The driver has given ptr to the program in a call that the pool does not serve: a block listed there is stale, and
+ * leaves the ledger as in gr_ledger_add. Returns it if it was LIVE; the caller then owns it. Else NULL. A range stays,
+ * as its memory belongs to its segment. No lock from GR_RANK_ARENA up is held.
  */
 struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr);
 
-/* Takes block, which has no home, out; the caller owns it again. False: it was out already, GONE, and its address may
- * be another block's.
+/*
+ * Takes block, which has no home, out; the caller owns it. False: it is GONE and was out already; its address may now
+ * be that of another block.
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
-/* Takes block out, as GONE; the caller knows who owns it. Returns its state before, GONE where it was out already. */
+/* Takes block out and makes it GONE; its owner stays the same. Returns its state before; GONE: it was out already. */
 enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *block);
 
 /*
- * The program frees ptr: *ret_block turns from LIVE to CACHED and belongs to the caller; a full barrier on x86-64.
- * -ENOENT: not a block of ours; -EALREADY: a block of ours that the program does not hold.
+ * The program frees ptr: *ret_block turns from LIVE to CACHED, and the caller owns it. A full memory barrier on x86-64.
+ * -ENOENT: no block has this address; -EALREADY: one has, but it is not LIVE (freed twice).
  */
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block);
 
-/* The other way: block, in no bin, is handed to the program. False where its memory is GONE. Takes no lock. */
+/*
+ * Hands block, which the caller owns and which is in no bin, to the program: CACHED turns LIVE. False: it is GONE.
+ * Takes no lock.
+ */
 bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes);
 
-/* Says what ptr, the first byte of a block, is; -ENOENT. */
+/* Describes the block whose first byte is at ptr; -ENOENT: there is none. */
 int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info *ret_info);
 
-/* Adds what the program holds on device, by class, to the counts and bytes (GR_CLASS_COUNT of each). */
+/* Adds the LIVE blocks of device, by class, to counts and their footprint to bytes (GR_CLASS_COUNT of each). */
 void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts, uint64_t *bytes);
 
-/* Marks a live block so that its free goes to the driver; -ENOENT where ptr is no live block of ours. */
+/* Marks the LIVE block at ptr as exported, so that its free goes to the driver; -ENOENT: there is none. */
 int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
 
 /*
- * Takes all blocks of context out. LIVE ones are handed to dropped one by one, which owns them, without a lock held;
- * CACHED ones, still in their bins, become GONE. The context's arenas are shut.
+ * Takes all blocks of context out and makes them GONE. Calls dropped for each that was LIVE, without a lock held; it
+ * owns the block. CACHED ones stay in their bins. The context's arenas are quiesced.
  */
 void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,
                             void (*dropped)(struct gr_block *block));

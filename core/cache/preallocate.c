@@ -4,19 +4,34 @@
 
 #include "core.h"
 
-#define CLASS_BYTES  (UINT64_C(64) << 20) /* preallocated blocks of one class, or ... */
-#define CLASS_PART   4                    /* ... this part of those of all classes, whichever is more */
-#define CLASS_BLOCKS 128 /* in any case: a pair bears 4 of a fence's 500 ns, 10 of 1,300 behind kernels */
-#define SPLIT_BLOCKS 16  /* where split saves memory, and few threads gain by more */
-#define CARD_PART                                                                                                      \
-        256 /* preallocated blocks of all classes: never above this part of the card, or of the limit, ...             \
-             */
-#define LIVE_PART       32 /* ... or this part of live memory, or, ... */
-#define MANY_THREADS    5
-#define THREAD_BYTES    (UINT64_C(128) << 20) /* ... for each of many threads, so much, ... */
-#define THREADS_PART    64                    /* ... up to this part of the card: whichever is most */
-#define COOLDOWN_FENCES 64 /* until a class that got no more asks again, as all threads pay for that */
-#define LEFT_EPOCHS     4  /* a bin that nothing was freed into for so many is nobody's at the moment */
+/*
+ * The most bytes of preallocated blocks:
+ *
+ *   total = max(live / 32, card / 256, threads >= 5 ? min(threads * 128 MiB, card / 64) : 0)
+ *           on a device
+ *   class = max(total / 4, 64 MiB), and no more than total / threads where threads >= 5
+ *           in one bin, where cached blocks that were not preallocated count as well
+ *
+ * live: reserved less cached; card: the device's memory, or the hard limit where that is less; threads: the arenas of
+ * the context, one for each shard in use.
+ */
+#define LIVE_PART    32
+#define CARD_PART    256
+#define MANY_THREADS 5
+#define THREAD_BYTES (UINT64_C(128) << 20)
+#define THREADS_PART 64
+#define CLASS_PART   4
+#define CLASS_BYTES  (UINT64_C(64) << 20)
+
+/* The most blocks of one bin. A fence takes 500 ns, behind kernels 1,300: 4 or 10 ns for each of 128 blocks. */
+#define CLASS_BLOCKS 128
+#define SPLIT_BLOCKS 16 /* where split is active, which is there to save memory, with less than MANY_THREADS threads */
+
+/* Fences until a bin that got no block asks again: to ask takes the locks of all arenas of the context. */
+#define COOLDOWN_FENCES 64
+
+/* A bin that no block was freed into for so many epochs is not in use: its blocks may move to another arena. */
+#define LEFT_EPOCHS 4
 
 static unsigned threads_of(struct gr_context *context)
 {
@@ -28,7 +43,7 @@ static uint32_t class_blocks(struct gr_context *context)
         return gr_split_active(context) && threads_of(context) < MANY_THREADS ? SPLIT_BLOCKS : CLASS_BLOCKS;
 }
 
-/* What preallocated blocks may take in all, and those of one class of one thread. */
+/* The two bounds at the top of this file. */
 static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64_t *ret_class_bytes)
 {
         struct gr_device *device = context->device;
@@ -40,11 +55,12 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
                 total = gr_max(total, gr_min(threads * THREAD_BYTES, card / THREADS_PART));
         *ret_total_bytes = total;
         *ret_class_bytes = gr_max(total / CLASS_PART, CLASS_BYTES);
-        if (threads >= MANY_THREADS) /* the first must not have what the last will need */
+        if (threads >= MANY_THREADS) /* else the first thread takes what the last one will need */
                 *ret_class_bytes = gr_min(*ret_class_bytes, total / threads);
 }
 
-/* From the bins of others to the calling thread's. */
+/* Moves up to count usable blocks from the bins of other arenas, where they are not in use, to own. Returns how many.
+ */
 static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
 {
         uint64_t usable = gr_fence_usable_epoch(&context->fence);
@@ -61,16 +77,18 @@ static size_t move(struct gr_context *context, struct gr_arena *own, unsigned cl
         return moved;
 }
 
-/* So many bytes more, have blocks of which the bin has: whether that stays within what all preallocated blocks, and
- * these, may take. *ret_own: they are held back by what these may take. */
-static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_own)
+/*
+ * Counts a block of block_bytes as preallocated, for a bin that holds have of them. False: that would exceed a bound,
+ * or the cache holds too much already; nothing is counted. *ret_bin_full: the bin has reached its own bound.
+ */
+static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t have, bool *ret_bin_full)
 {
         struct gr_device *device = context->device;
         uint64_t total_bytes, class_bytes;
 
         bounds(context, &total_bytes, &class_bytes);
-        *ret_own = have >= class_bytes / block_bytes;
-        if (*ret_own || gr_budget_excess(device) > 0 ||
+        *ret_bin_full = have >= class_bytes / block_bytes;
+        if (*ret_bin_full || gr_budget_excess(device) > 0 ||
             atomic_load(&device->preallocated_bytes) + block_bytes > total_bytes)
                 return false;
         atomic_fetch_add(&device->preallocated_bytes, block_bytes);
@@ -84,7 +102,7 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         struct gr_arena *arena = gr_arena_own(context);
         unsigned class = gr_class_of(bytes);
         struct gr_bin *bin = &arena->bins[class];
-        bool alone = threads_of(context) == 1, asks, earned, own = true;
+        bool alone = threads_of(context) == 1, asks, earned, bin_full = true;
         uint32_t have, most = class_blocks(context);
 
         gr_arena_lock(arena);
@@ -98,10 +116,10 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         gr_arena_unlock(arena);
         if (!asks || (!alone && move(context, arena, class, most - have) > 0))
                 return false;
-        if (earned && charge(context, gr_class_block_bytes(bytes), have, &own))
+        if (earned && charge(context, gr_class_block_bytes(bytes), have, &bin_full))
                 return true;
         gr_arena_lock(arena);
-        if (own) /* what others use up is no reason to be owed more */
+        if (bin_full) /* a refusal for all bins together earns this one no block */
                 bin->fences++;
         if (earned && !alone)
                 bin->cooldown = COOLDOWN_FENCES;

@@ -1,17 +1,13 @@
 /*
- * Preallocated blocks: where every block of a busy class waits for its fence, one more block may be cheaper than one
- * more fence, as a fence then pays for as many allocations as its thread has blocks. Each fence earns one; they are
- * held within a share of the card for each thread, and cached memory like any other: decay and the ladder give them
- * back.
+ * Preallocated blocks are taken from the driver although the bin has some, to save fences. Where a thread allocates and
+ * frees blocks of one class in a loop, all blocks of its bin wait for a fence after each round through them. One fence
+ * then readies all of them at once: a bin of n blocks pays for one fence in n allocations.
  *
- * A block of 1 MiB takes the driver as long as 27 fences, a small one as long as two (35 and 2 us beside 1.3, between
- * kernels on an H200, November 2026), so what a loop pays most is to take them, 4.5 ms for all. Earned by one fence
- * each it has them after 8,000 pairs and pays 0.01 us in each from then on; by four fences each, after 33,000. By then
- * both have cost the same; a loop that ends after 1,000 to 8,000 pairs of 1 MiB pays 1 to 2 ms more than by four.
+ * Each fence that a bin pays for earns it one block (why one and not four: docs/measurements.md, preallocated-blocks).
+ * Their number has bounds (preallocate.c). They are cached memory like any other: decay and the ladder give them back.
  *
- * There are none above 1 MiB: to write such a block takes the GPU longer than the fence, and to go round among many
- * takes it out of the GPU's cache (PyTorch training on an H200, November 2026: a tenth less memory without, and no more
- * time).
+ * No block above 1 MiB is preallocated. The GPU takes longer to write such a block than a fence takes, and a loop over
+ * many of them does not stay in the GPU's cache, as one over few does.
  */
 #ifndef GR_PREALLOCATE_H
 #define GR_PREALLOCATE_H
@@ -23,14 +19,17 @@
 struct gr_context;
 
 /*
- * The calling thread's bin has blocks for the request, none of them usable. True: rather than pay for a fence take one
- * more from the driver, which is counted as preallocated. False: pay; or, where other threads have usable blocks that
- * they left alone for some fences, those are in the bin now, as many as a busy class may have: what threads did that
- * are gone, or now do something else, need not come from the driver again. No lock from GR_RANK_ARENA up is held.
+ * What to do where the calling thread's bin has blocks for a request of bytes, but none that is usable. True: take one
+ * more from the driver; it has been counted as preallocated. False: look in the bin again, and if nothing is usable pay
+ * for a fence. It may have usable blocks now: those of other arenas that were not in use for some epochs have been
+ * moved to it, so that what threads left behind that have ended, or do something else, is not taken from the driver
+ * again. No lock from GR_RANK_ARENA up is held.
  */
 bool gr_preallocate_wanted(struct gr_context *context, size_t bytes);
 
-/* Cached memory of the context is there no more: so much of what preallocated blocks may take has to be earned anew. */
+/*
+ * bytes of the context's cache have left it for the driver: they count as preallocated no longer, as far as they did.
+ */
 void gr_preallocate_returned(struct gr_context *context, uint64_t bytes);
 
 #endif

@@ -595,7 +595,7 @@ out:
 }
 
 /* Lock not held. */
-GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much)
+GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close)
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
@@ -634,8 +634,8 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         if (!fastbins)
                 use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
-        *ret_much = split->open_bytes >= split->close_bytes;
-        if (*ret_much) {
+        *ret_should_close = split->open_bytes >= split->close_bytes;
+        if (*ret_should_close) {
                 split->open_bytes = 0;
                 split->close_bytes = gr_fence_close_bytes(context);
         }

@@ -145,11 +145,11 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 /*
  * Takes back a block that the program freed (claimed in the ledger; the caller's until now). epoch: from
  * gr_fence_freed, or GR_SPLIT_NEVER where its memory must not be reused. by_driver: where its segment is free now, it
- * goes back to the driver at once, which may block. *ret_much: so much was freed that the epoch should be closed. 0, or
+ * goes back to the driver at once, which may block. *ret_should_close: so much was freed that the epoch should be closed. 0, or
  * the driver's error: then the segment is lost, still charged.
  */
 #define GR_SPLIT_NEVER UINT64_MAX
-int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_much);
+int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close);
 
 /* Gives idle free segments back, without waiting, until want_bytes are. Returns the bytes that the device got back. */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);

@@ -151,12 +151,12 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         return gr_result(rc);
 }
 
-__attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool much)
+__attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close)
 {
         int saved_errno = errno, rc = context ? 0 : gr_runtime_refused;
 
         if (context) {
-                gr_pool_freed(context, much);
+                gr_pool_freed(context, should_close);
         } else if (!rc) {
                 if (gr_tracing())
                         gr_trace_free(ptr);
