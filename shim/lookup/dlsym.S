@@ -1,8 +1,8 @@
 /*
- * dlsym: names that are none of cu[A-Z]*, cup* and nvml*, and all look-ups with RTLD_NEXT, go to the C library's dlsym by a
- * jump that leaves stack and arguments as the caller made them: what RTLD_NEXT and RTLD_DEFAULT mean depends on the
- * return address.
- * The others ask gr_dlsym_hook first: a pointer is the answer, 1 means "answer NULL", 0 "as if we were not there".
+ * dlsym. Look-ups of names that are none of cu[A-Z]*, cup* and nvml*, and all look-ups with RTLD_NEXT, jump to the C
+ * library's dlsym with stack and arguments as the caller made them, because the meaning of RTLD_NEXT and RTLD_DEFAULT
+ * depends on the return address. The others call gr_dlsym_hook first. It returns the pointer to answer, or 1 to answer
+ * NULL, or 0 for the answer of the C library's dlsym.
  */
 #if defined(__x86_64__)
 #ifdef __CET__
@@ -137,7 +137,7 @@ dlsym:
         cmp     w9, #'l'
         b.eq    .Lask
 .Lreal:
-        adrp    x16, gr_real_dlsym      /* a jump by x16 or x17 may end where a call may */
+        adrp    x16, gr_real_dlsym      /* a jump by x16 or x17 may land on "bti c" */
         ldr     x16, [x16, :lo12:gr_real_dlsym]
         cbz     x16, .Lfirst
         br      x16
@@ -159,7 +159,7 @@ dlsym:
         .cfi_endproc
         .size   dlsym, .-dlsym
 
-/* What jumps here finds a landing: without this note the whole library would lose the protection. */
+/* Says that indirect jumps into this file land on a bti: without it the linker drops BTI for the whole library. */
         .section .note.gnu.property, "a", %note
         .p2align 3
         .word   4, 16, 5                /* lengths of name and content; NT_GNU_PROPERTY_TYPE_0 */

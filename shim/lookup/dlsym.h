@@ -1,10 +1,10 @@
-/* The C library's dlsym, for who stands in its place: this library and those of tests. */
+/* How a library that replaces dlsym finds the C library's dlsym: this library, and those of tests. */
 #ifndef GR_DLSYM_H
 #define GR_DLSYM_H
 
 #include <dlfcn.h>
 
-/* What it was first exported under, and still is. */
+/* The symbol version of dlsym since the first glibc for the processor; newer ones still export it. */
 #if defined(__x86_64__)
 #define GR_DLSYM_VERSION "GLIBC_2.2.5"
 #else
@@ -13,7 +13,9 @@
 
 typedef void *dlsym_function(void *handle, const char *name);
 
-/* The next one in the order of loading after whatever this is compiled into. Any thread; sets dlerror where it fails.
+/*
+ * The dlsym of the next library, in the order of loading, after the one that this is compiled into. Any thread. NULL,
+ * and dlerror set, where it fails.
  */
 static inline dlsym_function *gr_next_dlsym(void)
 {

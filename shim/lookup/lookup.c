@@ -1,7 +1,9 @@
 /*
- * How programs find the driver's functions, and how they find ours instead: exported symbols (the version script),
- * dlsym (dlsym.S and gr_dlsym_hook), and cuGetProcAddress, which is asked first and whose answer is then recognised by
- * address, so that versions, per-thread variants, flags and status are right by construction.
+ * The ways in which programs look up functions of the driver, each of which must lead to the hooks:
+ * - symbols: the library exports the hooks (the version script of exports.sh);
+ * - dlsym: dlsym.S and gr_dlsym_hook;
+ * - cuGetProcAddress: the driver is asked first, and its answer is then recognised by address. So versions, per-thread
+ *   variants, flags and status are the driver's own.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,7 +24,7 @@
 struct symbol {
         const char *name;
         size_t offset; /* of its pointer in struct gr_real */
-        void *hook;    /* NULL: only called */
+        void *hook;    /* NULL: there is none, the library only calls the function */
         bool needed;
 };
 
@@ -34,9 +36,9 @@ __attribute__((visibility("hidden"))) dlsym_function *gr_real_dlsym;
 __attribute__((visibility("hidden"))) dlsym_function *gr_find_real_dlsym(void);
 __attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
 
-static pthread_mutex_t resolve_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the way from UNRESOLVED to another state */
+static pthread_mutex_t resolve_lock = PTHREAD_MUTEX_INITIALIZER; /* held while UNRESOLVED or ENDING changes */
 
-/* POSIX lets a function's address travel through void *. */
+/* POSIX allows the address of a function in a void *. */
 static const struct symbol symbols[] = {
 #define GR_HOOK(symbol)        {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, false},
 #define GR_HOOK_NEEDED(symbol) {#symbol, offsetof(struct gr_real, symbol), (void *)symbol, true},
@@ -71,15 +73,16 @@ void *gr_real_symbol(void *handle, const char *name)
         return gr_find_real_dlsym()(handle, name);
 }
 
-/* The driver's handle where it is loaded; loading it is the program's affair. Keeps it loaded from then on. */
+/* The driver's handle; NULL where the program has not loaded it. The handle keeps it loaded. */
 static void *driver_handle(void)
 {
         return dlopen(DRIVER_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
 }
 
 /*
- * No lock of ours held: these take the loader's, which a thread holds while the constructors of what it loads run, and
- * these may call us. Whoever comes at the same time finds the same.
+ * Must be called without a lock of this library. The look-ups take the loader's lock. Another thread may hold that
+ * while it runs the constructors of a library, which may call hooks and wait for a lock of this library. Threads that
+ * come here at the same time find the same symbols.
  */
 static bool find_symbols(void *ret[SYMBOLS])
 {
@@ -87,11 +90,11 @@ static bool find_symbols(void *ret[SYMBOLS])
 
         for (size_t i = 0; driver && i < SYMBOLS; i++)
                 ret[i] = gr_real_symbol(driver, symbols[i].name);
-        dlerror(); /* what is missing is no error of the program's */
+        dlerror(); /* clears it: a missing symbol is not an error of the program */
         return driver != NULL;
 }
 
-/* Resolve lock held. */
+/* resolve_lock held. */
 static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
         gr_process_options();
@@ -129,7 +132,7 @@ bool gr_shim_resolve(void)
         }
         state = atomic_load(&gr_shim_state);
         if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
-                /* What the cache would still serve, the program is natively refused. */
+                /* The driver would refuse the program what the cache could still serve, so the cache must stop. */
                 state = GR_SHIM_OFF;
                 atomic_store(&gr_shim_state, state);
         }
@@ -138,7 +141,7 @@ bool gr_shim_resolve(void)
         return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }
 
-/* Our hook for one of the driver's functions, or the function itself. */
+/* The hook of one of the driver's functions; function itself where there is none. */
 static void *swap(void *function)
 {
         if (function)
@@ -148,7 +151,7 @@ static void *swap(void *function)
         return function;
 }
 
-/* Whether this is a hook of ours for something that the driver does not have, or that has no driver behind it. */
+/* Whether function is a hook without a function of the driver behind it: no driver, or one that lacks the function. */
 static bool is_hollow(const void *function, bool ready)
 {
         for (size_t i = 0; i < SYMBOLS; i++)
@@ -160,13 +163,14 @@ static bool is_hollow(const void *function, bool ready)
 #define AS_IF_ABSENT NULL
 #define ANSWER_NULL  ((void *)1)
 
+/* As gr_dlsym_hook, for names that begin with 'n'. */
 static void *nvml_symbol(void *handle, const char *name)
 {
         void *hook = gr_nvml_hook(name), *found = hook ? gr_real_symbol(handle, name) : NULL, *swapped;
 
         if (!found)
                 return AS_IF_ABSENT;
-        if (found == hook) { /* our own export, as below */
+        if (found == hook) { /* this library's own export, as in gr_dlsym_hook */
                 found = gr_real_symbol(RTLD_NEXT, name);
                 return found ? gr_nvml_swap(found) : ANSWER_NULL;
         }
@@ -174,6 +178,7 @@ static void *nvml_symbol(void *handle, const char *name)
         return swapped != found ? swapped : AS_IF_ABSENT;
 }
 
+/* Called by dlsym.S, which says what the answers mean. */
 void *gr_dlsym_hook(void *handle, const char *name)
 {
         void *found, *hook;
@@ -181,7 +186,7 @@ void *gr_dlsym_hook(void *handle, const char *name)
 
         if (name[0] == 'n')
                 return nvml_symbol(handle, name);
-        if (name[2] == 'p') { /* who looks up how to ask CUPTI for calls will do so */
+        if (name[2] == 'p') { /* a program that looks up these functions of CUPTI is about to observe calls */
                 if (strncmp(name, "cuptiActivityEnable", 19) == 0 || strncmp(name, "cuptiEnable", 11) == 0)
                         gr_runtime_watched(name);
                 return AS_IF_ABSENT;
@@ -190,7 +195,7 @@ void *gr_dlsym_hook(void *handle, const char *name)
         if (!found)
                 return AS_IF_ABSENT;
         ready = gr_shim_ready();
-        /* Our own exports, which RTLD_DEFAULT and the program's handle find, must not pretend to be a driver's. */
+        /* RTLD_DEFAULT and the program's handle find the exports of this library: these must not stand for a driver. */
         if (is_hollow(found, ready)) {
                 found = gr_find_real_dlsym()(RTLD_NEXT, name);
                 return found ? found : ANSWER_NULL;
@@ -226,7 +231,7 @@ GR_EXPORT CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int 
         return result;
 }
 
-/* For `gpureclaim doctor`: what would be hooked, NULL-terminated. */
+/* For `gpureclaim doctor`: the names of all hooks, NULL-terminated. */
 GR_EXPORT const char *const *gpureclaim_hooked_symbols(void);
 GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
 {

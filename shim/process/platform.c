@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What stands behind the name in /proc/PID/stat, by the numbers of proc(5). */
+/* Fields behind the name in /proc/PID/stat, with their numbers in proc(5). */
 enum { FIELD_STATE = 3, FIELD_THREADS = 20, FIELD_START = 22 };
 
 struct process_stat {
@@ -29,7 +29,7 @@ static int read_stat(const char *path, struct process_stat *ret)
         ssize_t length = -1;
         int fd, cancel;
 
-        /* Others are looked at with locks held: a thread that is cancelled must not end here. */
+        /* Callers may hold locks: a thread that is cancelled must not end here. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd >= 0) {
@@ -42,7 +42,7 @@ static int read_stat(const char *path, struct process_stat *ret)
         if (length <= 0)
                 return -ESRCH;
         text[length] = '\0';
-        /* The name may hold blanks and parentheses: what follows the last one counts. */
+        /* The name may contain blanks and parentheses, so the fields begin after the last parenthesis. */
         rest = strrchr(text, ')');
         if (!rest)
                 return -EPROTO;
@@ -96,7 +96,7 @@ enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start)
                 return GR_PEER_UNKNOWN;
         }
         *ret_start = process.start_ticks;
-        /* A main thread may have ended while others go on; memory is gone when the last of them is. */
+        /* The main thread may have ended while others run; the memory is freed when the last one ends. */
         if ((process.state == 'Z' || process.state == 'X') && process.threads <= 1)
                 return GR_PEER_GONE;
         return process.state == 'T' || process.state == 't' ? GR_PEER_STOPPED : GR_PEER_ALIVE;
@@ -106,7 +106,7 @@ bool gr_system_left_alone(unsigned ours)
 {
         struct process_stat process;
 
-        /* A main thread that ended counts on, as a zombie. */
+        /* A main thread that has ended still counts, as a zombie. */
         return read_stat("/proc/self/stat", &process) == 0 && process.state == 'Z' && process.threads - 1 <= (long)ours;
 }
 

@@ -1,6 +1,6 @@
 /*
- * What the region between processes needs from the system. Linux only; no CUDA; used by the library, by the command and
- * by the simulated device. Any thread may call these; errno is not kept.
+ * What the region (core/region/region.h) needs from the operating system. Linux only; no CUDA; used by the library, the
+ * command and the simulated device. Any thread may call these; errno is not kept.
  */
 #ifndef GR_PLATFORM_H
 #define GR_PLATFORM_H
@@ -11,22 +11,23 @@
 
 #include "region/region.h"
 
-/* Of the calling process. 0 or -errno; *ret is final for the life of the process, but not for its children. */
+/* Identity of the calling process. 0 or -errno. It never changes; a child after fork has another one. */
 int gr_system_identity(struct gr_identity *ret);
 
-/* As struct gr_region_ops says. */
+/* The state of process pid and its start time, as struct gr_region_ops says. */
 enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start);
 
 /*
- * Whether the main thread has ended and no more than ours threads are left. The C library ends a process with its last
- * thread; ours must not keep it alive, so they end where this is true, and the last of them takes the process along.
+ * Whether the main thread has ended and at most `ours` threads are left, which is the number of the library's own. The
+ * C library ends a process with its last thread, and the threads of this library must not keep it alive: so they end
+ * where this is true.
  */
 bool gr_system_left_alone(unsigned ours);
 
-/* Monotonic, the same in every process since the machine was started. */
+/* Monotonic time since the machine was started, the same in all processes. */
 uint64_t gr_system_now_ns(void);
 
-/* Of the processor, used by the calling thread: what work cost, however busy the machine was. */
+/* Processor time of the calling thread, which does not depend on other work of the machine. */
 uint64_t gr_system_thread_ns(void);
 
 extern const struct gr_region_ops gr_system_ops;

@@ -1,6 +1,7 @@
 /*
- * GPURECLAIM_TRACE: every allocation and free of the program as a line of CSV, in the columns of RMM's replay logs, so
- * that its replayer reads them as well as ours. Pointer is hexadecimal, Time in nanoseconds since the file was opened.
+ * GPURECLAIM_TRACE: each allocation and free of the program becomes a line of CSV, in the columns of RMM's replay logs,
+ * so that the replayer of RMM can read it as well as the one of this project. Pointer is hexadecimal, Time is in
+ * nanoseconds since the file was opened.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -23,10 +24,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows;
 static char buffer[BUFFER_BYTES];
 static size_t used;
 static int fd = -1;
-static struct stat file; /* what was opened as fd */
+static struct stat file; /* the file that was opened as fd */
 static uint64_t begin_ns;
 
-/* Lock held. A program that closes all descriptors, as daemons do, may have one of its own under this number. */
+/* Lock held. A program that closes all descriptors, as daemons do, may have reused the number of fd. */
 static bool is_open(void)
 {
         struct stat now;
@@ -34,7 +35,7 @@ static bool is_open(void)
         return fstat(fd, &now) == 0 && now.st_dev == file.st_dev && now.st_ino == file.st_ino;
 }
 
-/* Lock held. A file that cannot be written any more ends the trace. */
+/* Lock held. Writes the buffer. Where that fails, the trace ends. */
 static void flush(void)
 {
         int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
@@ -56,7 +57,7 @@ void gr_trace_init(void)
         fd = gr_report_open("GPURECLAIM_TRACE", path);
         if (fd < 0)
                 return;
-        (void)fstat(fd, &file); /* failed, it is like no other, and the trace ends at once */
+        (void)fstat(fd, &file); /* where this fails, is_open fails too, and the trace ends */
         memcpy(buffer, header, sizeof(header) - 1);
         used = sizeof(header) - 1;
         begin_ns = gr_driver.now_ns();

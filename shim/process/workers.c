@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <time.h>
 
-#define CALLS_MAX   32  /* that wait for a thread */
-#define THREADS_MAX 128 /* that end, and are joined */
+#define CALLS_MAX   32  /* calls that wait for a thread */
+#define THREADS_MAX 128 /* threads of gr_thread_start */
 
 struct call {
         void (*work)(void *arg);
@@ -17,7 +17,7 @@ struct call {
 static struct {
         pthread_mutex_t lock; /* guards what follows */
         pthread_cond_t changed, stopped;
-        struct call calls[CALLS_MAX]; /* ring, oldest at first */
+        struct call calls[CALLS_MAX]; /* ring; the oldest call is calls[first] */
         unsigned first, count;
         unsigned idle, threads;
         bool stop;
@@ -80,7 +80,7 @@ static void *thread_main(void *arg)
         return NULL;
 }
 
-/* What a fault in a hook or in the driver raises is for the thread that it happens on. */
+/* All but the signals of faults: a fault in a hook or in the driver must be handled by the thread that causes it. */
 static void block_signals(sigset_t *ret_before)
 {
         static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
@@ -124,12 +124,12 @@ void gr_threads_join(uint64_t most_ns)
         struct timespec until = after(most_ns);
 
         pthread_mutex_lock(&threads.lock);
-        while (threads.count > 0) /* the last thread of a process may be one of them, and is not waited for */
+        while (threads.count > 0) /* the calling thread may be one of them: joining itself fails at once */
                 pthread_timedjoin_np(threads.list[--threads.count], NULL, &until);
         pthread_mutex_unlock(&threads.lock);
 }
 
-/* Called with the lock held. */
+/* Lock held. */
 static bool one_more(void)
 {
         pthread_t thread;
@@ -146,7 +146,7 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
         bool taken = false;
 
         pthread_mutex_lock(&apart.lock);
-        /* A thread for every call that waits: the busy ones may never come back. */
+        /* There must be an idle thread for each waiting call, because busy threads may never return. */
         if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
                 apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
                 pthread_cond_signal(&apart.changed);
