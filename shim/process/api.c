@@ -1,4 +1,7 @@
-/* The functions of gpureclaim.h. Reclaimables may come before the driver does: they wait here until there is a core. */
+/*
+ * The functions of gpureclaim.h. A program may register reclaimables before the driver is loaded: they are kept here
+ * until the core is set up.
+ */
 #include "gpureclaim.h"
 
 #include <errno.h>
@@ -9,11 +12,11 @@
 #include "process/workers.h"
 #include "shim.h"
 
-/* Programs may ask often, and NVML is slower than the rest. */
+/* Age of NVML's figure up to which it is reused: programs may ask often, and NVML is slow. */
 #define STATUS_AGE_NS UINT64_C(1000000000)
 
 struct registered {
-        uint64_t id; /* 0: free */
+        uint64_t id; /* 0: free slot */
         char name[GR_RECLAIMABLE_NAME];
         struct gpureclaim_reclaimable hooks;
         struct gr_reclaimable entry;
@@ -24,6 +27,7 @@ static struct registered table[GR_RECLAIMABLES_MAX];
 static uint64_t last_id;
 static bool core_ready;
 
+/* Hooks may return an error as errno or as -errno. */
 static int positive_too(int rc)
 {
         return rc > 0 ? -rc : rc;
@@ -61,7 +65,10 @@ void gr_public_init(void)
         pthread_mutex_unlock(&lock);
 }
 
-/* Lock held. A slot whose hook still runs, after it unregistered itself, is found out by the registry's own room. */
+/*
+ * Lock held. id 0: a free slot. A hook of its former owner that unregistered itself may still run; the registry does
+ * not reuse its own slot before that returns.
+ */
 static struct registered *find(uint64_t id)
 {
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
@@ -113,7 +120,7 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         pthread_mutex_lock(&lock);
         slot = id ? find(id) : NULL;
         if (slot)
-                slot->id = UINT64_MAX; /* on its way out: neither found nor free */
+                slot->id = UINT64_MAX; /* while it is being unregistered, the slot is neither found nor free */
         ready = core_ready;
         pthread_mutex_unlock(&lock);
         if (!slot)
@@ -121,7 +128,7 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         if (ready)
                 rc = gr_reclaimable_unregister(&gr_core, &slot->entry);
         pthread_mutex_lock(&lock);
-        /* One that is still running keeps its place for good: its hooks are in use. */
+        /* Where a hook still runs, the slot is never used again. */
         if (rc != -EBUSY)
                 slot->id = 0;
         pthread_mutex_unlock(&lock);
@@ -135,7 +142,10 @@ static bool first_one(struct gr_context *context, void *arg)
         return false;
 }
 
-/* A context of ours on device, or NULL. It may end at any time: the driver is asked about it in a visit only. */
+/*
+ * Some known context on device, or NULL. It may end at any time, so only a visitor (gr_core_each_context) may ask the
+ * driver about it.
+ */
 static struct gr_context *context_on(int device)
 {
         struct gr_context *context = NULL;
@@ -150,7 +160,7 @@ struct order {
         uint64_t want_bytes, given_bytes;
 };
 
-/* One context suffices: the rung goes over all of its device. */
+/* One context suffices: a rung covers the whole device. */
 static bool give_from(struct gr_context *context, void *arg)
 {
         struct order *order = arg;
@@ -184,8 +194,11 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         if (!want_bytes)
                 want_bytes = UINT64_MAX;
         for (enum gr_level rung = GR_LEVEL_PURGE; rung <= last && back < want_bytes; rung++) {
-                /* Reclaimables ask the driver nothing, and may wait for a thread that ends the context. What they gave
-                 * up lies in the cache: the next rung counts it when it has gone. */
+                /*
+                 * Reclaimables run outside of a visit: they do not ask the driver, and may wait for a thread that ends
+                 * the context, which would wait for the visitor. What they free goes into the cache, and is counted by
+                 * the next rung, which returns it.
+                 */
                 if (rung == GR_LEVEL_PURGE || rung == GR_LEVEL_DROP)
                         gr_reclaim(context, rung, want_bytes - back);
                 if (rung == GR_LEVEL_DROP)

@@ -1,7 +1,7 @@
 /*
- * The other processes on the card. For each device that this process uses, a thread of ours publishes what we have,
- * and serves what others want: memory back, another limit. A thread of its own because it has to answer within the
- * asker's deadline whatever else goes on here.
+ * The other processes on the card. For each device that this process uses, one thread publishes what the process has,
+ * and serves the requests of neighbours: to return memory, to change a limit. It is a thread of its own because it has
+ * to answer within the deadline of the asking process, whatever else this process does.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,36 +17,36 @@
 #include "reclaim/trim.h"
 #include "shim.h"
 
-#define PUBLISH_NS    UINT64_C(50000000)  /* between looks while something changes */
-#define QUIET_NS      UINT64_C(400000000) /* and when nothing does */
-#define GIVE_NS       UINT64_C(80000000)  /* longest that an asker's request waits for the GPU */
+#define PUBLISH_NS    UINT64_C(50000000)  /* pause between looks while something changes */
+#define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing does */
+#define GIVE_NS       UINT64_C(80000000)  /* longest that a neighbour's request waits for the GPU */
 #define GIVE_PAUSE_NS UINT64_C(500000)
-#define STOP_NS       200000000            /* longest that the end of the process waits */
-#define RETRY_NS      UINT64_C(1000000000) /* after what could not be opened, or no thread be made */
-#define JOIN_TRIES    4                    /* the file may go while we come */
+#define STOP_NS       200000000            /* longest wait of the exit for the threads */
+#define RETRY_NS      UINT64_C(1000000000) /* pause after a region could not be opened, or a thread be made */
+#define JOIN_TRIES    4                    /* the file may be removed between opening and joining */
 
 struct member {
-        struct gr_device *device; /* NULL: nothing is charged yet, or nothing counts for a group */
+        struct gr_device *device; /* NULL: nothing is charged yet, or this device counts for no group */
         struct gr_group group;
         uint64_t group_limit;
         char file[GR_REGION_FILE_BYTES]; /* empty until the card is known */
         _Atomic bool tried, running, stop;
-        struct gr_lock account_lock; /* rank GR_RANK_REGION; guards the exchange of region against charges, and ... */
-        uint64_t alone_bytes;        /* ... what was charged before there was one */
-        /* NULL: alone. An old one is never freed, because another thread may still look at it. */
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; no charge while region changes; also guards: */
+        uint64_t alone_bytes;        /* charged while there was no region */
+        /* NULL: the process works alone. A former region is never freed: another thread may still read it. */
         struct gr_region *_Atomic region;
 };
 
 static struct member members[GR_DEVICES_MAX];
-static _Thread_local struct member *serving; /* in a thread of ours */
-static _Thread_local unsigned waiting;       /* this thread's allocation waits for the others, and asks again */
+static _Thread_local struct member *serving; /* set in a thread that serves a device */
+static _Thread_local unsigned waiting;       /* > 0: this thread's allocation waits for neighbours, and asks again */
 
 static struct {
         pthread_mutex_t lock; /* guards what follows */
         pthread_cond_t changed;
         unsigned threads;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-static _Atomic uint64_t retry_ns; /* a thread could not be made: when to try again; 0: all could */
+static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not be made; else 0 */
 
 /* Account lock held. */
 static void count(struct member *member, uint64_t bytes)
@@ -59,7 +59,7 @@ static void count(struct member *member, uint64_t bytes)
                 member->alone_bytes += bytes;
 }
 
-/* What the members have; alone, this process. */
+/* What all members have reserved; without a region, what this process has. */
 static uint64_t group_sum(struct member *member)
 {
         struct gr_region *region = atomic_load(&member->region);
@@ -76,7 +76,7 @@ static int group_reserve(void *arg, uint64_t bytes)
         gr_lock(&member->account_lock);
         region = atomic_load(&member->region);
         rc = region ? gr_region_reserve(region, bytes, member->group_limit) : -ENOTCONN;
-        /* No member: then the limit holds for this process alone, which has the bytes charged already. */
+        /* Without membership the limit holds for this process alone. The bytes are in reserved_bytes already. */
         if (rc == -ENOTCONN) {
                 rc = atomic_load(&member->device->reserved_bytes) <= member->group_limit ? 0 : -EDQUOT;
                 if (rc == 0)
@@ -137,7 +137,7 @@ static int name_file(struct member *member)
                                    sizeof(member->file));
 }
 
-/* Opens and joins; NULL with *ret_rc set. */
+/* Opens a region and joins it. NULL: failed, -errno in *ret_rc. */
 static struct gr_region *enter(struct member *member, int *ret_rc)
 {
         char dir[GR_REGION_PATH_BYTES];
@@ -191,7 +191,7 @@ struct give {
         bool waiting;
 };
 
-/* One context suffices: the rung goes over all of its device. */
+/* One context suffices: a rung covers the whole device. */
 static bool give_from(struct gr_context *context, void *arg)
 {
         struct give *give = arg;
@@ -216,7 +216,10 @@ static void run_rung(struct member *member, struct give *give, enum gr_level lev
         gr_core_each_context(&gr_core, member->device->ordinal, give_from, give);
 }
 
-/* What is idle goes at once, what the GPU is about to let go of soon after. Nothing here makes anybody wait. */
+/*
+ * Returns memory for a neighbour's request: idle memory at once, then what becomes idle within GIVE_NS. No thread of
+ * the program waits for it. Returns the bytes.
+ */
 static uint64_t give_back(struct member *member, const struct gr_request *request)
 {
         struct give give = {.want_bytes = request->want_bytes};
@@ -224,10 +227,10 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
 
         run_rung(member, &give, GR_LEVEL_TRIM);
         run_rung(member, &give, GR_LEVEL_PURGE);
-        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks freed, also where they took all the time */
+        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks have freed, also if they used up the time */
         for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
                 run_rung(member, &give, level);
-        /* Counted from here: what a slow hook has freed is not lost because of the hook's own time. */
+        /* The time begins here, so that memory freed by a slow hook still has time to become idle. */
         until_ns = gr_driver.now_ns() + GIVE_NS;
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
@@ -264,7 +267,7 @@ static void obey(struct member *member, const struct gr_request *request)
                 gr_budget_set_threshold(device, request->new_threshold);
                 gr_log(GR_LOG_INFO, "device %d: release threshold changed from outside", device->ordinal);
         }
-        /* What still waits for its fence is the helper's. */
+        /* What still waits for its fence is left to the background thread. */
         if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_core_maintain(&gr_core))
                 gr_core.wake(&gr_core);
 }
@@ -287,8 +290,8 @@ static void serve_one(struct member *member, struct gr_region *region)
 }
 
 /*
- * Where it is not the first time, somebody removed the file or, after we were stopped for long, took the slot, or there
- * was none. NULL with *ret_rc set.
+ * Joins a new region. Called again where the file was removed, where another process took the slot because this one was
+ * stopped for long, or where there was no free slot. NULL: failed, -errno in *ret_rc.
  */
 static struct gr_region *join(struct member *member, int *ret_rc)
 {
@@ -298,7 +301,7 @@ static struct gr_region *join(struct member *member, int *ret_rc)
                 return NULL;
         gr_lock(&member->account_lock);
         old = atomic_load(&member->region);
-        /* Not what the device has charged, some of which is on its way to or from the group. */
+        /* Not the device's reserved_bytes: a charge that is in progress may be in it, but not yet in the group. */
         if (old)
                 gr_region_carry(region, old);
         else
@@ -314,7 +317,7 @@ static bool add_freed(struct gr_context *context, void *arg)
         return true;
 }
 
-/* Changes whenever the program allocates or frees; what others take from the cache does not count. */
+/* A number that changes whenever the program allocates or frees, but not when the cache returns memory. */
 static uint64_t activity(struct member *member)
 {
         uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_reserved_bytes);
@@ -333,7 +336,7 @@ unsigned gr_neighbour_threads(void)
         return threads;
 }
 
-/* In a thread of ours; the helper goes first. */
+/* In a thread of this file. The background thread is not counted: it ends first. */
 static bool left_alone(void)
 {
         return gr_system_left_alone(gr_neighbour_threads() + gr_worker_threads());
@@ -350,7 +353,7 @@ static struct timespec after(uint64_t ns)
         return until;
 }
 
-/* What the region could not be opened for may pass. NULL: this thread is to end. */
+/* Tries to join until it succeeds, as the reason of a failure may pass. NULL: this thread is to end. */
 static struct gr_region *join_late(struct member *member)
 {
         struct gr_region *region = atomic_load(&member->region);
@@ -372,6 +375,7 @@ static struct gr_region *join_late(struct member *member)
         return region;
 }
 
+/* The thread of one device. */
 static void *serve(void *arg)
 {
         struct member *member = arg;
@@ -421,7 +425,7 @@ void gr_neighbour_beat(void)
                 gr_region_publish(atomic_load(&serving->region), NULL, false);
 }
 
-/* Lock of all held. */
+/* all.lock held. */
 static void start_thread(struct member *member)
 {
         atomic_store(&member->running, true);
@@ -447,7 +451,7 @@ void gr_neighbour_retry(void)
         pthread_mutex_unlock(&all.lock);
 }
 
-/* Without the others their limit is still one: nobody may have more than all together. */
+/* A group's limit still holds for a process that works alone: it must not have more than all may have together. */
 static void say_alone(struct member *member, const char *why)
 {
         if (member->group_limit == GR_UNLIMITED)
@@ -499,7 +503,7 @@ bool gr_neighbour_joined(const struct gr_device *device)
         return atomic_load(&members[device->ordinal].region) != NULL;
 }
 
-/* On the heap: NVML is also asked by threads with little stack. */
+/* Allocated from the heap: NVML is also called by threads with a small stack. */
 struct look {
         char dir[GR_REGION_PATH_BYTES];
         struct gr_region region;
@@ -525,7 +529,7 @@ uint64_t gr_neighbour_sum(const char *uuid)
                 free(look);
                 return 0;
         }
-        /* Otherwise nobody is there. */
+        /* Where there is no region, there is no member. */
         if (region_dir(false, look->dir) == 0 && gr_system_identity(&self) == 0 &&
             gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
             gr_region_open(&look->region, &gr_system_ops, &self, look->dir, file, false) == 0) {
@@ -545,7 +549,7 @@ void gr_neighbour_join(CUdevice dev)
         if (dev < 0 || dev >= GR_DEVICES_MAX || atomic_load(&members[dev].tried))
                 return;
         member = &members[dev];
-        /* Files are opened, where a thread that is cancelled would end with the lock held. */
+        /* Opening files is a cancellation point: a cancelled thread would end there with the lock held. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         pthread_mutex_lock(&all.lock);
         if (!atomic_load(&member->tried)) {
@@ -601,7 +605,7 @@ void gr_neighbour_leave(void)
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_region *region = atomic_load(&members[i].region);
 
-                /* A slot whose thread did not stop is left to those who find that we are gone. */
+                /* A slot whose thread did not stop is left to neighbours, which will see that this process is gone. */
                 if (!region || (atomic_load(&members[i].running) && !self))
                         continue;
                 atomic_store(&members[i].device->group, NULL);

@@ -1,4 +1,4 @@
-/* The process: options at the first CUDA call, the helper thread, fork, and the end. */
+/* The process: options at the first CUDA call, the background thread (called helper here), fork, and exit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,11 +16,11 @@
 #include "reclaim/trim.h"
 #include "shim.h"
 
-#define HELPER_GATHER_NS UINT64_C(500000)    /* frees come in crowds: wait for the rest of them */
+#define HELPER_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
-#define HELPER_LOOK_NS   UINT64_C(400000000) /* longest sleep: one that is left alone keeps the process from its end */
-#define HELPER_RETRY_NS  UINT64_C(100000000) /* after a thread could not be made */
-#define HELPER_STOP_NS   UINT64_C(200000000) /* longest that the end of the process waits for the helper */
+#define HELPER_LOOK_NS   UINT64_C(400000000) /* longest sleep, as it delays the end of a process left alone */
+#define HELPER_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
+#define HELPER_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
 
 extern char **environ;
 
@@ -28,19 +28,19 @@ struct gr_core gr_core;
 struct gr_options gr_options;
 
 static _Atomic bool in_use;
-static pid_t owner; /* the process that set up the core; its children after fork do not speak for it */
+static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
 
-/* The helper: gives back what the cache holds beyond its limits, so that no thread of the program has to. */
+/* The background thread returns what the cache holds beyond its limits, so that no thread of the program has to. */
 static struct {
         pthread_mutex_t lock;   /* guards what follows */
         pthread_cond_t changed; /* on the monotonic clock */
         bool running, stop;
         /* Without the lock: */
         _Atomic bool wanted;
-        _Atomic uint64_t retry_ns; /* no thread could be made: when to try again; 0: there was one */
+        _Atomic uint64_t retry_ns; /* when to try again, where the thread could not be made; else 0 */
 } helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* A program with more rights than its caller (set-uid) does not obey the caller's environment. */
+/* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
 static const char *read_environment(const char *name)
 {
         return secure_getenv(name);
@@ -49,11 +49,11 @@ static const char *read_environment(const char *name)
 static void warn(const char *message, void *arg)
 {
         (void)arg;
-        gr_log_set_level(gr_options.log); /* final before the first warning */
+        gr_log_set_level(gr_options.log); /* it has its final value before the first warning */
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
-/* Now, by the helper's clock, and ns later. */
+/* The time in ns from now, by the clock of helper.changed. */
 static struct timespec after(uint64_t ns)
 {
         struct timespec time;
@@ -65,7 +65,7 @@ static struct timespec after(uint64_t ns)
         return time;
 }
 
-/* Up to an eighth of a step of decay: processes that began together need not wake together. */
+/* Up to an eighth of a step of decay, at random, so that processes that began together do not wake together. */
 static uint64_t jitter(void)
 {
         static uint64_t state;
@@ -76,10 +76,10 @@ static uint64_t jitter(void)
         return gr_decay_step_ns(&gr_core) / 8 * (state >> 48) >> 16;
 }
 
-/* Ends where nothing is cached beyond a limit and nothing decays; the next free that matters starts it anew. */
+/* The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake starts it again. */
 static void *helper_main(void *arg)
 {
-        uint64_t decay_ns = 0, pause_ns = 0; /* when decay is due; until the next look at fences; 0: never */
+        uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
 
         (void)arg;
         gr_capture_relax();
@@ -129,6 +129,7 @@ static void *helper_main(void *arg)
         return NULL;
 }
 
+/* For gr_core.wake. */
 static void wake(struct gr_core *core)
 {
         uint64_t retry_ns = atomic_load_explicit(&helper.retry_ns, memory_order_relaxed);
@@ -145,7 +146,7 @@ static void wake(struct gr_core *core)
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
                 helper.running = gr_thread_start(helper_main, NULL);
-                if (!helper.running) /* memory or processes are short, which may pass */
+                if (!helper.running) /* out of memory or threads, which may pass */
                         retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
         }
         atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
@@ -167,7 +168,7 @@ static void helper_stop(void)
         pthread_mutex_unlock(&helper.lock);
 }
 
-/* A child after fork has neither our helper nor, by CUDA's rules, a driver to speak to: it goes without us. */
+/* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */
 static void in_child(void)
 {
         if (atomic_load(&in_use))
@@ -175,7 +176,7 @@ static void in_child(void)
         gr_neighbour_forget();
 }
 
-/* A report, which ends where it can no longer be written. */
+/* A report. After the first error nothing more is written. */
 struct report {
         int fd, error; /* 0 or -errno */
 };
@@ -238,14 +239,14 @@ static void write_stats(void)
         close(report.fd);
 }
 
-/* Registered after the driver's own handlers, so it runs before them, while the driver still answers. */
+/* Registered after the driver's own exit handlers, so it runs before them, while the driver still answers. */
 static void at_exit(void)
 {
         int ready = GR_SHIM_READY, cancel;
 
         if (getpid() != owner || !gr_shim_ready())
                 return;
-        /* A thread that is cancelled must not end in what follows: the process would go on. */
+        /* A thread that is cancelled must not end below: the process would not exit. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_worker_stop(HELPER_STOP_NS);
         helper_stop();
@@ -258,7 +259,7 @@ static void at_exit(void)
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
-/* The program may go to another folder. */
+/* Paths become absolute, because the program may change its working directory. */
 static void make_absolute(struct gr_path *path)
 {
         size_t length = strlen(path->text);
@@ -327,7 +328,7 @@ void gr_process_in_use(void)
         int cancel;
 
         if (!atomic_exchange(&in_use, true)) {
-                /* A thread that is cancelled must not end where the trace is opened: nobody would do the rest. */
+                /* A thread that is cancelled must not end while it opens the trace: no thread would do the rest. */
                 pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
                 owner = getpid();
                 gr_trace_init();
