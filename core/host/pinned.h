@@ -1,20 +1,21 @@
 /*
- * Pinned host memory: what the program frees is kept for its next request of the same kind and about the same size.
+ * Pinned host memory: a block that the program frees is cached for its next request of the same kind and about the same
+ * size.
  *
- * Facts (H200, driver 580, November 2026): 64 KiB take 1.8 ms to allocate and 0.5 ms to free, 64 MiB 37 and 8.7 ms.
- * cuMemFreeHost waits for every running kernel, and while it works no other thread can launch (1 GiB: 82 ms). There is
- * no way back without that, so what is cached goes back only while the GPU has no work, one block at a time; where it
- * always has some, only for a request that fails otherwise.
+ * The driver takes milliseconds to allocate or free it. cuMemFreeHost waits for every running kernel, and no other
+ * thread can launch meanwhile (docs/measurements.md, pinned-memory). No other call frees it. So cached blocks are
+ * returned to the driver one at a time and only while the GPU has no work. If it always has work, they are returned
+ * only for a request that would fail otherwise.
  *
- * Freed memory may still be read or written by the GPU, and every context of the process reaches it, whatever its flags
- * (unified addressing). Its next owner is the processor, which writes at once, so a barrier on the GPU is no help: a
- * block is handed out again only once an event of every context, recorded after the free, has passed. While none has,
- * fresh memory is taken. One fence (core->everyone) does this: its reach is all contexts, and no barrier is ever laid.
- * Without events each free waits, as the driver's own does.
+ * The GPU may still read or write freed memory, and every context of the process reaches it, whatever its flags
+ * (unified addressing). The next user is the processor, which may write at once, so a barrier on the GPU does not help:
+ * a block is handed out again only when events of all contexts, recorded after its free, have passed. Until then fresh
+ * memory is taken. One fence does this (core->everyone): all contexts are its accessors, and no barrier is laid on it.
+ * Where an older driver cannot do that each free waits, as the driver's own does.
  *
- * Blocks are the ledger's, with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the
- * driver. They are charged to core->host as GR_MEMORY_HOST, cached ones included; core->host.threshold_bytes is the
- * most that is kept, 0 for none. What finds no room goes to the driver.
+ * Blocks are in the ledger with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the
+ * driver. They are charged to core->host as GR_MEMORY_HOST, also while cached. At most core->host.threshold_bytes stay
+ * cached, 0 for none; a block beyond that goes to the driver.
  */
 #ifndef GR_PINNED_H
 #define GR_PINNED_H
@@ -29,7 +30,10 @@ struct gr_block;
 struct gr_context;
 struct gr_core;
 
-/* Freed blocks of a class, oldest first; those that wait for their fence apart, so that none is looked at twice. */
+/*
+ * Freed blocks, oldest first. Those that wait for their fence have a list of their own, so that a look for a usable
+ * block does not pass them.
+ */
 struct gr_pinned_bin {
         struct gr_block *ready, *waiting;
 };
@@ -37,59 +41,63 @@ struct gr_pinned_bin {
 #define GR_PINNED_SORTS_LOG2 3
 
 struct gr_pinned {
-        struct gr_lock unpin_lock; /* who gives memory back, or must wait for whoever does; held across host_free */
+        struct gr_lock unpin_lock; /* of threads that return memory, or wait for one that does; held across host_free */
 
         struct gr_lock lock; /* guards what follows */
-        /* By class of the capacity, and by a hash of context and kind, as one must not be passed by for another. */
+        /* By class of the capacity and hash of context and kind, as a block serves only its own context and kind. */
         struct gr_pinned_bin bins[GR_CLASS_COUNT][1u << GR_PINNED_SORTS_LOG2];
 };
 
 void gr_pinned_init(struct gr_core *core);
 void gr_pinned_destroy(struct gr_core *core);
 
-/* Asks the driver for bytes, the context being current: 0 with *ret_ptr, -ENOMEM, or its error. May be called again. */
+/*
+ * Asks the driver for bytes, in the current context: 0 with *ret_ptr, -ENOMEM, or its error. May be called repeatedly.
+ */
 typedef int gr_pinned_allocate(void *arg, size_t bytes, uint64_t *ret_ptr);
 
 /*
- * bytes > 0 of pinned memory for the program, of a kind: requests of different kinds never share a block. From the
- * cache, or by allocate. -ENOMEM; -EDQUOT: the host limit, with nothing cached left that could go; -E2BIG: ask the
- * driver itself; or the driver's error.
+ * Allocates bytes > 0 of pinned memory for the program, from the cache or by allocate. A block serves requests of one
+ * kind only. -ENOMEM; -EDQUOT: the host limit; -E2BIG: above GR_BLOCK_MAX_BYTES, ask the driver itself; or the driver's
+ * error. *ret_ptr is set on success only.
  */
 int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
                     uint64_t *ret_ptr);
 
 /*
- * The program frees ptr. -ENOENT: not from here, ask the driver; -EALREADY: freed before; else what the driver said
- * where the block went straight back to it, and then the program still has it.
+ * The program frees ptr. -ENOENT: no pinned block, ask the driver; -EALREADY: freed twice. Any other error is the
+ * driver's, to which the block was to go at once; the program then still has it.
  */
 int gr_pinned_free(struct gr_core *core, uint64_t ptr);
 
 /*
- * Tries attempt again after an attempt that failed for want of memory with rc, as long as cached memory can go in its
- * favour; for that the host waits for the GPU, as the driver's own free would have done. Returns what attempt said
- * last.
+ * After attempt failed with rc: if that was for lack of memory, returns cached memory to the driver and tries again,
+ * until attempt does not lack memory or nothing more can be returned. The host waits for the GPU for that, as in the
+ * driver's own free. Returns the last result of attempt.
  */
 int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, int rc);
 
-/* Gives back what is cached, oldest first, until it is want_bytes or the GPU has work. Returns the bytes. */
+/*
+ * Returns cached blocks to the driver, oldest first, until they are want_bytes or the GPU has work. Returns the bytes.
+ */
 uint64_t gr_pinned_reclaim(struct gr_core *core, uint64_t want_bytes);
 
 /*
- * Gives back what has been cached for the decay time at now_ns. Returns when to call again; 0: nothing is cached. One
- * thread at a time.
+ * Returns to the driver what has been cached for the decay time at now_ns, as far as the GPU has no work. Returns when
+ * to call again; 0: nothing is cached. One thread at a time.
  */
 uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns);
 
-/* The context can reach pinned memory from now on. */
+/* A new context: it can reach all pinned memory, so frees have to wait for its work, too. */
 void gr_pinned_join(struct gr_context *context);
 
-/* The context is about to be destroyed, and its work has been waited for: gives back what is cached of its memory. */
+/* The context is about to be destroyed, and its work is done: returns its cached memory to the driver. */
 void gr_pinned_ending(struct gr_context *context);
 
-/* It has been, and its memory with it: forgets both. */
+/* The context has been destroyed, and its memory with it: frees the structures, and waits for its work no longer. */
 void gr_pinned_drop(struct gr_context *context);
 
-/* The block's memory is no longer the process's; it is not cached. */
+/* The process has the block's memory no longer: takes it off the accounts. It must not be cached. */
 void gr_pinned_uncharge(struct gr_block *block);
 
 #endif

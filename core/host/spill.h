@@ -1,15 +1,15 @@
 /*
- * Spilled blocks: where an allocation would fail otherwise, and GPURECLAIM_SPILL allows it, host memory that the device
- * reaches under the same address takes its place.
+ * Spilled blocks: where an allocation would fail otherwise, and GPURECLAIM_SPILL allows it, it is served from host
+ * memory that the device reaches under the same address.
  *
- * It is pinned, and every access crosses the bus. It is not charged to the device. The driver says of it that it is
- * host memory (CU_POINTER_ATTRIBUTE_MEMORY_TYPE), and it cannot be exported (cuIpcGetMemHandle). It stays where it is
- * until it is freed: its address is in kernels' arguments, graphs and the program's own structures, and could only be
- * moved under them by memory mapping, which legacy allocations do not have. So later allocations get the device's
- * memory as soon as there is room, and what was spilled moves there when the program frees and allocates it.
+ * The memory is pinned, and every access of the GPU crosses the bus. It is not charged to the device. The driver
+ * reports it as host memory (CU_POINTER_ATTRIBUTE_MEMORY_TYPE), and it cannot be exported (cuIpcGetMemHandle). A
+ * spilled block stays in host memory until it is freed: its address is in kernels' arguments, graphs and the program's
+ * own structures, and only mapped memory could be moved under an address. Later allocations get device memory as soon
+ * as there is room, so data moves to the device when the program frees and allocates again.
  *
- * Managed memory is no rung: oversubscribed, it moves pages under running kernels and can hang the card, and its
- * addresses are found by other calls (advice, attachment, prefetch) that leave a state which no free resets.
+ * Managed memory is not used for this: oversubscribed, it moves pages under running kernels and can hang the card, and
+ * the program may make calls for its addresses (advice, attachment, prefetch) that leave a state which no free resets.
  */
 #ifndef GR_SPILL_H
 #define GR_SPILL_H
@@ -28,16 +28,19 @@ struct gr_spilled {
         struct gr_block *blocks;
 };
 
-/* Host memory for bytes, in the ledger. -EDQUOT: more than allowed; -ENOTSUP; or the driver's error. */
+/*
+ * Allocates host memory for bytes and adds it to the ledger; the caller owns the CACHED block. -EDQUOT: more than
+ * GPURECLAIM_SPILL allows; -ENOTSUP: the driver cannot; -ENOMEM; or the driver's error.
+ */
 int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
-/* The program freed a spilled block, claimed in the ledger: it goes back once nothing uses it any more. */
+/* The program freed a spilled block, which the caller has claimed from the ledger: it is returned once it is idle. */
 void gr_spill_free(struct gr_block *block);
 
-/* Gives back the freed ones that are idle. Returns whether others still wait for their fence. */
+/* Returns idle freed blocks to the driver. Returns whether others still wait for their fence. */
 bool gr_spill_collect(struct gr_context *context);
 
-/* The context's memory is gone: forgets the freed ones, which are in no ledger any more. */
+/* The context's memory is gone: uncharges and frees the freed blocks, which have left the ledger. */
 void gr_spill_drop(struct gr_context *context);
 
 #endif

@@ -3,7 +3,7 @@
 #include "pool.h"
 #include "reclaim/trim.h"
 
-#define PACE_NS UINT64_C(1000000) /* between two batches, so that the driver stays free for others */
+#define PACE_NS UINT64_C(1000000) /* between two batches, so that other threads get to call the driver */
 
 double gr_decay_curve(double x)
 {
@@ -26,7 +26,7 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
         return core->config.decay_ns ? gr_max(step_ns, GR_DECAY_STEP_MIN_NS) : 0;
 }
 
-/* `times` steps at once: what the bins held least in between counts for all of them. */
+/* Records the low water of a class for `times` steps that have passed since the last call. */
 static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
 {
         uint64_t *unused = context->decay.unused_bytes[class], low = gr_trim_unneeded(context, class);
@@ -38,7 +38,7 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
         }
 }
 
-/* Of what remains after j of the steps, but not all, the part that goes with the next. */
+/* Of what the curve leaves after j of the steps, the part that is returned in the next one. j < steps. */
 static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);
@@ -46,7 +46,7 @@ static double hazard(unsigned j, unsigned steps)
         return (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before);
 }
 
-/* How much should have gone by now and is still there. */
+/* The bytes that should have been returned by now and are still cached. */
 static double due(struct gr_context *context, unsigned steps)
 {
         struct gr_decay *decay = &context->decay;
@@ -89,7 +89,7 @@ static void give_back(struct gr_context *context, unsigned steps)
                                 for (unsigned k = 0; k < steps; k++)
                                         unused[k] -= gone < unused[k] ? gone : unused[k];
                                 core->driver->sleep_ns(PACE_NS);
-                                if (gr_budget_excess(context->device) > 0) { /* that is more urgent, and ours to do */
+                                if (gr_budget_excess(context->device) > 0) { /* more urgent, and this thread does it */
                                         decay->due_bytes = left;
                                         return;
                                 }
@@ -104,7 +104,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         uint64_t idle_bytes = 0;
         bool first;
 
-        if (context->core->config.decay_ns) /* then all of it is the helper's */
+        if (context->core->config.decay_ns) /* then only the background thread may */
                 return;
         first = !decay->stepped_ns;
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
@@ -166,13 +166,12 @@ uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
 
         if (!core->config.decay_ns)
                 return 0;
-        /* Down before the look: a block cached after it finds the flag down and wakes us. */
+        /* Cleared before the bins are looked at: a thread that caches a block later sees that and wakes this one. */
         armed = atomic_exchange(&core->decay_armed, false);
         gr_core_each_context(core, -1, decay_one, &round);
         pinned_ns = gr_pinned_decay(core, now_ns);
         if (armed && !pinned_ns && !round.next_ns) {
-                /* A block may have been cached by a processor that has told of the flag it read, and not of the block.
-                 */
+                /* A thread may have read the old flag, while its store of the block was not visible here yet. */
                 core->driver->sleep_ns(PACE_NS);
                 gr_core_each_context(core, -1, decay_one, &round);
                 pinned_ns = gr_pinned_decay(core, now_ns);
@@ -182,6 +181,6 @@ uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
         if (round.next_ns)
                 atomic_store(&core->decay_armed, true);
         else if (armed && core->config.trim_malloc && core->driver->trim_malloc)
-                core->driver->trim_malloc(); /* the last of it has gone: once for each time that the program is idle */
+                core->driver->trim_malloc(); /* the cache is empty: once in each idle time of the program */
         return round.next_ns;
 }

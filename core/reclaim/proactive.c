@@ -7,11 +7,11 @@
 #define PRESSURE_HIGHER  0.95
 #define TIME_SHARE       0.05
 #define COST_KEPT        0.75 /* of the old mean */
-#define FRUIT            0.10 /* of the live memory, freed by a run that was worth it */
+#define FRUIT            0.10 /* a fruitful run freed more than this part of the live memory */
 #define FRUITLESS_MOST   6
-#define HOOK_PATIENCE_NS UINT64_C(20000000) /* nobody fails yet: a slow reclaimable goes on without us */
+#define HOOK_PATIENCE_NS UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
 
-/* What counts against a limit, and how much it may become. */
+/* The memory that counts against a limit, and the limit. */
 struct hold {
         uint64_t reserved_bytes;
         uint64_t limit_bytes; /* 0: unknown */
@@ -65,7 +65,7 @@ static bool add_idle(struct gr_context *context, void *arg)
         struct idle *idle = arg;
 
         gr_decay_look(context, idle->now_ns);
-        /* Once only: what goes back now is not there to go back again before the next step. */
+        /* Cleared: what is returned now must not be counted again before the next step. */
         idle->bytes += atomic_exchange_explicit(&context->decay.idle_bytes, 0, memory_order_relaxed);
         return true;
 }

@@ -1,16 +1,20 @@
 /*
- * Proactive reclaim: where memory gets short, some is given back while the program waits for the GPU anyway, and not in
- * the middle of an allocation that fails.
+ * Proactive reclaim: when memory gets short, some is returned while the program waits for the GPU anyway, rather than
+ * during an allocation that fails.
  *
- * How often and how long follows CUDA.jl's heuristic: at half of the limit it begins, since the caller is about to
- * block; it may take 5 % of the time, twice that for each of: the caller is about to block, the last run freed more
- * than a tenth of what the program held, live memory is above 0.90 of the limit, above 0.95. What a run costs is an
- * exponential mean. Ours halves the share again for each run that freed nothing. Reclaimables give up what is idle;
- * of the cache only what went unused for a whole step of decay (with decay off: between two runs half a second apart)
- * goes back, and only near the limit: a program that uses all it has is not slowed down.
+ * How often follows the heuristic of CUDA.jl. Nothing runs below half of the limit. From there on a run is made if
  *
- * The limit is the process's own, or the group's where that is fuller. Of the group's all that its members have counts,
- * as live but for what this process caches: what the others do with theirs is not asked here.
+ *   mean cost of a run <= share * time since the last run
+ *   share = 5 % * 2 (the caller is about to wait) * 2 (the last run freed more than a tenth of the live memory)
+ *               * 2 (live above 0.90 of the limit) * 2 (above 0.95) / 2^min(6, runs in a row that freed nothing)
+ *
+ * where the mean is exponential, each factor 2 applies where its condition holds, and the divisor is this library's own. A run has reclaimables give up what is
+ * idle. Above 0.90 of the limit it also returns cached blocks, but only what went unused for a whole step of decay
+ * (with decay off: between two runs half a second apart), so that a program that uses all its memory is not slowed
+ * down.
+ *
+ * The limit is the process's own, or the group's where that is fuller. All memory of the group's members then counts,
+ * as live except for what this process has cached.
  */
 #ifndef GR_PROACTIVE_H
 #define GR_PROACTIVE_H
@@ -23,18 +27,22 @@ struct gr_context;
 struct gr_core;
 
 struct gr_proactive {
-        _Atomic bool pressed; /* memory may be getting short; what callers look at before anything else */
-        _Atomic bool busy;    /* one thread at a time; it owns what follows */
-        uint64_t ended_ns;
-        double cost_ns; /* mean */
-        bool fruitful;  /* the last run */
-        unsigned fruitless;
+        _Atomic bool pressed; /* memory may be short: callers call gr_proactive_run only then */
+        _Atomic bool busy;    /* held by the one thread that runs; guards what follows */
+        uint64_t ended_ns;    /* end of the last run */
+        double cost_ns;       /* exponential mean of a run */
+        bool fruitful;        /* the last run freed more than a tenth of the live memory */
+        unsigned fruitless;   /* runs in a row that freed nothing */
 };
 
-/* After more was taken from the driver for context. What other members take is seen at the next such moment. */
+/* After memory was taken from the driver for context: sets pressed where the limit is half full. What other members of
+ * the group take is noticed at the next call. */
 void gr_proactive_note(struct gr_context *context);
 
-/* The calling thread is about to wait for the work of context. Does nothing where memory is plenty or time is short. */
+/*
+ * The calling thread is about to wait for the work of context. Does nothing if there is enough memory, another run
+ * would take too much of the time, or a capture is open.
+ */
 void gr_proactive_run(struct gr_context *context);
 
 #endif

@@ -58,15 +58,14 @@ out:
         return rc;
 }
 
-/*
- * Registry lock held, released while waiting: until slot's run number `run` has ended. False where deadline_ns came
- * first.
- */
+/* Waits until run number `run` of the slot has ended. False: deadline_ns came first. Registry lock held, but released
+ * meanwhile. */
 static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run, uint64_t deadline_ns)
 {
         const struct gr_driver *driver = core->driver;
         uint64_t pause_ns = PAUSE_FIRST_NS;
 
+        gr_assert_locked(&core->registry.lock);
         while (slot->running && slot->runs == run) {
                 if (driver->now_ns() >= deadline_ns)
                         return false;
@@ -101,9 +100,10 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
         return rc;
 }
 
-/* Registry lock held. */
+/* Counts and logs the end of a run, a failure where rc is not 0. Registry lock held. */
 static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
+        gr_assert_locked(&core->registry.lock);
         if (!rc) {
                 slot->failures = 0;
                 return;
@@ -117,7 +117,7 @@ static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc
         gr_log(GR_LOG_WARN, "reclaimable %s: left out for a minute", slot->name);
 }
 
-/* One run, on whatever thread; the slot is this run's until running is false again. */
+/* One run, on the caller's thread or a worker. The slot belongs to this run until running is false again. */
 static void run_slot(void *arg)
 {
         struct gr_reclaimable_slot *slot = arg;
@@ -146,7 +146,10 @@ static void run_slot(void *arg)
         gr_unlock(&registry->lock);
 }
 
-/* Registry lock held, released meanwhile. Returns whether the slot's reclaimable ran. */
+/*
+ * Runs the slot's reclaimable, or waits for its run. Returns whether it ran. Registry lock held, but released
+ * meanwhile.
+ */
 static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
                       uint64_t want_bytes, uint64_t patience_ns)
 {
@@ -156,10 +159,13 @@ static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bo
         uint64_t run = slot->runs, now_ns = core->driver->now_ns();
         bool apart = entry->apart && registry->apart, posted = true;
 
+        gr_assert_locked(&core->registry.lock);
         if (patience_ns && patience_ns < limit_ns)
                 limit_ns = patience_ns;
         if (slot->running) {
-                /* What another thread's run gives serves this one as well; one that hangs has cost its time already. */
+                /*
+                 * What the other thread's run frees serves this request, too. One that hangs is not waited for again.
+                 */
                 if (!slot->late)
                         wait_for(core, slot, run, now_ns + limit_ns);
                 return false;
@@ -179,7 +185,7 @@ static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bo
         gr_lock(&registry->lock);
         if (!apart)
                 return true;
-        if (!posted) { /* no thread: not this time */
+        if (!posted) { /* no worker: it does not run this time */
                 slot->runs++;
                 slot->running = false;
                 return false;

@@ -1,11 +1,11 @@
 /*
- * Reclaimables: others in the process who hold device memory and can give some of it back.
+ * Reclaimables: parts of the program that hold device memory and can give some of it back when asked (gpureclaim.h).
  *
- * Each runs in isolation. One that fails, or is not back by its deadline, is named in the log; after several failures
- * in a row it is left out for a while. One marked apart runs on a thread of its own (gr_registry.apart), because it may
- * need a lock that the allocating thread holds; the caller waits for it no longer than the deadline, and it may go on
- * after that. While a reclaimable runs it may free, allocate, reclaim, register and unregister, itself too; it is never
- * entered a second time, and reclaimables do not run inside one another.
+ * They run one at a time for each caller. One that fails, or does not return by its deadline, is named in the log;
+ * after several failures in a row it is not called for a while. One marked apart runs on a worker (gr_registry.apart),
+ * because it may need a lock that the allocating thread holds; the caller waits for it until the deadline only, and it
+ * may run on after that. A running reclaimable may free, allocate, reclaim, register and unregister, also itself. It is
+ * never called a second time while it runs, and reclaimables do not run inside one another.
  */
 #ifndef GR_RECLAIMABLE_H
 #define GR_RECLAIMABLE_H
@@ -39,13 +39,13 @@ struct gr_reclaimable {
 
 struct gr_reclaimable_slot {
         struct gr_core *core;
-        struct gr_reclaimable *entry; /* NULL: free, once running is false, too */
+        struct gr_reclaimable *entry; /* NULL: the slot is free, unless running is true */
         char name[GR_RECLAIMABLE_NAME];
         unsigned failures; /* in a row */
         uint64_t left_out_until_ns;
         uint64_t runs; /* ended */
 
-        bool running; /* and for that run: */
+        bool running; /* what follows is about that run */
         bool started; /* then runner is the thread */
         bool late;    /* its caller has given up waiting */
         bool is_drop;
@@ -61,7 +61,7 @@ struct gr_registry {
         struct gr_reclaimable_slot slots[GR_RECLAIMABLES_MAX];
 
         /*
-         * Has another thread call work(arg), soon; false where there is none to be had. NULL: everything runs on the
+         * Has a worker call work(arg) soon; false: no worker could be started. NULL: all reclaimables run on the
          * calling thread. Set before the first reclaimable is registered.
          */
         bool (*apart)(void (*work)(void *arg), void *arg);
@@ -74,15 +74,15 @@ void gr_registry_destroy(struct gr_registry *registry);
 int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable);
 
 /*
- * Waits until it no longer runs, unless it is the caller. -ENOENT: not registered. -EBUSY: it has been running for
- * longer than GR_RECLAIMABLE_LEAVE_NS; it is not called again, but what it uses must stay.
+ * Waits until the reclaimable no longer runs, unless it unregisters itself. -ENOENT: not registered. -EBUSY: it still
+ * runs after GR_RECLAIMABLE_LEAVE_NS; it is unregistered, but what it uses must stay.
  */
 int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable);
 
 /*
- * Calls purge or drop of all, for want_bytes of device. One that another thread has running is waited for instead.
- * patience_ns shortens the deadline where above 0, and then being late is no failure. Does nothing inside a
- * reclaimable. Returns how many ran.
+ * Calls purge or drop of all reclaimables, for want_bytes of device. One that another thread runs already is waited for
+ * instead. patience_ns > 0 shortens the deadlines, and one that is late then has not failed. Does nothing inside a
+ * reclaimable. Returns how many ran. No lock of core/ is held.
  */
 unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns);
 

@@ -8,13 +8,14 @@
 #include "core.h"
 #include "pool.h"
 
-#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is held up for 0.3 ms by so much */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* where there is no hurry: 0.1 ms */
-#define PASSED_MOST         32 /* blocks of other sizes in a bin: each keeps those waiting who have a hit there */
+#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */
+#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
+#define PASSED_MOST         32 /* blocks of other sizes in a bin that are passed: its lock is held meanwhile */
 
 /*
- * Takes idle blocks out of the bins of class, oldest first, until their footprint reaches want_bytes or one batch; none
- * that would take it beyond most_bytes. Up to GR_CLASS_EXACT bins may be long: there it passes few by.
+ * Takes idle blocks of at_least bytes of footprint out of the bins of class, oldest first, until the sum reaches
+ * want_bytes or one batch, but never exceeds most_bytes. At most room of them; returns how many. Bins of classes below
+ * GR_CLASS_EXACT may be long, so it gives up there after PASSED_MOST blocks that do not fit.
  */
 static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
                       uint64_t most_bytes, struct gr_block **blocks, size_t room)
@@ -46,7 +47,8 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
                                 continue;
                         }
                         gr_bin_remove(arena, &arena->bins[class], block);
-                        gr_budget_cache(context->device, footprint); /* or it would look live until it has gone */
+                        gr_budget_cache(context->device,
+                                        footprint); /* else it would count as live until it is uncharged */
                         blocks[count++] = block;
                         bytes += footprint;
                 }
@@ -70,7 +72,7 @@ uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const ui
                 bool back = i < done;
 
                 if (!back && atomic_load(&context->ending) > 0) {
-                        back = true; /* it goes with its context, and the address may be another's already */
+                        back = true; /* it ends with its context, and the address may be in use again */
                 } else if (!back && core->driver->mem_free(ptrs[i]) == 0) {
                         gr_count(core, GR_STAT_driver_frees, 1);
                         back = true;
@@ -83,7 +85,7 @@ uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const ui
         return bytes;
 }
 
-/* Gives blocks, in no bin, back to the driver. Returns the bytes that the device got back. */
+/* Returns blocks that are in no bin to the driver, and frees them. Returns the bytes that the device got back. */
 static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
 {
         uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes, cached = 0;
@@ -97,7 +99,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                         ptrs[left] = block->ptr;
                         sizes[left] = block->capacity_bytes;
                         blocks[left++] = block;
-                } else { /* its context took the memory along */
+                } else { /* its context has ended, and the memory with it */
                         gr_budget_release(context->device, block->ptr, block->capacity_bytes);
                         gr_block_free(block);
                 }
@@ -109,7 +111,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
         return bytes;
 }
 
-/* From what the bins hold of at least this class, then from split where it is asked, too. */
+/* As gr_trim, from the bins of class least and larger, and then from the segments if split_too. */
 static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned least, bool split_too)
 {
         struct gr_block *blocks[GR_TRIM_BATCH];
@@ -140,7 +142,7 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned l
         if (split_too && back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
-                gr_preallocate_returned(context, UINT64_MAX); /* they went first or soon will */
+                gr_preallocate_returned(context, UINT64_MAX); /* they are returned now or soon */
         gr_releases_end(context->device, back);
         return back;
 }
@@ -187,7 +189,7 @@ uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
                 struct gr_bin *bin;
                 uint32_t left;
 
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0) /* and so none that nobody needed */
+                if (!arena || gr_bin_count(&arena->bins[class]) == 0) /* then its low water is 0 */
                         continue;
                 bin = &arena->bins[class];
                 gr_arena_lock(arena);
@@ -212,12 +214,14 @@ static bool maintain_one(struct gr_context *context, void *arg)
         *waiting |= gr_spill_collect(context);
         if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence.broken))
                 return true;
-        /* What is freed in a capture waits for its end. gr_fence_sync could wait beside it, but then no thread
-         * launches, also not what the GPU waits for: only for who needs the memory. */
+        /*
+         * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
+         * can launch meanwhile, not even what the GPU waits for: only a request that needs the memory does that.
+         */
         if (gr_fence_close(context) == -ENOTSUP)
-                gr_fence_sync(context); /* an older driver: this thread waits, no one else */
+                gr_fence_sync(context); /* an older driver: only this thread waits */
         gr_fence_poll(context);
-        /* The smallest are still served by bins. What is not idle yet is asked for again. */
+        /* Bins still serve the smallest classes. Blocks that are not idle yet are asked for again later. */
         trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1, false);
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
