@@ -221,7 +221,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
                 done += result == CUDA_SUCCESS;
                 gr_neighbour_beat();
         }
-        /* The driver keeps the memory until the host has seen the frees finish, and no later call would see to that. */
+        /* The driver keeps the memory until the host has seen the frees finish, and no later call waits for that. */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
         gr_capture_restore(mode);
@@ -435,7 +435,7 @@ static int driver_trim_pools(void *context, int device)
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         gr_async_trim(&gr_core.devices[device]);
         leave();
-        /* The trim may also have freed code and stacks. The figure falls only with the second look (measure). */
+        /* The trim may also have freed code and stacks. The figure falls only at the second look (overhead.c). */
         for (int i = 0; i < 2 && gr_overhead_counted(); i++)
                 gr_overhead_look(&gr_core.devices[device], 0);
         return 0;

@@ -7,7 +7,7 @@
  */
 #include "shim.h"
 
-/* Returns the result of a load; a load that does not fit is undone, and is out of memory. */
+/* Returns the result of a load. A load that does not fit is undone, and reported as out of memory. */
 #define KEEP_IF_IT_FITS(result, unload, handle)                                                                        \
         do {                                                                                                           \
                 if (result == CUDA_SUCCESS && !gr_overhead_fits() && GR_REAL(unload, *handle) == CUDA_SUCCESS)         \

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints the linker's version script for the hooks of $1 (hooks.def). Symbols that the code exports (GR_EXPORT) have no
 # version, so that they replace functions of any version. Hooks of the runtime and of CUPTI have the versions of these
-# libraries. The first version has no symbols: programs that ask for no version would get symbols of it.
+# libraries. The first version must have no symbols: a program that asks for no version would get those.
 echo 'gpureclaim { local: gr_*; };'
 for number in 12 13; do
         for part in 'RUNTIME cudart' 'CUPTI cupti'; do
