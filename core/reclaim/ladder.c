@@ -375,6 +375,13 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         return rc;
 }
 
+/* Whether another wait for the GPU, as long as the one before, may help: not where all that is cached is too little. */
+static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
+{
+        return missing_bytes(climb) <= gr_budget_cached(climb->context->device) &&
+               climb->context->core->driver->now_ns() - begin_ns < SYNC_NS;
+}
+
 /*
  * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
  * each find that the other has just taken them, and both fail. Reclaimables and neighbours are asked without it: they
@@ -406,8 +413,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 ended = gr_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
-                overtaken = overtaken && core->driver->now_ns() - begin_ns < SYNC_NS; /* each may wait as long */
-        } while (out_of_memory(rc) && (back > 0 || overtaken) && --tries > 0);
+        } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
         if (!alone && out_of_memory(rc))
                 rc = after_returns(climb, ended, ret_block);
 out:

@@ -335,24 +335,33 @@ static void test_sync(void)
 }
 
 /* Another thread that keeps the GPU busy, and frees, whenever the host sleeps. */
+static unsigned work_share; /* of the time that the host sleeps; above 1 the GPU falls behind */
+
 static void sleep_at_work(uint64_t ns)
 {
+        static bool inside; /* it may have to wait itself */
         uint64_t block = 0;
 
         sg_driver.sleep_ns(ns);
-        GR_CHECK_EQ(sg_alloc(context, MIB, &block), 0);
-        sg_work(context->handle, 1, block, ns);
-        free_ok(block);
-        gr_fence_close(context);
+        if (inside)
+                return;
+        inside = true;
+        if (sg_alloc(context, MIB, &block) == 0) {
+                sg_work(context->handle, 1, block, work_share * ns);
+                free_ok(block);
+                gr_fence_close(context);
+        }
+        inside = false;
 }
 
 /* What others free while the host waits for the GPU is not waited for without end. */
-static void test_sync_at_work(bool peers)
+static void test_sync_at_work(bool peers, unsigned share)
 {
         struct gr_driver driver = sg_driver;
         uint64_t ptr;
 
         driver.sleep_ns = sleep_at_work;
+        work_share = share;
         start_with(&driver, GR_REUSE_AUTO);
         if (peers)
                 gr_context_add(&core, sg_context_new(0), 0);
@@ -368,6 +377,7 @@ static void test_sync_by_at_work(void)
         struct gr_driver driver = sg_driver;
 
         driver.sleep_ns = sleep_at_work;
+        work_share = 1;
         start_with(&driver, GR_REUSE_AUTO);
         cache(4, 4 * MIB, 5 * SG_MS);
         GR_CHECK_EQ(gr_fence_sync_by(context, sg_driver.now_ns() + 60000 * SG_MS), 0);
@@ -1313,8 +1323,10 @@ int main(void)
         test_driver();
         test_sync();
         test_sync_polled();
-        test_sync_at_work(false);
-        test_sync_at_work(true);
+        for (unsigned share = 1; share <= 3; share += 2) {
+                test_sync_at_work(false, share);
+                test_sync_at_work(true, share);
+        }
         test_sync_by_at_work();
         test_asks_neighbours();
         test_in_order();
