@@ -421,7 +421,7 @@ static void wake_if_needed(struct gr_context *context)
                 context->core->wake(context->core);
 }
 
-/* As gr_pool_free goes on, for a range of a segment: it can go back to the driver only with its whole segment. */
+/* As gr_pool_free goes on, for a range of a segment: it can be returned only with its whole segment. */
 static int free_split(struct gr_core *core, struct gr_block *block)
 {
         struct gr_context *context = block->context;

@@ -11,17 +11,17 @@
 #define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
 #define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
-#define PACE_NS    UINT64_C(1000000)     /* between two blocks that nobody asked for, so that others get their turn */
-#define BURST_NS   UINT64_C(100000000)   /* for so long at a time; the rest with the next step of decay */
-#define WAIT_NS    UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
+#define PACE_NS    UINT64_C(1000000)     /* between two blocks returned by decay, so that other threads can launch */
+#define BURST_NS   UINT64_C(100000000)   /* decay returns blocks for so long at a time; the rest at its next step */
+#define WAIT_NS    UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
 
 enum { BINS = GR_CLASS_COUNT << GR_PINNED_SORTS_LOG2 };
 
-/* Its block comes first: whoever owns that one may free it. */
+/* The block is the first field, so that gr_block_free of it frees the whole. */
 struct pinned {
         struct gr_block block;
-        uint64_t freed_ns; /* guarded by the lock while in a bin, as the next */
-        bool ready;        /* in the bin's list of those */
+        uint64_t freed_ns; /* this and ready are guarded by the lock while in a bin */
+        bool ready;        /* it is in the list `ready` of its bin, else in `waiting` */
 };
 
 _Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
@@ -31,7 +31,7 @@ static uint64_t whole_pages(uint64_t bytes)
         return gr_round_up(bytes, PAGE_BYTES);
 }
 
-/* What to ask the driver for. */
+/* The bytes to ask the driver for. */
 static size_t capacity_for(size_t bytes)
 {
         return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : whole_pages(bytes);
@@ -47,7 +47,7 @@ void gr_pinned_init(struct gr_core *core)
         core->everyone.core = core;
         core->everyone.device = &core->host;
         gr_fence_init(&core->everyone);
-        core->everyone.fence.accessor_count = 0; /* it is no context itself */
+        core->everyone.fence.accessor_count = 0; /* it is not a context, and has no work of its own */
         gr_lock_init(&core->pinned.unpin_lock, GR_RANK_UNPIN);
         gr_lock_init(&core->pinned.lock, GR_RANK_PINNED);
 }
@@ -84,19 +84,21 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
 #define EACH_BIN(core, bin)                                                                                            \
         for (struct gr_pinned_bin *bin = (core)->pinned.bins[0], *end_ = bin + BINS; bin < end_; bin++)
 
-/* Lock held. */
+/* Puts a freed block into its bin, as one that waits for its fence. Lock held. */
 static void put(struct gr_core *core, struct pinned *own)
 {
+        gr_assert_locked(&core->pinned.lock);
         gr_budget_cache(&core->host, whole_pages(own->block.capacity_bytes));
         own->ready = false;
         DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
 }
 
-/* Lock held. */
+/* Takes a block out of its bin. Lock held. */
 static void take_out(struct gr_core *core, struct pinned *own)
 {
         struct gr_pinned_bin *bin = bin_with(core, &own->block);
 
+        gr_assert_locked(&core->pinned.lock);
         if (own->ready)
                 DL_DELETE(bin->ready, &own->block);
         else
@@ -104,12 +106,13 @@ static void take_out(struct gr_core *core, struct pinned *own)
         gr_budget_uncache(&core->host, whole_pages(own->block.capacity_bytes));
 }
 
-/* Blocks whose fence has passed are ready from now on; a few at a time, as others wait. Lock held. */
+/* Moves blocks whose fence has passed to the list `ready`, a limited number as other threads wait. Lock held. */
 static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
 {
         struct gr_block *block = bin->waiting;
 
-        /* No barrier is ever laid: usable means idle. */
+        gr_assert_locked(&core->pinned.lock);
+        /* No barrier is laid on this fence, so usable means idle. */
         for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->everyone.fence, block->freed_epoch);
              n++) {
                 DL_DELETE(bin->waiting, block);
@@ -120,8 +123,9 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
 }
 
 /*
- * The smallest block that serves the request, and of those the one freed last: what nobody needs grows old then. Only
- * the latest of each bin are looked at. NULL: none; *ret_waiting says whether there are any that wait for their fence.
+ * Takes the smallest block that serves the request, and of several the one freed last, so that blocks that are not
+ * needed grow old and decay. Looks at the newest LOOKS_MOST of each bin only. NULL: none. *ret_waiting: a bin that was
+ * looked into has blocks that wait for their fence.
  */
 static struct pinned *take(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
 {
@@ -159,25 +163,27 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
         return best;
 }
 
-/* Looks which freed blocks nothing uses any more. */
+/* Finds out which epochs have passed. */
 static void refresh(struct gr_core *core)
 {
         struct gr_fence *fence = &core->everyone.fence;
 
-        /* Each free closes its epoch but during captures: most times there is nothing to close, nor a lock to take. */
+        /*
+         * Each free closes its epoch, except during captures, so mostly there is nothing to close and no lock to take.
+         */
         if (gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
                 gr_fence_close(&core->everyone);
         gr_fence_poll(&core->everyone);
 }
 
 /*
- * Whether all that was submitted by now is done, at deadline_ns at the latest. False while a capture is going on, and
- * where the driver has no events for it.
+ * Waits until the GPU has done all work submitted by now. False: it has not by deadline_ns, or no event could be
+ * recorded, as during a capture.
  */
 static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 {
         struct gr_fence *fence = &core->everyone.fence;
-        uint64_t epoch = gr_fence_freed(fence, 1); /* nothing, but the epoch is worth closing */
+        uint64_t epoch = gr_fence_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
         int rc = gr_fence_close(&core->everyone);
 
         while (!rc) {
@@ -323,12 +329,12 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         most = atomic_load_explicit(&core->host.threshold_bytes, memory_order_relaxed);
         if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
                 return free_by_driver(core, block);
-        /* Without events this is the moment to wait, as the driver's own free does. */
+        /* Without such events the free waits, as the driver's own does. */
         rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(&core->everyone)
                                                                                   : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
-        /* After a sync nothing uses it any more: epoch 0 has always passed. */
+        /* After a sync no work uses the block; epoch 0 has always passed. */
         block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
         ((struct pinned *)block)->freed_ns = core->driver->now_ns();
         gr_lock(&pinned->lock);
@@ -337,8 +343,8 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
                 put(core, (struct pinned *)block);
         gr_unlock(&pinned->lock);
         if (!room)
-                return free_by_driver(core, block); /* no slower than without us; what is in the way decays */
-        /* An epoch left open would come to cover work that starts only later, and a miss costs a thousand records. */
+                return free_by_driver(core, block); /* as slow as without the cache; what fills the cache decays */
+        /* Work that starts before the epoch is closed delays its blocks, and a miss costs as much as 1,000 records. */
         if (rc)
                 gr_fence_close(&core->everyone);
         if (core->wake && core->config.decay_ns && !atomic_load(&core->decay_armed))
@@ -346,13 +352,16 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         return 0;
 }
 
-/* The idle block of the list that was freed first, before oldest (NULL: any) and not later than before_ns, of context's
- * memory (NULL: of anybody's); or oldest. Lock held. */
+/*
+ * Returns the first idle block of the list that belongs to context (NULL: any), if it was freed before oldest (NULL:
+ * any) and not after before_ns; else oldest. Lock held.
+ */
 static struct pinned *older(struct gr_core *core, struct gr_block *list, struct gr_context *context, uint64_t before_ns,
                             struct pinned *oldest)
 {
         struct gr_block *block;
 
+        gr_assert_locked(&core->pinned.lock);
         DL_FOREACH (list, block) {
                 struct pinned *own = (struct pinned *)block;
 
@@ -365,7 +374,9 @@ static struct pinned *older(struct gr_core *core, struct gr_block *list, struct 
         return oldest;
 }
 
-/* Takes the idle block out that was freed first, not later than before_ns, of context's memory (NULL: of anybody's). */
+/*
+ * Takes the idle block of context (NULL: of any) out that was freed first, if not after before_ns. NULL: there is none.
+ */
 static struct pinned *take_oldest(struct gr_core *core, struct gr_context *context, uint64_t before_ns)
 {
         struct pinned *oldest = NULL;
@@ -383,8 +394,9 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
 }
 
 /*
- * unpin_lock held. Gives blocks that are idle back to the driver until they are want_bytes. While it takes one it waits
- * for running kernels, and lets nobody launch: only_quiet stops before a block where the GPU has work.
+ * Returns idle blocks to the driver, the oldest first, until they are want_bytes. The driver's free of each waits for
+ * running kernels, and no thread can launch meanwhile; with only_quiet it stops as soon as the GPU has work. context
+ * and before_ns as in take_oldest. unpin_lock held.
  */
 static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t before_ns, uint64_t want_bytes,
                       bool only_quiet)
@@ -392,6 +404,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
         uint64_t back_bytes = 0;
         struct pinned *own;
 
+        gr_assert_locked(&core->pinned.unpin_lock);
         while (back_bytes < want_bytes && (!only_quiet || quiet(core, 0)) &&
                (own = take_oldest(core, context, before_ns))) {
                 struct gr_block *block = &own->block;
@@ -408,11 +421,15 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
         return back_bytes;
 }
 
-/* unpin_lock held. waited: the host has waited for the GPU, and what was freed before that is idle. */
+/*
+ * Returns cached blocks to the driver in favour of a request of bytes. Returns the bytes. waited: the host has waited
+ * for the GPU, and what was freed before that is idle. unpin_lock held.
+ */
 static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
 {
         uint64_t room = gr_budget_room(&core->host);
 
+        gr_assert_locked(&core->pinned.unpin_lock);
         if (bytes > room)
                 bytes -= room;
         if (gr_budget_cached(&core->host) == 0 ||
@@ -421,7 +438,7 @@ static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
         return unpin(core, NULL, UINT64_MAX, bytes, false);
 }
 
-/* Alone, or threads that need the same bytes would take what the other has just given back. */
+/* With unpin_lock held: two threads that need all of the returned bytes could take a part each, and both fail. */
 static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg), void *arg, bool waited)
 {
         int rc;
@@ -443,7 +460,7 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
         if (!out_of_memory(rc) || atomic_load(&core->host.threshold_bytes) == 0)
                 return rc;
         rc = retry(core, bytes, attempt, arg, false);
-        /* Where no fence can be had, as during a capture, the host waits all the same. */
+        /* Where no event can be recorded, as during a capture, the host waits for the GPU by itself. */
         if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->everyone) == -EBUSY &&
             gr_fence_sync_by(&core->everyone, core->driver->now_ns() + WAIT_NS) == 0)
                 rc = retry(core, bytes, attempt, arg, true);
@@ -518,11 +535,12 @@ void gr_pinned_ending(struct gr_context *context)
         gr_unlock(&core->pinned.unpin_lock);
 }
 
-/* Lock held. */
+/* Uncharges and frees the blocks of context in list. Lock held. */
 static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_context *context)
 {
         struct gr_block *block, *tmp;
 
+        gr_assert_locked(&core->pinned.lock);
         DL_FOREACH_SAFE (list, block, tmp) {
                 if (block->context != context)
                         continue;

@@ -7,9 +7,10 @@
 
 #include "pool.h"
 
-#define WAIT_NS UINT64_C(1000000000) /* longest wait for what is about to go back */
+#define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */
 #define LOOK_NS UINT64_C(50000)
 
+/* Charges bytes of host memory to the device. -EDQUOT: that is more than is allowed. */
 static int reserve(struct gr_device *device, uint64_t bytes)
 {
         uint64_t most = atomic_load(&device->spill_bytes), now = atomic_load(&device->spilled_bytes);
@@ -29,7 +30,7 @@ static bool collect_one(struct gr_context *context, void *arg)
         return true;
 }
 
-/* What has been freed is waited for where it is in the way: for its fence, and while another thread gives it back. */
+/* As reserve, but waits up to WAIT_NS for freed blocks: until their fence has passed and they are returned. */
 static int reserve_patiently(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
@@ -111,7 +112,8 @@ bool gr_spill_collect(struct gr_context *context)
         gr_lock(&spilled->lock);
         waiting = spilled->blocks != NULL;
         gr_unlock(&spilled->lock);
-        /* Where no fence can be trusted the driver's own free waits; not for what the program may do only later. */
+        /* With a broken fence the driver's own free does the wait. It could hang where work waits for later work of the
+         * program; then the blocks stay. */
         if (!waiting || (broken && atomic_load(&core->waits_for_others)))
                 return false;
         if (!broken) {

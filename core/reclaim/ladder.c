@@ -13,19 +13,17 @@
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
 #define RETURNS_PAUSE_NS UINT64_C(50000)
-#define SYNC_NS          UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free would wait for ever */
-#define SYNC_PEERS_NS                                                                                                  \
-        UINT64_C(1000000000)                /* where work of other devices counts, which may wait for work yet to come \
-                                             */
-#define GATE_NS         UINT64_C(100000000) /* longest wait for captures of other threads to end */
-#define GATE_PAUSE_NS   UINT64_C(50000)
-#define RETURN_TRIES    16 /* of a rung that gives memory back, or readies it, which other threads may take first */
-#define NEIGHBOUR_TRIES 2  /* each may take its full wait, but the second comes only after they gave something */
-#define WAIT_LOOK_NS    UINT64_C(500000)     /* WAIT: between looks at what our own threads freed */
-#define WAIT_FIRST_NS   UINT64_C(2000000)    /* WAIT: between questions to the driver, at first */
-#define WAIT_MOST_NS    UINT64_C(50000000)   /* and in the end; a phase of another process may be as short */
-#define EXTRA_BYTES     (UINT64_C(64) << 20) /* more than is asked for: what the driver takes beside it */
-#define HOLDERS         3                    /* classes that the report names */
+#define SYNC_NS          UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
+#define SYNC_PEERS_NS    UINT64_C(1000000000)  /* the same where that work may wait for later work of the program */
+#define GATE_NS          UINT64_C(100000000)   /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS    UINT64_C(50000)
+#define RETURN_TRIES     16 /* of TRIM and SYNC: other threads may take first what they return or make usable */
+#define NEIGHBOUR_TRIES  2  /* each may take the full deadline; the second only if the first gave something */
+#define WAIT_LOOK_NS     UINT64_C(500000)     /* WAIT: between looks at what this process freed */
+#define WAIT_FIRST_NS    UINT64_C(2000000)    /* WAIT: between questions to driver and neighbours, at first */
+#define WAIT_MOST_NS     UINT64_C(50000000)   /* and at last: another process may free memory for no longer */
+#define EXTRA_BYTES      (UINT64_C(64) << 20) /* beyond the request: driver overhead */
+#define HOLDERS          3                    /* classes that the report names */
 
 const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -33,15 +31,15 @@ const char *const gr_level_words[GR_LEVEL_COUNT] = {
 #undef GR_LEVEL_WORD
 };
 
-/* What the rungs of one climb gave. */
+/* One failed request, and what each rung gave for it. */
 struct climb {
         struct gr_context *context;
         size_t bytes;
         int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
-        int (*attempt)(void *arg); /* instead of blocks */
+        int (*attempt)(void *arg); /* of gr_ladder_climb_for; NULL: the request is for a block */
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
-        bool met_limit; /* some error was the latter */
+        bool met_limit; /* an error was -EDQUOT */
         uint64_t given_bytes[GR_LEVEL_COUNT];
         uint64_t ns[GR_LEVEL_COUNT];
         unsigned tries[GR_LEVEL_COUNT];
@@ -52,9 +50,8 @@ struct reclaim {
         uint64_t back_bytes;
         bool (*visit)(struct gr_context *, void *);
         struct gr_context *first; /* visited before the others */
-        bool overtaken;       /* the GPU was waited for, and others have freed meanwhile: what it readied, perhaps */
-        struct gr_lock *held; /* let go of while the host waits for the GPU, which may wait for a thread behind it;
-                                 NULL: none */
+        bool overtaken;           /* other threads freed during the wait for the GPU: their blocks may be idle now */
+        struct gr_lock *held;     /* NULL, or released while the host waits: the GPU may wait for a thread behind it */
 };
 
 static bool trim_one(struct gr_context *context, void *arg)
@@ -67,7 +64,8 @@ static bool trim_one(struct gr_context *context, void *arg)
         return reclaim->back_bytes < reclaim->want_bytes;
 }
 
-static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+/* gr_fence_sync_by, with reclaim->held released meanwhile. */
+static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
@@ -79,7 +77,8 @@ static int sync_let_go(struct gr_context *context, const struct reclaim *reclaim
         return rc;
 }
 
-static int wait_let_go(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+/* gr_fence_wait_oldest, with reclaim->held released meanwhile. */
+static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
@@ -91,7 +90,7 @@ static int wait_let_go(struct gr_context *context, const struct reclaim *reclaim
         return rc;
 }
 
-/* As gr_fence_close. Captures may end soon: they are waited for, but not again where that was in vain. */
+/* As gr_fence_close, but waits up to GATE_NS for open captures to end. Once that was in vain it does not wait again. */
 static int close_soon(struct gr_context *context)
 {
         struct gr_gate *gate = &context->core->gate;
@@ -116,10 +115,11 @@ static int close_soon(struct gr_context *context)
 }
 
 /*
- * Epoch by epoch, up to the newest that is closed by now: other threads at work close another one all the time. For
- * what is in no epoch, as while a capture is going on, the host then waits as the driver's own free would: without end.
- * Where work may wait for what the program does later that is left until no fence can be hoped for, and not done before
- * all such work that streams were given is known to be done.
+ * Waits epoch by epoch, up to the newest that is closed by now: other threads close new ones all the time. Blocks freed
+ * in an epoch that cannot be closed, as during a capture, need more: the host waits for all work of the context, as the
+ * driver's own free does. Where work may wait for later work of the program (not `patient`) that could hang:
+ * captures are given time to end first, and the host waits only once all such work that streams were given is known to
+ * be done.
  */
 static bool sync_one(struct gr_context *context, void *arg)
 {
@@ -138,14 +138,14 @@ static bool sync_one(struct gr_context *context, void *arg)
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
                 rc = -ENOENT;
                 if (reclaim->back_bytes < reclaim->want_bytes && !all_idle)
-                        rc = wait_let_go(context, reclaim, deadline_ns);
+                        rc = wait_oldest_unlocked(context, reclaim, deadline_ns);
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
                 if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
-                        rc = sync_let_go(context, reclaim, deadline_ns);
-                if (gr_driver_code(rc)) /* that may have failed just once */
-                        rc = sync_let_go(context, reclaim, deadline_ns);
-                /* Or another thread has seen the last epoch pass. */
+                        rc = sync_unlocked(context, reclaim, deadline_ns);
+                if (gr_driver_code(rc)) /* a wait may have failed once: try again */
+                        rc = sync_unlocked(context, reclaim, deadline_ns);
+                /* Also where another thread has seen the last epoch pass meanwhile. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         }
         if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(&context->fence) != freed_bytes)
@@ -196,21 +196,23 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
         }
         case GR_LEVEL_TRIM:
         case GR_LEVEL_SYNC: {
-                bool in_order; /* something is held that the driver frees in the order of a stream */
+                bool in_order; /* there is memory that the driver frees in the order of a stream */
 
-                /* The own context first: with others its memory is only shared by the device. */
+                /* The request's context first; then the others of the device. */
                 reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
                 reclaim.first = context;
                 if (reclaim.visit(context, &reclaim))
                         gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
-                /* What is freed in stream order, or a graph's, comes back once the host has seen the stream get there.
+                /*
+                 * Memory freed in stream order, or of a graph, is returned only after the host has waited for the
+                 * stream.
                  */
                 in_order = atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0 ||
                            atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) > 0;
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
-                    !atomic_load(&core->waits_for_others) && sync_let_go(context, &reclaim, begin_ns + SYNC_NS) == 0)
+                    !atomic_load(&core->waits_for_others) && sync_unlocked(context, &reclaim, begin_ns + SYNC_NS) == 0)
                         reclaim.back_bytes += trim_driver(context);
-                /* Where the device's memory is the host's, what is cached of that is as good as any. */
+                /* On integrated devices pinned memory is device memory, too. */
                 if (device->integrated)
                         reclaim.back_bytes += gr_pinned_reclaim(
                                 core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
@@ -229,7 +231,7 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
                         return 0;
                 reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
                 break;
-        default: /* nothing to run: part of the climb itself, or not built yet */
+        default: /* part of the climb itself */
                 return 0;
         }
         atomic_fetch_add(&stats->tries, 1);
@@ -246,7 +248,7 @@ uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t wa
         return reclaim_by(context, level, want_bytes, NULL, &overtaken);
 }
 
-/* What the driver takes for the request. */
+/* The bytes that the driver takes for the request. */
 static uint64_t need_bytes(struct climb *climb)
 {
         return gr_is_small(climb->bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(climb->bytes);
@@ -267,7 +269,7 @@ static uint64_t missing_bytes(struct climb *climb)
         return have < need ? need - have : need;
 }
 
-/* What a try said, as it is. One request meets the limit once, however often it is tried. */
+/* Notes the result rc of a try, and returns it. A request counts as one limit hit, however often it is tried. */
 static int note(struct climb *climb, int rc)
 {
         if (rc == -ENOMEM || rc == -EDQUOT)
@@ -300,7 +302,7 @@ static bool out_of_memory(int rc)
         return rc == -ENOMEM || rc == -EDQUOT;
 }
 
-/* READY and FENCE: what the cache holds already. Charged to the level's figures as the block's size. */
+/* READY and FENCE: serves the request from the cache. The level's statistics count the block's size. */
 static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
@@ -311,8 +313,8 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (level == GR_LEVEL_FENCE) {
-                /* Work of other devices, or what waits for others, may wait for work yet to come: nothing is put
-                 * behind it. */
+                /* Work of other devices, or that waits for others, may wait for later work of the program: a barrier
+                 * between the two would hang, so none is laid. */
                 gr_fence_close(climb->context);
                 gr_fence_poll(climb->context);
                 if (core->config.reuse == GR_REUSE_BARRIER ||
@@ -334,8 +336,8 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
 }
 
 /*
- * What the rungs so far left in segments too large for the request. Beside live blocks it is taken before anybody has
- * to wait; a free one is not opened as long as it might go back.
+ * Takes a range from a segment meant for larger requests. Segments with live blocks are used before any thread has to
+ * wait. opens: also one that is free, which could be returned as a whole: only after SYNC.
  */
 static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_block)
 {
@@ -348,9 +350,9 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 }
 
 /*
- * After a failed try: what other threads were giving back to the driver meanwhile was in no cache to be found, and not
- * had back yet. ended: of before that try, and after the look into the caches. What a try itself gives back is nothing
- * to wait for.
+ * After a failed try: memory that other threads are returning to the driver is in no cache, and not free on the device
+ * either. Waits until those returns have ended and tries again after each. ended: gr_releases_of_others between the
+ * last look into the caches and the try.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
 {
@@ -383,9 +385,9 @@ static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
 }
 
 /*
- * One rung that returns memory, and the tries after it. Without the lock two threads that need the same bytes could
- * each find that the other has just taken them, and both fail. Reclaimables and neighbours are asked without it: they
- * may wait for other threads.
+ * Runs one rung that returns memory, and tries the request after it, with the device's ladder_lock held. Without the
+ * lock two threads that both need all of the returned bytes could take a part each, and both fail. Reclaimables and
+ * neighbours are asked without the lock, as they may wait for other threads.
  */
 static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
@@ -400,7 +402,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
 
         if (!alone) {
                 gr_lock(&climb->context->device->ladder_lock);
-                rc = try_again(climb, false, ret_block); /* what the climber before left, or the program freed */
+                rc = try_again(climb, false, ret_block); /* the climb before this one may have left enough */
                 if (!out_of_memory(rc))
                         goto out;
         }
@@ -409,7 +411,7 @@ static int from_rung(struct climb *climb, enum gr_level level, struct gr_block *
                                   alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
-                if (level == GR_LEVEL_DROP && back > 0) /* into the cache; the rungs that empty it are behind us */
+                if (level == GR_LEVEL_DROP && back > 0) /* it is cached now; the rungs that trim have passed */
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 ended = gr_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
@@ -423,7 +425,7 @@ out:
         return rc;
 }
 
-/* Nobody else can help where the process's own limit is what refuses. */
+/* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
 static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
 {
         if (!climb->context->core->ask_neighbours ||
@@ -444,7 +446,7 @@ static bool add_freed(struct gr_context *context, void *arg)
         return true;
 }
 
-/* A figure that moves whenever a thread of ours frees on the device. */
+/* A figure that changes whenever a thread of this process frees memory of the device. */
 static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 {
         struct freed freed = {0};
@@ -454,9 +456,9 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 }
 
 /*
- * Until somebody frees. Frees of our own threads cost nothing to notice; for those of other processes the driver is
- * asked, ever more seldom, and they themselves: what they free may stay in their cache. No lock is held between tries,
- * so the threads that wait hinder nobody, and where all threads wait the deadline ends it.
+ * The WAIT rung: waits until memory is freed. Frees of this process cost nothing to notice. For those of other
+ * processes the driver is asked, less and less often, and the neighbours, whose freed memory may stay in their caches.
+ * No lock is held between tries, so that waiting threads block no others. Where all threads wait the deadline ends it.
  */
 static int from_wait(struct climb *climb, struct gr_block **ret_block)
 {
@@ -482,24 +484,24 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         seen = freed_so_far(device, core);
         do {
                 uint64_t freed;
-                bool others, ours;
+                bool others, own;
 
                 driver->sleep_ns(WAIT_LOOK_NS);
                 now_ns = driver->now_ns();
                 freed = freed_so_far(device, core);
                 others = now_ns >= asked_ns + pause_ns || now_ns >= deadline_ns;
-                ours = freed != seen;
-                if (!ours && !others)
+                own = freed != seen;
+                if (!own && !others)
                         continue;
-                if (!ours && pause_ns < WAIT_MOST_NS)
+                if (!own && pause_ns < WAIT_MOST_NS)
                         pause_ns *= 2;
                 seen = freed;
                 asked_ns = now_ns;
                 rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
-                /* No fence will ever say that it is idle where none can be had, as during a capture. */
+                /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
                 if (out_of_memory(rc))
                         rc = from_rung(climb,
-                                       ours && gr_fence_close(climb->context) == -EBUSY ? GR_LEVEL_SYNC : GR_LEVEL_TRIM,
+                                       own && gr_fence_close(climb->context) == -EBUSY ? GR_LEVEL_SYNC : GR_LEVEL_TRIM,
                                        ret_block);
                 if (out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);
@@ -518,6 +520,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         return rc;
 }
 
+/* The SPILL rung. */
 static int from_host(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
@@ -535,7 +538,7 @@ static int from_host(struct climb *climb, struct gr_block **ret_block)
         return 0;
 }
 
-/* What the program holds most of: classes, largest sum first. */
+/* Logs the classes of which the program holds the most bytes, the largest sum first. */
 static void report_holders(struct gr_core *core, struct gr_device *device, enum gr_log_level level)
 {
         uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0};
@@ -565,7 +568,7 @@ static void report(struct climb *climb)
         const struct gr_group *group = atomic_load(&device->group);
         bool limited = climb->error == -EDQUOT;
         bool of_group = limited && group && !gr_budget_own_limit(device, need_bytes(climb));
-        /* A full card is the program's own affair; a limit is ours to explain. */
+        /* Programs expect a full card; a limit of this library has to be explained. */
         enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
         char text[7][GR_SIZE_TEXT_BYTES];
         uint64_t card_free = 0, card_total = 0, more;
@@ -602,7 +605,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = context->core;
         int rc = note(climb, climb->error);
 
-        /* The limit may have been met by an old figure. */
+        /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {
                 core->driver->refresh_pools(context->device->ordinal);

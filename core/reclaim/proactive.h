@@ -8,10 +8,10 @@
  *   share = 5 % * 2 (the caller is about to wait) * 2 (the last run freed more than a tenth of the live memory)
  *               * 2 (live above 0.90 of the limit) * 2 (above 0.95) / 2^min(6, runs in a row that freed nothing)
  *
- * where the mean is exponential, each factor 2 applies where its condition holds, and the divisor is this library's own. A run has reclaimables give up what is
- * idle. Above 0.90 of the limit it also returns cached blocks, but only what went unused for a whole step of decay
- * (with decay off: between two runs half a second apart), so that a program that uses all its memory is not slowed
- * down.
+ * where the mean is exponential, each factor 2 applies where its condition holds, and the divisor is this library's
+ * own. A run has reclaimables give up what is idle. Above 0.90 of the limit it also returns cached blocks, but only
+ * what went unused for a whole step of decay (with decay off: between two runs half a second apart), so that a program
+ * that uses all its memory is not slowed down.
  *
  * The limit is the process's own, or the group's where that is fuller. All memory of the group's members then counts,
  * as live except for what this process has cached.

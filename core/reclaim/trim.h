@@ -13,7 +13,7 @@
 struct gr_context;
 struct gr_core;
 
-#define GR_TRIM_BATCH 64 /* allocations that go back with one wait for the driver */
+#define GR_TRIM_BATCH 64 /* allocations that are returned with one wait for the driver */
 
 /*
  * Returns allocations to the driver, count of them at ptrs, of sizes bytes each. They are idle and in no list or
