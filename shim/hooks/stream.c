@@ -16,6 +16,7 @@ struct capture {
         const void
                 *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
         CUcontext context; /* the one that owns its memory, where the stream is of a green context */
+        CUcontext current; /* of a stream that a thread has by itself, as it has one in each context; else NULL */
         uint64_t number;   /* in the order in which they began, from 1 */
 };
 
@@ -34,9 +35,11 @@ static const void *identity(CUstream stream, bool null_is_per_thread)
                                                                                  : (const void *)stream;
 }
 
-/* What the capture on the stream is called, 0 where there is none. Asked before the driver ends it: afterwards another
- * thread's new stream may have its handle, and a capture of its own. */
-static uint64_t number_of(const void *stream)
+/*
+ * What the capture on the stream is called, 0 where there is none. Asked before the driver ends it: afterwards another
+ * thread's new stream may have its handle, and a capture of its own. current: as in struct capture; NULL: any.
+ */
+static uint64_t number_of(const void *stream, CUcontext current)
 {
         uint64_t number = 0;
 
@@ -44,7 +47,7 @@ static uint64_t number_of(const void *stream)
                 return 0;
         pthread_mutex_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !number; i++)
-                if (capturing[i].stream == stream)
+                if (capturing[i].stream == stream && (!current || capturing[i].current == current))
                         number = capturing[i].number;
         pthread_mutex_unlock(&capturing_lock);
         return number;
@@ -77,7 +80,10 @@ void gr_captures_end(CUcontext context)
 
 static void thread_ends(void *stream)
 {
-        over(number_of(stream), NULL);
+        uint64_t number;
+
+        while ((number = number_of(stream, NULL)))
+                over(number, NULL);
 }
 
 static void make_thread_key(void)
@@ -97,6 +103,8 @@ static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
         if (capture.stream == &per_thread_stream || !stream || !gr_real.cuStreamGetCtx ||
             gr_real.cuStreamGetCtx(stream, &capture.context) != CUDA_SUCCESS)
                 gr_real.cuCtxGetCurrent(&capture.context);
+        if (capture.stream == &per_thread_stream)
+                capture.current = capture.context;
         owner = capture.context ? gr_context_known(capture.context) : NULL;
         if (owner)
                 capture.context = owner->handle;
@@ -198,12 +206,17 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
                             __typeof__(cuStreamEndCapture) *real)
 {
         CUstreamCaptureStatus status;
+        CUcontext current = NULL;
         uint64_t number;
+        bool own;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        number = number_of(identity(stream, null_is_per_thread));
+        own = identity(stream, null_is_per_thread) == &per_thread_stream;
+        if (own && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
+                gr_real.cuCtxGetCurrent(&current);
+        number = number_of(identity(stream, null_is_per_thread), current);
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;
@@ -235,7 +248,7 @@ static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        number = number_of(stream);
+        number = number_of(stream, NULL);
         result = real(stream);
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 over(number, NULL);

@@ -628,6 +628,14 @@ static void *leave_capture(void *context)
         return NULL;
 }
 
+/* The thread's own stream is another one in each context. */
+static void *leave_two_captures(void *contexts)
+{
+        for (int i = 0; i < 2; i++)
+                leave_capture(((CUcontext *)contexts)[i]);
+        return NULL;
+}
+
 /* In the driver's trace of its calls: each end of a context, with a + where one was waited for since the one before. */
 static void waited(char *ret, size_t bytes)
 {
@@ -680,6 +688,7 @@ static void abandoned_captures(void)
 {
         CUcontext primary, other;
         pthread_t thread;
+        CUgraph graph;
 
         OK(cuDevicePrimaryCtxRetain(&primary, 0));
         OK(cuCtxSetCurrent(primary));
@@ -690,6 +699,31 @@ static void abandoned_captures(void)
                 OK(pthread_join(thread, NULL));
         }
         reuses("threads that captured");
+        other = create();
+        OK(pthread_create(&thread, NULL, leave_two_captures, (CUcontext[]){primary, other}));
+        OK(pthread_join(thread, NULL));
+        OK(cuCtxSetCurrent(primary));
+        reuses("a thread that captured in two contexts");
+        leave_capture(other);
+        leave_capture(primary);
+        OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        OK(cuGraphDestroy(graph));
+        printf("the end of no capture: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        for (int i = 0; i < 20; i++) { /* nothing that reaches into the capture that goes on */
+                CUdeviceptr ptr;
+
+                OK(cuMemAlloc(&ptr, 40 * MIB));
+                OK(cuMemFree(ptr));
+        }
+        OK(cuCtxSetCurrent(other));
+        printf("the end of the other one's: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        OK(cuGraphDestroy(graph));
+        leave_capture(other);
+        leave_capture(primary);
+        OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        OK(cuGraphDestroy(graph));
+        OK(cuCtxDestroy(other));
+        reuses("a context with a capture, another one's ended");
         other = create();
         for (int i = 0; i < MANY_CAPTURES; i++)
                 begin_capture();
