@@ -1,15 +1,13 @@
 /*
- * Fastbins: freed ranges of pool kind `split` that stay as they are, for the next request of exactly their size, as
- * in quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; the
+ * Fastbins: freed ranges of pool kind `split` that stay as they are, for the next request of exactly their size, as in
+ * quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; the
  * pages count as used until a request fits nowhere else and the footprint may not grow for it (gr_expandable_may_grow):
- * then all of them are merged. In a recorded training program three of five large requests are served from there; auto
- * accepts a quarter more memory for it. A small request takes another place that is usable before a barrier is laid for
- * a block of its size: 11,600 barriers in 1,300 training steps instead of 57,000, and bins, with twice the memory, lay
- * 21,000 (November 2026).
+ * then all of them are coalesced. A small request takes another usable range before a barrier is laid for a block of
+ * its exact size (docs/measurements.md, fastbins).
  *
- * A context has one set of them for all threads, as what one frees another often needs next: PyTorch's forward pass
- * and its backward pass are two threads, which take turns. The lock of the context's first arena, which is the home of
- * what such a hit hands out, is held for everything here.
+ * A context has one set of fastbins for all threads, as a block that one thread frees is often needed by another next:
+ * PyTorch's forward pass and its backward pass are two threads that take turns. All functions here are called with the
+ * lock of the context's first arena held; that arena is the home of the blocks that they hand out.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
@@ -21,9 +19,9 @@
 #include "cache/ledger.h"
 
 #define GR_FASTBIN_LISTS_LOG2 8
-#define GR_FASTBIN_LOOK       8 /* blocks of other sizes that are passed by */
+#define GR_FASTBIN_LOOK       8 /* blocks of other sizes that are passed */
 
-/* With both ends at hand one that enters touches no other block than the last. */
+/* The list keeps both ends, so that a block which enters touches no other block than the last. */
 struct gr_fastbin_list {
         struct gr_block *first, *last; /* the oldest; by next and prev, NULL at the ends */
 };
@@ -32,10 +30,10 @@ struct gr_fastbin_list {
 struct gr_fastbins {
         struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
         struct gr_cached cached;                                   /* bytes of all of them; on the device's account */
-        uint64_t count;                                            /* of them */
+        uint64_t count;                                            /* of all blocks */
         uint32_t generation;  /* of blocks of split's: the driver has one BUFFER_ID for a segment, this tells them apart
                                */
-        uint64_t hits, frees; /* blocks that the arena itself handed out, and took back: the others are split's */
+        uint64_t hits, frees; /* blocks that the fast path handed out, and took back */
 };
 
 static inline struct gr_fastbin_list *gr_fastbin_list_of(struct gr_fastbins *fastbins, size_t bytes)
@@ -43,7 +41,10 @@ static inline struct gr_fastbin_list *gr_fastbin_list_of(struct gr_fastbins *fas
         return &fastbins->lists[gr_ledger_mix(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2)];
 }
 
-/* The oldest block of so many bytes; NULL: none was soon found. This and the next two are on the way of a hit. */
+/*
+ * The oldest block of so many bytes; NULL: none among the first GR_FASTBIN_LOOK. This and the next two are part of a
+ * hit.
+ */
 static inline struct gr_block *gr_fastbin_find(struct gr_fastbins *fastbins, size_t bytes)
 {
         struct gr_block *block = gr_fastbin_list_of(fastbins, bytes)->first;
@@ -76,7 +77,7 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
         gr_cached_add(&fastbins->cached, -(int64_t)block->capacity_bytes);
 }
 
-/* All blocks, in a list by next; the lists are empty then, and the account is the caller's to change. */
+/* Takes all blocks out, in a list by next. The caller has to take their bytes off `cached`. */
 struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Free memory of the heaps of pool kind `split` that moves to where a request lacks some: its handle is mapped a second
- * time there. What is submitted from then on runs after the work that may still use it under its old addresses, so
- * nothing is waited for; those addresses, which are stale then, are unmapped once that work has passed.
+ * Remap: memory of free pages moves to addresses where a request needs it, by mapping its handle there a second time.
+ * Work that is submitted later runs after the work that may still use the memory under its old addresses, so the host
+ * does not wait. The old addresses are then stale, and are unmapped when that work has passed.
  */
 #ifndef GR_REMAP_H
 #define GR_REMAP_H
@@ -16,7 +16,9 @@ struct gr_context;
  * Calls the driver; no lock held. */
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes);
 
-/* Stale addresses become holes once nothing can use them. The split's lock is held, but not while the driver is called.
+/*
+ * Makes stale addresses holes when no work can use them any more. The split's lock is held, but released while the
+ * driver is called.
  */
 void gr_remap_reap(struct gr_context *context);
 

@@ -1,7 +1,7 @@
 /*
- * How much memory pool kind `split` may take beyond what is live, and the time that it may spend on staying below: a
- * share of what live memory ever needed, and of all time. Better fits, moves and waits are paid for with that time;
- * where too much of it was spent lately, more footprint is the lesser evil.
+ * Slack: how much memory a segment pool may hold beyond the live memory, and how much time it may spend to stay below
+ * that. The first is a share of the peak of live memory, the second a share of all time. Better fits, moves and waits
+ * cost such time; when too much was spent recently, the footprint may grow more.
  *
  * No lock is held, unless a comment says otherwise.
  */
@@ -21,7 +21,7 @@ struct gr_context;
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
-/* Whether it would pass that, however little time is left. */
+/* Whether the growth would exceed even the bound that applies when no time is left. */
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
@@ -30,20 +30,20 @@ bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint
  */
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
-/* So much time was spent on a better fit. */
+/* Notes that spent_ns were spent on a better fit. */
 void gr_slack_spend(struct gr_context *context, uint64_t spent_ns);
 
 /*
- * Where there is no room, gives idle memory back, and waits a little, as time allows, for what is about to be idle.
- * What bins hold is left alone while a barrier stands before work that still runs: the driver would have this thread
- * wait. False: there still is none. Calls the driver.
+ * Where there is no room, returns idle memory to the driver and waits a little, as time allows, for memory that is
+ * about to be idle. Blocks in bins are not returned while a barrier waits for running work, as the driver would let
+ * this thread wait for that, too. False: there is still no room. Calls the driver.
  */
 bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * How large a free segment may be to be cut for this request. A small piece in a large segment keeps all of it from
- * going back, so a free one is rather returned and one that fits taken, as long as the time that this costs is
- * affordable: the more of it was spent lately, the worse a fit is accepted. The split's lock is held.
+ * The largest free segment, in bytes, that may be cut for this request. A small range in a large segment keeps all of
+ * it from being returned, so it is better to return the segment and take one that fits. That costs time: the more was
+ * spent recently, the larger the segment may be. The split's lock is held.
  */
 uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes);
 
