@@ -1,6 +1,7 @@
 /*
- * What threads do often they do in a shard of their own: each thread is given one of GR_SHARDS at its first use, in
- * turn, so that with up to so many threads none waits for another, or for another's cache line.
+ * Shards: structures that every thread uses often are kept in GR_SHARDS parts. Each thread is given one of them at its
+ * first use, in turn. With up to GR_SHARDS threads none waits for another thread, or for a cache line that another
+ * thread writes.
  */
 #ifndef GR_SHARD_H
 #define GR_SHARD_H
@@ -8,21 +9,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define GR_SHARDS     16
-#define GR_LINE_BYTES 64
+#include "base/attributes.h"
 
-/*
- * The functions of a hit, and of what comes next where there is none: they lie side by side in the text, in few pages
- * and cache lines of it (PyTorch training, an H200, November 2026: 521 us of a step inside its allocator, 539 without;
- * with a few more functions among them). Within them what a hit needs comes first, in one piece, which is why they say
- * what to expect and the hooks begin inline: the program's own work leaves little of them in the processor's first
- * cache (with 256 KiB of other code between two pairs, a pair took 436 cycles without and 314 so: a Xeon at 2.5 GHz,
- * simulated device).
- */
-#define GR_HOT_CODE __attribute__((hot, aligned(GR_LINE_BYTES)))
-
-/* For declarations of what they read: it lies in this library, and is found without a look into its table. */
-#define GR_HIDDEN __attribute__((visibility("hidden")))
+#define GR_SHARDS 16
 
 struct gr_arena;
 struct gr_context;

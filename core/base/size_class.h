@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/arith.h"
+
 #define GR_SMALL_MAX_BYTES ((size_t)1 << 20) /* the driver packs blocks up to here into slabs */
 #define GR_PAGE_BYTES      ((size_t)2 << 20) /* what the driver takes above, and the size of a slab */
 #define GR_PAGE_SHIFT      21                /* of GR_PAGE_BYTES */
@@ -21,22 +23,6 @@
 #define GR_CLASS_SMALL (GR_CLASS_TINY + 8 * 4)          /* to 1 MiB */
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
-
-/* Bytes, here and everywhere; unit is a power of two. */
-static inline uint64_t gr_min(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
-static inline uint64_t gr_max(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static inline uint64_t gr_round_up(uint64_t bytes, uint64_t unit)
-{
-        return (bytes + unit - 1) & ~(unit - 1);
-}
 
 /* Of the classes that halve a doubling steps_log2 times, the one of bytes > 1 << from_log2, where they begin. */
 static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsigned steps_log2)
