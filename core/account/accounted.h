@@ -45,7 +45,7 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 typedef int gr_accounted_allocate(void *arg);
 
 /*
- * Charges bytes to device as family, then calls allocate; where either refuses for want of memory, the ladder runs, and
+ * Charges bytes to device as kind, then calls allocate; where either refuses for want of memory, the ladder runs, and
  * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none. For
  * core->host cached pinned memory goes instead.
  * On failure nothing is charged.

@@ -6,7 +6,7 @@
 #ifndef GR_MEMORY_KIND_H
 #define GR_MEMORY_KIND_H
 
-/* GR_FAMILY(ID, name in JSON, words for people) */
+/* X(ID, name in JSON, words for people) */
 #define GR_MEMORY_KINDS(X)                                                                                             \
         X(STREAM_ORDERED, "stream_ordered", "stream-ordered pools")                                                    \
         X(GRAPH, "graph", "graph memory")                                                                              \

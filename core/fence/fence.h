@@ -65,7 +65,7 @@ struct gr_fence {
         _Atomic uint64_t usable_epoch;   /* blocks of this and earlier epochs may be handed out */
         _Atomic uint64_t idle_epoch;     /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
-        _Atomic unsigned accessor_count; /* of reach below; changed with the lock held */
+        _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
         _Atomic bool accessor_overflow;  /* more can reach it than fit: freed blocks go to the driver; likewise */
 
         struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
@@ -83,7 +83,7 @@ struct gr_fence {
         struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
         uint64_t passed_ns;                             /* when an epoch was last seen to have passed */
-        struct gr_context *accessors[GR_ACCESSORS_MAX]; /* reach[0] is the context itself; of core->everyone, any */
+        struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the context itself; of core->everyone, any */
 
         struct gr_lock events_lock; /* guards what follows */
         void **idle_events;         /* created in this context */
