@@ -256,7 +256,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         }
         nanosleep(&pause, NULL);
         /* On a machine with much else to do the helper may not have had its turn yet. */
-        for (int i = 0; i < 30000 && figure("released_blocks") == 0; i++)
+        for (int i = 0; i < 30000 && !plan->many && figure("released_blocks") == 0; i++)
                 nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         stop = true;
         for (unsigned i = 0; i < THREADS + 2; i++)
@@ -267,7 +267,8 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         printf("%s: %" PRIu64 " allocations, %" PRIu64 " from the cache\n", plan->name, allocs, figure("hits"));
         GR_CHECK(allocs > 100);
         GR_CHECK(figure("hits") > 0);
-        GR_CHECK(figure("released_blocks") > 0); /* idle memory has decayed beside them */
+        /* Idle memory has decayed beside them; where there are too many contexts all goes to the driver at once. */
+        GR_CHECK(plan->many || figure("released_blocks") > 0);
         GR_CHECK(!over);
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK_EQ(sg_misuses(), 0);
