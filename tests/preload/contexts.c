@@ -709,10 +709,10 @@ static void abandoned_captures(void)
         OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
         OK(cuGraphDestroy(graph));
         printf("the end of no capture: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        for (int i = 0; i < 20; i++) { /* nothing that reaches into the capture that goes on */
+        for (int i = 0; i < 3; i++) { /* nothing that reaches into the capture that goes on */
                 CUdeviceptr ptr;
 
-                OK(cuMemAlloc(&ptr, 40 * MIB));
+                OK(cuMemAlloc(&ptr, 16 * MIB));
                 OK(cuMemFree(ptr));
         }
         OK(cuCtxSetCurrent(other));
