@@ -674,15 +674,22 @@ static bool may_wait(struct gr_context *context)
         return atomic_load(&context->core->waits_begun) != atomic_load(&context->fence.waits_over);
 }
 
+int gr_fence_wait_driver(struct gr_context *context)
+{
+        int rc;
+
+        if (!gate_enter(&context->core->gate))
+                return -EBUSY;
+        rc = context->core->driver->context_sync(context->handle);
+        gate_leave(&context->core->gate);
+        return rc;
+}
+
 int gr_fence_wait_work(struct gr_context *context)
 {
         const struct gr_driver *driver = context->core->driver;
-        int rc = -EBUSY;
+        int rc = gr_fence_wait_driver(context);
 
-        if (gate_enter(&context->core->gate)) {
-                rc = driver->context_sync(context->handle);
-                gate_leave(&context->core->gate);
-        }
         if (rc && driver->context_drain)
                 rc = driver->context_drain(context->handle);
         /* A capture that breaks is a lesser evil than work that nobody waits for. */
@@ -759,6 +766,19 @@ unsigned gr_fence_accessors(struct gr_context *context)
                                         : atomic_load_explicit(&fence->accessor_count, memory_order_relaxed);
 }
 
+bool gr_fence_has_peer(struct gr_context *context)
+{
+        struct gr_fence *fence = &context->fence;
+        bool has;
+
+        gr_lock(&fence->lock);
+        has = fence->overflow_peer;
+        for (unsigned i = 0; i < fence->accessor_count; i++)
+                has |= fence->accessors[i]->device != context->device;
+        gr_unlock(&fence->lock);
+        return has;
+}
+
 /* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
 static int join_barrier(struct gr_context *context, struct gr_context *other)
 {
@@ -796,10 +816,12 @@ void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
         gr_lock(&fence->lock);
         for (unsigned i = 0; i < fence->accessor_count; i++)
                 known |= fence->accessors[i] == other;
-        if (!known && fence->accessor_count < GR_ACCESSORS_MAX)
+        if (!known && fence->accessor_count < GR_ACCESSORS_MAX) {
                 fence->accessors[fence->accessor_count++] = other;
-        else if (!known)
+        } else if (!known) {
                 atomic_store(&fence->accessor_overflow, true);
+                fence->overflow_peer |= other->device != context->device;
+        }
         gr_unlock(&fence->lock);
         if (known || join_barrier(context, other) == 0)
                 return;
@@ -844,6 +866,7 @@ void gr_fence_reset(struct gr_context *context)
         forget(context, context);
         fence->accessor_count = 1;
         atomic_store(&fence->accessor_overflow, false);
+        fence->overflow_peer = false;
         atomic_store(&fence->broken, 0);
         gr_unlock(&fence->lock);
         gr_lock(&fence->events_lock);

@@ -84,6 +84,7 @@ struct gr_fence {
         unsigned first_pending, pending_count;
         uint64_t passed_ns;                             /* when an epoch was last seen to have passed */
         struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the context itself; of core->everyone, any */
+        bool overflow_peer;                             /* one that did not fit is of another device */
 
         struct gr_lock events_lock; /* guards what follows */
         void **idle_events;         /* created in this context */
@@ -291,6 +292,12 @@ int gr_fence_sync(struct gr_context *context);
 int gr_fence_wait_work(struct gr_context *context);
 
 /*
+ * The driver waits for the context by itself, where no capture is open: what was freed in the order of its streams goes
+ * back only after such a wait, whatever events say. For work that is known to have finished. -EBUSY: a capture is open.
+ */
+int gr_fence_wait_driver(struct gr_context *context);
+
+/*
  * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
  * contexts, has not passed by deadline_ns; -EBUSY where no fence can be had and streams may still wait for others.
  */
@@ -298,5 +305,8 @@ int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);
 
 /* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
 unsigned gr_fence_accessors(struct gr_context *context);
+
+/* Whether a context of another device can reach the blocks. */
+bool gr_fence_has_peer(struct gr_context *context);
 
 #endif

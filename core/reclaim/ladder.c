@@ -114,6 +114,12 @@ static int close_soon(struct gr_context *context)
         return rc;
 }
 
+/* Whether no work waits for later work of the program, so that all of it ends by itself. */
+static bool is_patient(struct gr_context *context)
+{
+        return !gr_fence_has_peer(context) && !atomic_load(&context->core->waits_for_others);
+}
+
 /*
  * Waits epoch by epoch, up to the newest that is closed by now: other threads close new ones all the time. Blocks freed
  * in an epoch that cannot be closed, as during a capture, need more: the host waits for all work of the context, as the
@@ -124,7 +130,7 @@ static int close_soon(struct gr_context *context)
 static bool sync_one(struct gr_context *context, void *arg)
 {
         struct reclaim *reclaim = arg;
-        bool patient = gr_fence_accessors(context) == 1 && !atomic_load(&context->core->waits_for_others);
+        bool patient = is_patient(context);
         uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
         uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence), last_epoch;
         int closed = 0, rc;
@@ -173,6 +179,35 @@ static uint64_t trim_driver(struct gr_context *context)
         return after > before ? after - before : 0;
 }
 
+static bool wait_driver(struct gr_context *context, void *deadline_ns)
+{
+        if (gr_fence_sync_by(context, *(uint64_t *)deadline_ns) == 0)
+                gr_fence_wait_driver(context);
+        return true;
+}
+
+/*
+ * Memory freed in stream order, or of a graph, goes back to the driver once the host has waited for the stream or its
+ * context, by the driver: that an event has passed is not enough (docs/measurements.md, stream-ordered-return). The
+ * driver's own wait has no end, so it follows one that has, which is long only where all work ends by itself.
+ */
+static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim, uint64_t begin_ns)
+{
+        struct gr_device *device = context->device;
+        uint64_t deadline_ns =
+                is_patient(context) ? begin_ns + SYNC_NS : context->core->driver->now_ns() + SYNC_PEERS_NS;
+
+        if (atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) == 0 &&
+            atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) == 0)
+                return 0;
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        gr_core_each_context(context->core, device->ordinal, wait_driver, &deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return trim_driver(context);
+}
+
 /* As gr_reclaim. held: the device's ladder_lock, where the caller has it. *ret_overtaken: as in struct reclaim. */
 static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
                            bool *ret_overtaken)
@@ -195,23 +230,14 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
                 break;
         }
         case GR_LEVEL_TRIM:
-        case GR_LEVEL_SYNC: {
-                bool in_order; /* there is memory that the driver frees in the order of a stream */
-
+        case GR_LEVEL_SYNC:
                 /* The request's context first; then the others of the device. */
                 reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
                 reclaim.first = context;
                 if (reclaim.visit(context, &reclaim))
                         gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
-                /*
-                 * Memory freed in stream order, or of a graph, is returned only after the host has waited for the
-                 * stream.
-                 */
-                in_order = atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0 ||
-                           atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) > 0;
-                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes && in_order &&
-                    !atomic_load(&core->waits_for_others) && sync_unlocked(context, &reclaim, begin_ns + SYNC_NS) == 0)
-                        reclaim.back_bytes += trim_driver(context);
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                        reclaim.back_bytes += trim_in_order(context, &reclaim, begin_ns);
                 /* On integrated devices pinned memory is device memory, too. */
                 if (device->integrated)
                         reclaim.back_bytes += gr_pinned_reclaim(
@@ -222,7 +248,6 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
                     (device->integrated || (core->config.trim_malloc && level == GR_LEVEL_SYNC)))
                         core->driver->trim_malloc();
                 break;
-        }
         case GR_LEVEL_DRIVER:
                 reclaim.back_bytes = trim_driver(context);
                 break;

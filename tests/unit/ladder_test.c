@@ -334,6 +334,30 @@ static void test_sync(void)
         finish();
 }
 
+/*
+ * The device's own work is waited for as the driver's free would, however many contexts the device has; work of another
+ * device may wait for what the program does later, so that wait is short.
+ */
+static void test_sync_contexts(unsigned own, bool peer)
+{
+        uint64_t blocks[14], ptr = 0;
+
+        start();
+        for (unsigned i = 0; i < own; i++)
+                gr_context_add(&core, sg_context_new(0), 0);
+        if (peer)
+                gr_fence_add_accessor(context, gr_context_add(&core, sg_context_new(1), 1));
+        for (unsigned i = 0; i < 14; i++)
+                blocks[i] = alloc(4 * MIB);
+        for (unsigned i = 0; i < 14; i++)
+                sg_work(context->handle, 0, blocks[i], i == 0 ? 3000 * SG_MS : SG_MS);
+        for (unsigned i = 0; i < 14; i++)
+                free_ok(blocks[i]);
+        GR_CHECK_EQ(sg_alloc(context, 32 * MIB, &ptr), peer ? -ENOMEM : 0);
+        GR_CHECK(peer == (sg_driver.now_ns() - SG_FIRST_NS < 3000 * SG_MS));
+        finish();
+}
+
 /* Another thread that keeps the GPU busy, and frees, whenever the host sleeps. */
 static unsigned work_share; /* of the time that the host sleeps; above 1 the GPU falls behind */
 
@@ -385,17 +409,22 @@ static void test_sync_by_at_work(void)
         finish();
 }
 
-/* All rungs run, in their order, and each sees what those before it left. */
-/* What the driver frees in the order of a stream comes back once the host has waited: where any is held, and the wait
- * ends. */
+/*
+ * What the driver frees in the order of a stream comes back once the driver has waited: where any is held, and the work
+ * ends in time, which is a second where work may wait for what the program does later.
+ */
 static void test_in_order(void)
 {
         static const struct {
                 bool held, graph, waits_for_others;
+                uint64_t work_ms;
                 unsigned syncs;
         } cases[] = {{.held = true, .syncs = 1},
                      {.held = true, .graph = true, .syncs = 1},
-                     {.held = true, .waits_for_others = true},
+                     {.held = true, .work_ms = 3000, .syncs = 1},
+                     {.held = true, .waits_for_others = true, .syncs = 1},
+                     {.held = true, .waits_for_others = true, .work_ms = 500, .syncs = 1},
+                     {.held = true, .waits_for_others = true, .work_ms = 3600000},
                      {.held = false}};
         uint64_t ptr;
 
@@ -405,16 +434,20 @@ static void test_in_order(void)
                 start();
                 if (cases[i].held)
                         gr_budget_force(device, kind, MIB);
+                if (cases[i].work_ms)
+                        sg_work(context->handle, 0, 0, cases[i].work_ms * SG_MS);
                 atomic_store(&core.waits_for_others, cases[i].waits_for_others);
                 GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
-                GR_CHECK_EQ(sg_counter(&core, GR_STAT_syncs), cases[i].syncs);
-                GR_CHECK_EQ(sg_calls(SG_TRIM_POOLS), 1 + cases[i].syncs);
+                GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), cases[i].syncs);
+                GR_CHECK_EQ(sg_calls(SG_TRIM_POOLS), 1 + cases[i].held);
+                GR_CHECK(sg_driver.now_ns() - SG_FIRST_NS < (cases[i].waits_for_others ? 2000 : 4000) * SG_MS);
                 if (cases[i].held)
                         gr_budget_uncharge(device, kind, MIB);
                 finish();
         }
 }
 
+/* All rungs run, in their order, and each sees what those before it left. */
 static void test_order(void)
 {
         struct holder purged = {0}, dropped = {0};
@@ -1323,6 +1356,12 @@ int main(void)
         test_driver();
         test_sync();
         test_sync_polled();
+        test_sync_contexts(0, false);
+        test_sync_contexts(1, false);
+        test_sync_contexts(GR_ACCESSORS_MAX - 1, false);
+        test_sync_contexts(GR_ACCESSORS_MAX, false);
+        test_sync_contexts(0, true);
+        test_sync_contexts(1, true);
         for (unsigned share = 1; share <= 3; share += 2) {
                 test_sync_at_work(false, share);
                 test_sync_at_work(true, share);

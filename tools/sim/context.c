@@ -71,6 +71,7 @@ static void tear_down(CUcontext ctx)
         ctx->ending = true;
         sim_node_wait(all);
         sim_node_put(all);
+        sim_pool_synchronized(ctx, NULL);
         ctx->ending = false;
         while (*at != ctx)
                 at = &(*at)->next;

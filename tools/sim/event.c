@@ -156,7 +156,7 @@ SIM_API cuEventSynchronize(CUevent event)
         if (rc == CUDA_SUCCESS) {
                 if (event->node)
                         sim_node_wait(event->node);
-                sim_pool_synchronized();
+                sim_pool_synchronized(NULL, NULL);
                 sim_unlock();
         }
         return rc;
@@ -207,7 +207,7 @@ static CUresult synchronize(CUcontext given)
 
                 sim_node_wait(all);
                 sim_node_put(all);
-                sim_pool_synchronized();
+                sim_pool_synchronized(sim_context_owner(ctx), NULL);
         }
         sim_unlock();
         return rc;

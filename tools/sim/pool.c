@@ -109,14 +109,14 @@ static void give_back(struct sim_alloc *alloc)
         sim_unmap(at, bytes);
 }
 
-/* Gives cached memory whose free has run back to the device, oldest first, while the pool holds more than keep. */
+/* Gives cached memory whose free was waited for back to the device, oldest first, while the pool holds more than keep. */
 static void trim(CUmemoryPool pool, size_t keep)
 {
         while (reserved(pool) > keep) {
                 struct sim_alloc **oldest = NULL, *alloc;
 
                 for (struct sim_alloc **at = &pool->cache; *at; at = &(*at)->next_cached) {
-                        if (!(*at)->freed || (*at)->freed->done)
+                        if ((*at)->waited)
                                 oldest = at;
                 }
                 if (!oldest)
@@ -128,15 +128,23 @@ static void trim(CUmemoryPool pool, size_t keep)
         }
 }
 
-void sim_pool_synchronized(void)
+void sim_pool_synchronized(CUcontext ctx, CUstream stream)
 {
-        for (CUmemoryPool pool = pools; pool; pool = pool->next)
+        for (CUmemoryPool pool = pools; pool; pool = pool->next) {
+                for (struct sim_alloc *alloc = pool->cache; alloc; alloc = alloc->next_cached)
+                        alloc->waited |= alloc->freed && alloc->freed->done &&
+                                         (stream ? alloc->freed_in == stream->id : ctx && alloc->freed_ctx == ctx->id);
                 trim(pool, pool->destroyed ? 0 : pool->threshold);
+        }
 }
 
-static void into_cache(struct sim_alloc *alloc, struct sim_node *freed)
+/* freed: its free in stream; NULL: a free that waited. */
+static void into_cache(struct sim_alloc *alloc, struct sim_node *freed, CUstream stream)
 {
         alloc->freeing = true;
+        alloc->waited = !freed;
+        alloc->freed_in = freed ? stream->id : 0;
+        alloc->freed_ctx = freed ? stream->ctx->id : 0;
         sim_node_replace(&alloc->freed, sim_node_get(freed));
         alloc->next_cached = alloc->pool->cache;
         alloc->pool->cache = alloc;
@@ -154,7 +162,7 @@ void sim_pool_reached_free(struct sim_alloc *alloc)
 void sim_pool_free(struct sim_alloc *alloc)
 {
         sim_heap_set_idle(alloc, true);
-        into_cache(alloc, NULL);
+        into_cache(alloc, NULL, NULL);
 }
 
 /* Freed memory of the same footprint; the stream will wait for the free where it has not run yet. */
@@ -315,7 +323,7 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
                 alloc->freeing = true;
                 if (alloc->kind == SIM_ALLOC_POOL) {
                         alloc->pool->used -= alloc->bytes;
-                        into_cache(alloc, node);
+                        into_cache(alloc, node, s);
                 }
         }
         sim_node_put(node);

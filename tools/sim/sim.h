@@ -328,8 +328,11 @@ struct sim_alloc {
         struct sim_alloc *next; /* in the list of ranges outside the device heaps */
         /* Pools' memory only, guarded by sim_lock(). */
         struct sim_alloc *next_cached;
-        struct sim_node *freed; /* the free in its stream; reuse comes after it */
-        unsigned reuses;        /* frees that have not run yet but whose memory is in use again */
+        struct sim_node *freed;       /* the free in its stream; reuse comes after it */
+        unsigned long long freed_in;  /* that stream, ... */
+        unsigned long long freed_ctx; /* ... and its context, by their ids; 0: the free waited */
+        bool waited;                  /* the host has waited for that stream or its context since: it may go back */
+        unsigned reuses;              /* frees that have not run yet but whose memory is in use again */
 };
 
 struct CUmemPoolHandle_st {
@@ -416,7 +419,12 @@ bool sim_touch_store(const struct sim_access *access, uintptr_t dst, unsigned by
 void sim_pool_setup(const struct sim_config *config);
 bool sim_is_pool(CUmemoryPool pool);        /* lock held */
 CUmemoryPool sim_pool_imported(int device); /* another process's, that nothing is allocated from; NULL: no memory */
-void sim_pool_synchronized(void); /* a synchronisation point: give back what is above the threshold; lock held */
+/*
+ * The host has waited for a stream, or, where stream is NULL, for all work of ctx, or, where that is NULL too, for
+ * something else. Memory freed in their order may go back to the device, and what is above a pool's threshold does. The
+ * driver asks for such a wait (docs/measurements.md, stream-ordered-return). Lock held.
+ */
+void sim_pool_synchronized(CUcontext ctx, CUstream stream);
 void sim_pool_reached_free(struct sim_alloc *alloc); /* the stream reached the free of a pool's memory; lock held */
 void sim_pool_free(struct sim_alloc *alloc);         /* cuMemFree of a pool's memory, context idle; lock held */
 
