@@ -40,7 +40,8 @@ static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen: by the
 
 /*
  * Who retains or releases a device's primary context does so alone: one that is retained again beside its end has the
- * same handle, and nobody could tell it from the one that has ended. Taken before the lock above. The driver may call
+ * same handle, and nobody could tell it from the one that has ended. It is held until a context is among those that are
+ * known, or one that another thread resets meanwhile would be added when it is gone already. Taken before the lock above. The driver may call
  * back to its runtime while it ends a context, so the same thread may take it again.
  */
 static pthread_mutex_t primary_locks[GR_DEVICES_MAX] = {[0 ... GR_DEVICES_MAX - 1] =
@@ -82,7 +83,10 @@ static CUcontext primary_of(CUdevice dev)
         return primary;
 }
 
-/* The context that owns what is allocated while handle is current: another one where handle is a green context. */
+/*
+ * The context that owns what is allocated while handle is current: another one where handle is a green context. NULL:
+ * the driver does not tell. A green context taken for one of its own would break the fences of others when it ends.
+ */
 static CUcontext owner_of(CUcontext handle, CUdevice dev)
 {
         CUcontext owner = handle;
@@ -94,7 +98,7 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
         if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
                 return NULL;
         if (gr_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, probe) != CUDA_SUCCESS)
-                owner = handle;
+                owner = NULL;
         gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
         if (owner != handle)
                 gr_driver_forget(handle); /* its stream is not needed again */
@@ -151,7 +155,6 @@ static struct gr_context *look_up(CUcontext handle)
         pthread_mutex_lock(&lock);
         if (!primaries[dev])
                 primaries[dev] = primary_of(dev);
-        pthread_mutex_unlock(&primary_locks[dev]);
         owner = alias_of(handle);
         if (!owner) {
                 owner = owner_of(handle, dev);
@@ -160,10 +163,11 @@ static struct gr_context *look_up(CUcontext handle)
         }
         pthread_mutex_unlock(&lock);
         gr_capture_restore(mode);
-        if (!owner)
-                return NULL;
-        gr_device_use(dev);
-        context = add(owner, dev);
+        if (owner) {
+                gr_device_use(dev);
+                context = add(owner, dev);
+        }
+        pthread_mutex_unlock(&primary_locks[dev]);
         if (context && gr_overhead_counted())
                 gr_overhead_look(context->device, 0);
         return context;
@@ -367,8 +371,9 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
                 retained[dev]++;
                 pthread_mutex_unlock(&lock);
         }
+        has(result, context, dev, false);
         pthread_mutex_unlock(&primary_locks[dev]);
-        return has(result, context, dev, false);
+        return result;
 }
 
 /*
@@ -602,9 +607,9 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
                         primaries[dev] = primary;
                 pthread_mutex_unlock(&lock);
         }
-        pthread_mutex_unlock(&primary_locks[dev]);
         if (primary)
                 has(result, &primary, dev, false);
+        pthread_mutex_unlock(&primary_locks[dev]);
         errno = saved_errno;
         return result;
 }

@@ -7,6 +7,9 @@
  *   contexts ends        some end beside another one; under the library alone
  *   contexts devices     on two devices, with peer access switched on and off; skipped without two that have it
  *   contexts threads     threads that make, use and end contexts, and capture on streams, each for itself
+ *   contexts green PLUGIN
+ *                        a green context that the plug-in makes and ends behind the library, while the driver does not
+ *                        tell once who owns its memory; under the library alone
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include <cuda.h>
@@ -776,6 +779,53 @@ static void fill(int device, size_t share)
         printf("device %d: %d blocks of 16 MiB\n", device, count);
 }
 
+static unsigned long driver_allocs(void)
+{
+        unsigned long (*count)(const char *) = NULL;
+        void *found = dlsym(RTLD_DEFAULT, "grSimCallCount");
+
+        memcpy(&count, &found, sizeof(count));
+        return count ? count("cuMemAlloc_v2") : 0;
+}
+
+/*
+ * Memory that is allocated in a green context is the primary context's, and so are its fences. Were the green one taken
+ * for a context of its own, its end would break the fences of the other: nothing would be served from the cache.
+ */
+static void green_behind(const char *path)
+{
+        void *plugin = dlopen(path, RTLD_NOW | RTLD_DEEPBIND), *found;
+        int (*make)(CUgreenCtx *, CUcontext *) = NULL, (*end)(CUgreenCtx) = NULL;
+        CUcontext primary, context;
+        unsigned long allocs;
+        CUdeviceptr block;
+        CUgreenCtx green;
+
+        OK(!plugin);
+        found = dlsym(plugin, "behind_green");
+        memcpy(&make, &found, sizeof(make));
+        found = dlsym(plugin, "behind_green_end");
+        memcpy(&end, &found, sizeof(end));
+        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        OK(cuCtxSetCurrent(primary));
+        work("primary context");
+        for (int round = 0; round < 3; round++) {
+                OK(make(&green, &context));
+                OK(cuCtxSetCurrent(context));
+                OK(cuMemAlloc(&block, BLOCK));
+                OK(cuMemsetD32(block, 1, BLOCK / 4));
+                OK(cuMemFree(block));
+                work("green context");
+                OK(end(green));
+                OK(cuCtxSetCurrent(primary));
+                allocs = driver_allocs();
+                for (int i = 0; i < 10; i++)
+                        work("primary context");
+                GR_CHECK(driver_allocs() - allocs < 20); /* of 400 requests */
+        }
+        OK(cuDevicePrimaryCtxRelease(0));
+}
+
 int main(int argc, char **argv)
 {
         int count = 0;
@@ -799,6 +849,8 @@ int main(int argc, char **argv)
                         attached();
                         of_graphics();
                 }
+        } else if (argc > 2 && strcmp(argv[1], "green") == 0) {
+                green_behind(argv[2]);
         } else if (argc > 1 && strcmp(argv[1], "threads") == 0) {
                 of_threads();
         } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
