@@ -77,6 +77,17 @@ GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t byt
 int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
                   struct gr_block **ret_block)
 {
+        if (!allocate) {
+                gr_split_consider(context, bytes);
+                if (gr_split_serves(context, bytes))
+                        return gr_split_grow(context, bytes, ret_block);
+        }
+        return gr_pool_fresh_plain(context, bytes, allocate, arg, ret_block);
+}
+
+int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                        struct gr_block **ret_block)
+{
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
         size_t capacity = allocate ? bytes : gr_class_block_bytes(bytes);
@@ -84,11 +95,6 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
         uint64_t reserved, ptr;
         int rc;
 
-        if (!allocate) {
-                gr_split_consider(context, bytes);
-                if (gr_split_serves(context, bytes))
-                        return gr_split_grow(context, bytes, ret_block);
-        }
         rc = gr_budget_reserve(device, capacity, &reserved);
         if (rc)
                 return rc;

@@ -103,4 +103,8 @@ struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may
 int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
                   struct gr_block **ret_block);
 
+/* The same by the driver's plain allocation, whatever the pool kind. */
+int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                        struct gr_block **ret_block);
+
 #endif

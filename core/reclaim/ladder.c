@@ -450,6 +450,18 @@ out:
         return rc;
 }
 
+/*
+ * Mapping takes memory of the driver's own, too: where it has too little for that, its plain allocation may still have
+ * what the request needs, and has the last word before others are asked.
+ */
+static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
+{
+        if (climb->error != -ENOMEM || climb->attempt || climb->allocate ||
+            !gr_split_serves(climb->context, climb->bytes))
+                return climb->error;
+        return note(climb, gr_pool_fresh_plain(climb->context, climb->bytes, NULL, NULL, ret_block));
+}
+
 /* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
 static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
 {
@@ -655,7 +667,9 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                         rc = from_rung(climb, level, ret_block);
                         break;
                 case GR_LEVEL_NEIGHBOUR:
-                        rc = from_neighbours(climb, ret_block);
+                        rc = from_driver_plainly(climb, ret_block);
+                        if (out_of_memory(rc))
+                                rc = from_neighbours(climb, ret_block);
                         break;
                 case GR_LEVEL_WAIT:
                         rc = from_wait(climb, ret_block);
