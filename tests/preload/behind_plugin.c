@@ -3,8 +3,12 @@
 
 __attribute__((visibility("default"))) int behind_free(CUdeviceptr ptr);
 __attribute__((visibility("default"))) int behind_free_host(void *ptr);
-__attribute__((visibility("default"))) int behind_green(CUgreenCtx *green, CUcontext *context);
+__attribute__((visibility("default"))) int behind_green(CUgreenCtx *green, CUcontext *context, int device);
 __attribute__((visibility("default"))) int behind_green_end(CUgreenCtx green);
+__attribute__((visibility("default"))) int behind_create(CUcontext *context, int device);
+__attribute__((visibility("default"))) int behind_end(CUcontext context);
+__attribute__((visibility("default"))) int behind_release(int device);
+__attribute__((visibility("default"))) int behind_current(CUcontext context);
 
 int behind_free(CUdeviceptr ptr)
 {
@@ -16,20 +20,20 @@ int behind_free_host(void *ptr)
         return (int)cuMemFreeHost(ptr);
 }
 
-/* A green context of device 0, and its handle to be current. */
-int behind_green(CUgreenCtx *green, CUcontext *context)
+/* A green context of the device, and its handle to be current. */
+int behind_green(CUgreenCtx *green, CUcontext *context, int device)
 {
         CUdevResourceDesc description;
         CUdevResource all, part;
         unsigned groups = 1;
-        CUresult rc = cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM);
+        CUresult rc = cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM);
 
         if (rc == CUDA_SUCCESS)
                 rc = cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, 16);
         if (rc == CUDA_SUCCESS)
                 rc = cuDevResourceGenerateDesc(&description, &part, 1);
         if (rc == CUDA_SUCCESS)
-                rc = cuGreenCtxCreate(green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+                rc = cuGreenCtxCreate(green, description, device, CU_GREEN_CTX_DEFAULT_STREAM);
         if (rc == CUDA_SUCCESS)
                 rc = cuCtxFromGreenCtx(context, *green);
         return (int)rc;
@@ -38,4 +42,27 @@ int behind_green(CUgreenCtx *green, CUcontext *context)
 int behind_green_end(CUgreenCtx green)
 {
         return (int)cuGreenCtxDestroy(green);
+}
+
+/* Current nowhere. */
+int behind_create(CUcontext *context, int device)
+{
+        CUresult rc = cuCtxCreate(context, NULL, 0, device);
+
+        return rc == CUDA_SUCCESS ? (int)cuCtxPopCurrent(NULL) : (int)rc;
+}
+
+int behind_end(CUcontext context)
+{
+        return (int)cuCtxDestroy(context);
+}
+
+int behind_release(int device)
+{
+        return (int)cuDevicePrimaryCtxRelease(device);
+}
+
+int behind_current(CUcontext context)
+{
+        return (int)cuCtxSetCurrent(context);
 }
