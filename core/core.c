@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
+#include "cache/block.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 
@@ -207,6 +207,7 @@ void gr_context_drop(struct gr_context *context)
         gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);
+        gr_blocks_drop_leaving(context);
         gr_arenas_resume(context);
         gr_spill_drop(context);
         gr_pinned_drop(context);

@@ -13,6 +13,7 @@
 
 #include "account/accounted.h"
 #include "account/budget.h"
+#include "account/pressure.h"
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/options.h"
@@ -23,7 +24,9 @@
 #include "cache/preallocate.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
+#include "host/pinned_alloc.h"
 #include "host/spill.h"
+#include "reclaim/charge.h"
 #include "reclaim/decay.h"
 #include "reclaim/ladder.h"
 #include "reclaim/proactive.h"
