@@ -19,7 +19,7 @@
  * of requests, so that "most" is to ask for less. --limited says that managed memory counts as memory of the device.
  */
 #include "gputest.h"
-#include "partner.h"
+#include "peer_process.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -944,7 +944,7 @@ static int be_partner(int socket)
         int fd;
 
         gt_open(&gt);
-        while (partner_receive(socket, &lent, sizeof lent, &fd)) {
+        while (peer_receive(socket, &lent, sizeof lent, &fd)) {
                 struct returned returned = {.closed = -1};
                 size_t words = lent.bytes / 4, part = ends_bytes / 4;
                 uint32_t seen[2] = {0};
@@ -960,7 +960,7 @@ static int be_partner(int socket)
                         GT_MUST(cuCtxSynchronize());
                         returned.closed = (int)cuIpcCloseMemHandle(at);
                 }
-                partner_send(socket, &returned, sizeof returned, -1);
+                peer_send(socket, &returned, sizeof returned, -1);
         }
         return EXIT_SUCCESS;
 }
@@ -987,9 +987,9 @@ static void run_lend(struct op *op)
         m->shared = true;
         if (result == CUDA_SUCCESS) {
                 if (socket < 0)
-                        partner_start(program_path, mode, false, &socket);
-                partner_send(socket, &lent, sizeof lent, -1);
-                if (!partner_receive(socket, &returned, sizeof returned, &fd))
+                        peer_start(program_path, mode, false, &socket);
+                peer_send(socket, &lent, sizeof lent, -1);
+                if (!peer_receive(socket, &returned, sizeof returned, &fd))
                         gt_die("program: the other process ended");
                 if (returned.opened == CUDA_SUCCESS)
                         m->value = lent.written;

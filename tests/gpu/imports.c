@@ -10,7 +10,7 @@
 #include "gputest.h"
 
 #include "gpureclaim.h"
-#include "partner.h"
+#include "peer_process.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -73,7 +73,7 @@ static void imported(const char *name, size_t bytes)
 
 static void answer_from_other(void *data, size_t bytes, int *ret_fd)
 {
-        if (!partner_receive(other, data, bytes, ret_fd))
+        if (!peer_receive(other, data, bytes, ret_fd))
                 gt_die("imports: no answer from the other process");
 }
 
@@ -128,7 +128,7 @@ static int export_for_others(void)
         struct order order;
         int fd = -1, none;
 
-        while (partner_receive(other, &order, sizeof order, &none)) {
+        while (peer_receive(other, &order, sizeof order, &none)) {
                 CUmemGenericAllocationHandle memory = 0;
                 struct verdict verdict = {0};
                 struct offer offer = {0};
@@ -147,11 +147,11 @@ static int export_for_others(void)
                 }
                 if (p)
                         fill(p, WORDS_THERE);
-                partner_send(other, &offer, sizeof offer, offer.result == CUDA_SUCCESS ? fd : -1);
+                peer_send(other, &offer, sizeof offer, offer.result == CUDA_SUCCESS ? fd : -1);
                 if (fd >= 0)
                         close(fd);
                 fd = -1;
-                if (!partner_receive(other, &order, sizeof order, &none))
+                if (!peer_receive(other, &order, sizeof order, &none))
                         return EXIT_FAILURE;
                 verdict.cached_bytes = -(int64_t)status().cached_bytes;
                 if (p)
@@ -163,7 +163,7 @@ static int export_for_others(void)
                 if (memory)
                         GT_MUST(cuMemRelease(memory));
                 verdict.cached_bytes += (int64_t)status().cached_bytes;
-                partner_send(other, &verdict, sizeof verdict, -1);
+                peer_send(other, &verdict, sizeof verdict, -1);
         }
         gt_close(&gt);
         return EXIT_SUCCESS;
@@ -197,7 +197,7 @@ static CUresult ask(enum kind kind, struct offer *ret_offer, int *ret_fd)
 {
         struct order order = {kind};
 
-        partner_send(other, &order, sizeof order, -1);
+        peer_send(other, &order, sizeof order, -1);
         answer_from_other(ret_offer, sizeof *ret_offer, ret_fd);
         return ret_offer->result;
 }
@@ -224,7 +224,7 @@ static void finish(const char *name, enum kind kind, bool written)
         struct verdict verdict;
         int none;
 
-        partner_send(other, &order, sizeof order, -1);
+        peer_send(other, &order, sizeof order, -1);
         answer_from_other(&verdict, sizeof verdict, &none);
         if (written)
                 printf("%s: %u words wrong there\n", name, verdict.wrong);
@@ -578,7 +578,7 @@ int main(int argc, char **argv)
         }
         memcpy(&status_of, &found, sizeof status_of);
         if (!exporter)
-                pid = partner_start(argv[0], exporter_mode, plain, &other);
+                pid = peer_start(argv[0], exporter_mode, plain, &other);
         else
                 other = atoi(argv[2]);
         gt_open(&gt);

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../unit/check.h"
+#include "check.h"
 
 #define THREADS 8
 

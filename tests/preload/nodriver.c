@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../unit/check.h"
+#include "check.h"
 
 static void visit(const char *file)
 {

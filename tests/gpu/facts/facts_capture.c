@@ -1,7 +1,7 @@
 /* Captures: what may be called beside them, and how they end. */
 #include "facts.h"
 
-#include "../kernels.h"
+#include "kernels.h"
 
 #include <pthread.h>
 #include <stdio.h>

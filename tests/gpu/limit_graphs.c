@@ -1,0 +1,401 @@
+/*
+ * The hard limit against graphs that allocate: what would take more than the limit is refused before it runs, what fits
+ * is never refused, and the memory of graphs that are gone makes room for others.
+ *
+ *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limit_graphs --limit=1GiB
+ *
+ * One line per check; exit status 1 when one failed.
+ */
+#include "gputest.h"
+
+#include "gpureclaim.h"
+
+#include <dlfcn.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BYPASS_US = 300000, MOST_SPLIT = 4 }; /* after a failure the shim caches nothing for so long */
+
+static const size_t slack_bytes = 64 * GT_MIB;
+
+CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);
+CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
+
+static struct gt gt;
+static size_t limit;
+static CUstream stream;
+
+/* Allocations of bytes each, each freed before the next one, or all of them at the end. */
+static void capture(size_t bytes, int count, bool one_by_one, CUgraph *ret_graph)
+{
+        CUdeviceptr p[MOST_SPLIT];
+        CUgraph graph;
+
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        for (int i = 0; i < count; i++) {
+                GT_MUST(cuMemAllocAsync(&p[i], bytes, stream));
+                GT_MUST(gt_fill(&gt, stream, p[i], 7, 1024));
+                if (one_by_one)
+                        GT_MUST(cuMemFreeAsync(p[i], stream));
+        }
+        for (int i = 0; i < count && !one_by_one; i++)
+                GT_MUST(cuMemFreeAsync(p[i], stream));
+        GT_MUST(cuStreamEndCapture(stream, &graph));
+        *ret_graph = graph;
+}
+
+static CUgraphExec build(size_t bytes, int count, bool one_by_one)
+{
+        CUgraphExec exec;
+        CUgraph graph;
+
+        capture(bytes, count, one_by_one, &graph);
+        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GT_MUST(cuGraphDestroy(graph));
+        return exec;
+}
+
+/*
+ * Two allocations of bytes each, without a capture. At once: the nodes are created one allocation after the other, but
+ * the second one runs before the first is there, and is freed last. Else: both are created before the frees, but the
+ * second one runs after the first was freed. So who takes the order of creation takes one for the other. NULL, after
+ * a line that says so: the driver has no such graphs.
+ */
+static CUgraphExec build_against_creation(size_t bytes, bool at_once)
+{
+        __typeof__(&cuGraphAddDependencies_v2) add_dependencies;
+        void *found = dlsym(RTLD_DEFAULT, "cuGraphAddDependencies_v2");
+        CUDA_MEM_ALLOC_NODE_PARAMS params[2];
+        CUgraphNode alloc[2], release[2], from[2], to[2];
+        size_t edges = 0;
+        CUgraphExec exec;
+        CUgraph graph;
+        CUresult result;
+
+        memcpy(&add_dependencies, &found, sizeof add_dependencies);
+        if (!add_dependencies) {
+                printf("-      by hand: this driver adds no dependencies\n");
+                return NULL;
+        }
+        GT_MUST(cuGraphCreate(&graph, 0));
+        for (int i = 0; i < 2; i++) {
+                params[i] = (CUDA_MEM_ALLOC_NODE_PARAMS){
+                        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}},
+                        .bytesize = bytes};
+                GT_MUST(cuGraphAddMemAllocNode(&alloc[i], graph, NULL, 0, &params[i]));
+                if (at_once)
+                        GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+        }
+        for (int i = 0; i < 2 && !at_once; i++)
+                GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+        if (at_once) {
+                from[edges] = alloc[1], to[edges++] = alloc[0];
+                from[edges] = release[0], to[edges++] = release[1];
+        } else {
+                from[edges] = release[0], to[edges++] = alloc[1];
+        }
+        result = add_dependencies(graph, from, to, NULL, edges);
+        if (result == CUDA_SUCCESS)
+                result = cuGraphInstantiate(&exec, graph, 0);
+        if (result != CUDA_SUCCESS)
+                printf("-      by hand: this driver refuses such a graph (%s)\n", gt_result_name(result));
+        GT_MUST(cuGraphDestroy(graph));
+        return result == CUDA_SUCCESS ? exec : NULL;
+}
+
+static void check_footprint(const char *name)
+{
+        size_t bytes;
+
+        GT_MUST(cuStreamSynchronize(stream));
+        if (!gt_footprint(&gt, &bytes))
+                printf("-      %s: the card cannot be asked\n", name);
+        else
+                gt_check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", gt_mib(bytes),
+                         gt_footprint_source(&gt));
+}
+
+/* Another way to say it: code 2 or 0, nothing else. */
+static void launch(const char *name, CUgraphExec exec, CUresult expected)
+{
+        CUresult result = cuGraphLaunch(exec, stream);
+
+        gt_check(result == expected, name, "%d", (int)result);
+        check_footprint(name);
+}
+
+/* The legacy stream cannot be asked whether it is captured then; the thread's own, also called 0, is not. */
+static void beside_a_capture(CUgraphExec exec)
+{
+        CUstream blocking;
+        CUgraph graph;
+
+        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        gt_check(cuGraphUpload_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "upload beside a capture", "refused");
+        gt_check(cuGraphLaunch_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "launch beside a capture", "refused");
+        GT_MUST(cuStreamEndCapture(blocking, &graph));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuStreamDestroy(blocking));
+}
+
+static size_t available(void)
+{
+        size_t bytes, total;
+
+        GT_MUST(cuMemGetInfo(&bytes, &total));
+        return bytes;
+}
+
+/* An instantiation that uploads at once: what does not fit is refused, and what fits has its memory then. */
+static void uploaded_at_once(size_t bytes, bool fits)
+{
+        CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+        size_t before = available(), free_bytes;
+        CUgraphExec exec = NULL;
+        CUgraph graph;
+        CUresult result;
+
+        capture(bytes, 1, true, &graph);
+        params.flags = 0;
+        gt_check(cuGraphInstantiateWithParams(&exec, graph, &params) == CUDA_SUCCESS, "not uploaded at once", "made");
+        gt_check(available() + slack_bytes >= before, "not uploaded at once", "%.1f MiB free of %.1f",
+                 gt_mib(available()), gt_mib(before));
+        GT_MUST(cuGraphExecDestroy(exec));
+        params.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+        result = cuGraphInstantiateWithParams(&exec, graph, &params);
+        check_footprint(fits ? "uploaded at once" : "uploaded at once, too large");
+        gt_check(result == (fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY) &&
+                         (params.result_out == CUDA_GRAPH_INSTANTIATE_SUCCESS) == fits,
+                 fits ? "uploaded at once" : "uploaded at once, too large", "%s", gt_result_name(result));
+        gt_check(params.flags == CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, "its parameters", "as they were");
+        free_bytes = available();
+        if (fits)
+                gt_check(free_bytes + bytes <= before + slack_bytes, "its memory counts", "%.1f MiB free of %.1f",
+                         gt_mib(free_bytes), gt_mib(before));
+        if (result == CUDA_SUCCESS) {
+                launch("the one uploaded at once", exec, CUDA_SUCCESS);
+                GT_MUST(cuGraphExecDestroy(exec));
+        }
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+}
+
+/* What was refused leaves nothing behind that a peak would not count. */
+static void check_peak(const char *name)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+
+        memcpy(&get, &found, sizeof get);
+        if (get && get(gt.device, &status) == 0)
+                gt_check(status.peak_reserved_bytes >= status.reserved_bytes, name, "%.1f MiB taken, and %.1f at most",
+                         gt_mib(status.reserved_bytes), gt_mib(status.peak_reserved_bytes));
+}
+
+static void *unused(size_t fraction_of_limit)
+{
+        CUdeviceptr p;
+
+        GT_MUST(cuMemAlloc(&p, fraction_of_limit / GT_PAGE * GT_PAGE));
+        return (void *)(uintptr_t)p;
+}
+
+static void give(void *p)
+{
+        GT_MUST(cuMemFree((CUdeviceptr)(uintptr_t)p));
+}
+
+/* A graph that runs has its memory, whatever else is in use by now, and keeps it where graph memory is trimmed. */
+static void while_it_runs(CUgraphExec half)
+{
+        CUdeviceptr rest;
+
+        GT_MUST(cuMemAlloc(&rest, limit / 16 * 7));
+        for (int trimmed = 0; trimmed < 2; trimmed++) {
+                GT_MUST(gt_spin(&gt, stream, 100000));
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "with the rest in use", "launched");
+                if (trimmed)
+                        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "while it runs", "launched, %d trims", trimmed);
+                check_footprint("while it runs");
+        }
+        GT_MUST(cuMemFree(rest));
+}
+
+/* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
+static void after_another(void)
+{
+        enum { GRAPHS = 64 };
+        CUgraphExec large = build(limit / 4 * 3, 2, false), execs[GRAPHS];
+        CUdeviceptr p;
+        CUgraph graph;
+
+        GT_MUST(cuMemAlloc(&p, GT_PAGE));
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GT_MUST(gt_fill(&gt, stream, p, 7, 1024));
+        GT_MUST(cuStreamEndCapture(stream, &graph));
+        launch("before its handle is another's", large, CUDA_ERROR_OUT_OF_MEMORY);
+        GT_MUST(cuGraphExecDestroy(large));
+        for (int i = 0; i < GRAPHS; i++) {
+                GT_MUST(cuGraphInstantiate(&execs[i], graph, 0));
+                if (cuGraphLaunch(execs[i], stream) != CUDA_SUCCESS)
+                        gt_check(false, "a graph that allocates nothing", "refused");
+        }
+        GT_MUST(cuStreamSynchronize(stream));
+        for (int i = 0; i < GRAPHS; i++)
+                GT_MUST(cuGraphExecDestroy(execs[i]));
+        GT_MUST(cuGraphDestroy(graph));
+        GT_MUST(cuMemFree(p));
+        gt_sleep_us(BYPASS_US);
+}
+
+/* Of memory alone, without the kernels of the others. */
+static void capture_memory(size_t bytes, int count, CUgraph *ret_graph)
+{
+        CUdeviceptr p;
+
+        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        for (int i = 0; i < count; i++) {
+                GT_MUST(cuMemAllocAsync(&p, bytes, stream));
+                GT_MUST(cuMemFreeAsync(p, stream));
+        }
+        GT_MUST(cuStreamEndCapture(stream, ret_graph));
+}
+
+/* Graphs that are made and gone leave nothing in the heap, nor do those that are refused. A real driver keeps its own.
+ */
+static void keeps_nothing(void)
+{
+        enum { ROUNDS = 100, LEAST_BYTES = 64 };
+        CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+        CUgraph fits, large;
+        size_t before = 0, after;
+        CUgraphExec exec;
+
+        if (!dlsym(RTLD_DEFAULT, "grSimVersion"))
+                return;
+        capture_memory(GT_PAGE, 8, &fits);
+        capture_memory(limit / 4 * 5, 1, &large);
+        for (int round = 0; round < 2 * ROUNDS; round++) {
+                if (round == ROUNDS)
+                        before = mallinfo2().uordblks;
+                GT_MUST(cuGraphInstantiate(&exec, fits, 0));
+                GT_MUST(cuGraphExecDestroy(exec));
+                if (cuGraphInstantiateWithParams(&exec, large, &params) != CUDA_ERROR_OUT_OF_MEMORY)
+                        gt_check(false, "uploaded at once, too large", "not refused");
+        }
+        after = mallinfo2().uordblks;
+        gt_check(after < before + ROUNDS * LEAST_BYTES, "the heap", "%zu bytes after %d graphs, and %zu after %d",
+                 before, 2 * ROUNDS, after, 4 * ROUNDS);
+        GT_MUST(cuGraphDestroy(fits));
+        GT_MUST(cuGraphDestroy(large));
+        gt_sleep_us(BYPASS_US);
+}
+
+/* With nothing else of the limit in use but what is only cached. */
+static void against_creation(void)
+{
+        CUgraphExec exec = build_against_creation(limit / 4 * 3, true);
+        size_t bytes;
+
+        if (!exec)
+                return;
+        launch("by hand, two at once", exec, CUDA_ERROR_OUT_OF_MEMORY);
+        GT_MUST(cuGraphExecDestroy(exec));
+        gt_sleep_us(BYPASS_US);
+
+        /* Whether the two then share memory is the driver's to say, so what it holds is told and not judged. */
+        exec = build_against_creation(limit / 4 * 3, false);
+        if (!exec)
+                return;
+        gt_check(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "by hand, one after the other", "launched");
+        GT_MUST(cuStreamSynchronize(stream));
+        if (gt_footprint(&gt, &bytes))
+                printf("-      by hand, one after the other: %.1f MiB held (%s)\n", gt_mib(bytes),
+                       gt_footprint_source(&gt));
+        GT_MUST(cuGraphExecDestroy(exec));
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+}
+
+int main(int argc, char **argv)
+{
+        CUgraphExec half, serial, both, other;
+        CUdeviceptr p;
+        size_t before;
+        void *block;
+
+        if (argc != 2 || strncmp(argv[1], "--limit=", 8) != 0 || !(limit = gt_parse_size(argv[1] + 8))) {
+                fprintf(stderr, "usage: limit_graphs --limit=SIZE\n");
+                return 2;
+        }
+        gt_open(&gt);
+        stream = gt_stream();
+        before = available();
+
+        half = build(limit / 2, 1, true);
+        launch("a graph that fits", half, CUDA_SUCCESS);
+        gt_check(before - available() + slack_bytes >= limit / 2, "its memory counts", "%.1f MiB free of %.1f",
+                 gt_mib(available()), gt_mib(before));
+        for (int i = 0; i < 10; i++)
+                GT_MUST(cuGraphLaunch(half, stream));
+        GT_MUST(cuStreamSynchronize(stream));
+
+        both = build(limit / 4 * 3, 2, false);
+        gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
+        launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
+        beside_a_capture(both);
+        launch("the first one after that", half, CUDA_SUCCESS);
+        gt_sleep_us(BYPASS_US);
+        while_it_runs(half);
+        after_another();
+        keeps_nothing();
+
+        /* One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
+         */
+        GT_MUST(cuGraphExecDestroy(half));
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        block = unused(limit / 8 * 7);
+        check_peak("after what was refused");
+        give(block);
+        serial = build(limit / 4 * 3, 2, true);
+        launch("one after the other, with a full cache", serial, CUDA_SUCCESS);
+        launch("again", serial, CUDA_SUCCESS);
+
+        /* Beside memory that is in use there is no room; once it is freed there is. */
+        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        block = unused(limit / 2);
+        half = build(limit / 4 * 3, 1, true);
+        launch("beside memory in use", half, CUDA_ERROR_OUT_OF_MEMORY);
+        give(block);
+        launch("when that is freed", half, CUDA_SUCCESS);
+
+        /* Two that fit one at a time, turn by turn in one stream: the memory of the one makes room for the other. */
+        other = build(limit / 4 * 3, 1, true);
+        for (int i = 0; i < 2; i++) {
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "turn by turn, the one", "launched");
+                gt_check(cuGraphLaunch(other, stream) == CUDA_SUCCESS, "turn by turn, the other", "launched");
+        }
+        check_footprint("turn by turn");
+
+        GT_MUST(cuGraphExecDestroy(half));
+        GT_MUST(cuGraphExecDestroy(other));
+        GT_MUST(cuGraphExecDestroy(serial));
+        GT_MUST(cuGraphExecDestroy(both));
+        gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",
+                 "%.1f MiB got by cuMemAlloc", gt_mib(limit / 4 * 3));
+        GT_MUST(cuMemFree(p));
+        uploaded_at_once(limit / 4 * 5, false);
+        gt_sleep_us(BYPASS_US);
+        uploaded_at_once(limit / 4 * 3, true);
+        against_creation();
+        check_footprint("in the end");
+        GT_MUST(cuStreamDestroy(stream));
+        gt_close(&gt);
+        printf("%s\n", gt_failed ? "limit_graphs: failed" : "limit_graphs: all held");
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

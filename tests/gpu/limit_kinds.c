@@ -1,0 +1,834 @@
+/*
+ * The hard limit against every way to get memory: each is tried until it is refused, and what the card really gave is
+ * held against the limit.
+ *
+ *   GPURECLAIM_HARD_LIMIT=1GiB GPURECLAIM_PINNED_LIMIT=256MiB LD_PRELOAD=... \
+ *       limit_kinds --limit=1GiB --host-limit=256MiB
+ *
+ * Without --host-limit the host's memory is left alone. --card says that the limit is the card itself: no shim limit is
+ * set, and the driver has to do the refusing. One line per check; exit status 1 when one failed.
+ */
+#include "gputest.h"
+
+#include "gpureclaim.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 4096, OTHERS = 2 * 4096, BYPASS_US = 300000 }; /* after a failure the shim caches nothing for so long */
+
+/* What the driver takes beyond the memory itself, besides the context that was there before. */
+static const size_t slack_bytes = 64 * GT_MIB;
+
+static struct gt gt;
+static size_t limit, pinned_limit;
+static bool card;
+static CUstream stream;
+static CUmemoryPool explicit_pool;
+static CUmemoryPool newer_pools[3]; /* of CUDA 13: the device's default one of managed memory, one of managed memory
+                                       that has no place, and the host's default one */
+
+/* One way to get memory. Handles are whatever its free wants. */
+struct family {
+        const char *name;
+        CUresult (*get)(size_t bytes, uint64_t *ret_handle);
+        CUresult (*put)(size_t bytes, uint64_t handle);
+        bool on_demand; /* the card gives it only where it is touched */
+        bool host;
+};
+
+static CUresult get_device(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAlloc(&p, bytes);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult put_device(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFree(handle);
+}
+
+static CUresult get_pitched(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        size_t pitch;
+        CUresult result = cuMemAllocPitch(&p, &pitch, 4096, bytes / 4096, 4);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_async(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocAsync(&p, bytes, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult put_async(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFreeAsync(handle, stream);
+}
+
+static CUresult get_from_pool(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, explicit_pool, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_from(CUmemoryPool pool, size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocFromPoolAsync(&p, bytes, pool, stream);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_managed_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[0], bytes, ret);
+}
+
+static CUresult get_placeless_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[1], bytes, ret);
+}
+
+static CUresult get_host_pool(size_t bytes, uint64_t *ret)
+{
+        return get_from(newer_pools[2], bytes, ret);
+}
+
+static CUresult get_created(size_t bytes, uint64_t *ret)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        CUmemGenericAllocationHandle handle = 0;
+        CUresult result = cuMemCreate(&handle, bytes, &prop, 0);
+
+        *ret = handle;
+        return result;
+}
+
+static CUresult put_created(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemRelease(handle);
+}
+
+/* Mapped, and the handle released at once, as caching allocators do: the mapping alone keeps it alive. */
+static CUresult get_mapped(size_t bytes, uint64_t *ret)
+{
+        CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        uint64_t handle;
+        CUdeviceptr p = 0;
+        CUresult result = get_created(bytes, &handle);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        GT_MUST(cuMemAddressReserve(&p, bytes, 0, 0, 0));
+        GT_MUST(cuMemMap(p, bytes, 0, handle, 0));
+        GT_MUST(cuMemRelease(handle));
+        GT_MUST(cuMemSetAccess(p, bytes, &access, 1));
+        *ret = p;
+        return CUDA_SUCCESS;
+}
+
+static CUresult put_mapped(size_t bytes, uint64_t handle)
+{
+        CUresult result = cuMemUnmap(handle, bytes);
+
+        return result == CUDA_SUCCESS ? cuMemAddressFree(handle, bytes) : result;
+}
+
+static CUresult get_managed(size_t bytes, uint64_t *ret)
+{
+        CUdeviceptr p = 0;
+        CUresult result = cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL);
+
+        *ret = p;
+        return result;
+}
+
+static CUresult get_array(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY_DESCRIPTOR shape = {
+                .Width = 1024, .Height = bytes / 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUarray array = NULL;
+        CUresult result = cuArrayCreate(&array, &shape);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+static CUresult put_array(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuArrayDestroy((CUarray)(uintptr_t)handle);
+}
+
+static CUresult get_array3d(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 256, .Height = 256, .Depth = bytes / 262144, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUarray array = NULL;
+        CUresult result = cuArray3DCreate(&array, &shape);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+/* Three quarters of it in the first level, the rest below. */
+static CUresult get_mipmapped(size_t bytes, uint64_t *ret)
+{
+        CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 4096, .Height = bytes / 16384 / 4 * 3, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmipmappedArray array = NULL;
+        CUresult result = cuMipmappedArrayCreate(&array, &shape, 8);
+
+        *ret = (uint64_t)(uintptr_t)array;
+        return result;
+}
+
+static CUresult put_mipmapped(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)handle);
+}
+
+static CUresult get_host(size_t bytes, uint64_t *ret)
+{
+        void *p = NULL;
+        CUresult result = cuMemAllocHost(&p, bytes);
+
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult get_host_flags(size_t bytes, uint64_t *ret)
+{
+        void *p = NULL;
+        CUresult result = cuMemHostAlloc(&p, bytes, CU_MEMHOSTALLOC_PORTABLE);
+
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult put_host(size_t bytes, uint64_t handle)
+{
+        (void)bytes;
+        return cuMemFreeHost((void *)(uintptr_t)handle);
+}
+
+static CUresult get_registered(size_t bytes, uint64_t *ret)
+{
+        void *p = aligned_alloc(4096, bytes);
+        CUresult result = p ? cuMemHostRegister(p, bytes, 0) : CUDA_ERROR_UNKNOWN;
+
+        if (result != CUDA_SUCCESS)
+                free(p);
+        *ret = (uint64_t)(uintptr_t)p;
+        return result;
+}
+
+static CUresult put_registered(size_t bytes, uint64_t handle)
+{
+        CUresult result = cuMemHostUnregister((void *)(uintptr_t)handle);
+
+        (void)bytes;
+        free((void *)(uintptr_t)handle);
+        return result;
+}
+
+static const struct family families[] = {
+        {"cuMemAlloc", get_device, put_device, false, false},
+        {"cuMemAllocPitch", get_pitched, put_device, false, false},
+        {"cuMemAllocAsync, freed in order", get_async, put_async, false, false},
+        {"cuMemAllocAsync, freed by cuMemFree", get_async, put_device, false, false},
+        {"cuMemAllocFromPoolAsync", get_from_pool, put_async, false, false},
+        {"cuMemAllocFromPoolAsync, freed by cuMemFree", get_from_pool, put_device, false, false},
+        {"cuMemCreate", get_created, put_created, false, false},
+        {"cuMemCreate, mapped and released", get_mapped, put_mapped, false, false},
+        {"cuMemAllocManaged", get_managed, put_device, true, false},
+        {"cuArrayCreate", get_array, put_array, false, false},
+        {"cuArray3DCreate", get_array3d, put_array, false, false},
+        {"cuMipmappedArrayCreate", get_mipmapped, put_mipmapped, false, false},
+        {"cuMemAllocHost", get_host, put_host, false, true},
+        {"cuMemHostAlloc", get_host_flags, put_host, false, true},
+        {"cuMemHostRegister", get_registered, put_registered, false, true},
+        {"managed memory of a default pool", get_managed_pool, put_async, true, false},
+        {"managed memory of a pool without a place", get_placeless_pool, put_async, true, false},
+        {"host memory of a default pool", get_host_pool, put_async, false, true},
+};
+enum { FAMILIES_NEWER = 3, FAMILIES = sizeof families / sizeof families[0] };
+static int family_count = FAMILIES; /* that the driver has */
+
+static uint64_t held[MOST];
+static size_t count;
+
+/* False when it was refused; ends the program when it was for another reason than memory. */
+static bool add(const struct family *family, size_t bytes)
+{
+        CUresult result = family->get(bytes, &held[count]);
+
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+                return false;
+        gt_must(result, family->name, __FILE__, __LINE__);
+        if (++count == MOST)
+                gt_die("%s: no end of memory: is the limit in force?", family->name);
+        return true;
+}
+
+static void drop_all(const struct family *family, size_t bytes)
+{
+        while (count)
+                gt_must(family->put(bytes, held[--count]), family->name, __FILE__, __LINE__);
+        GT_MUST(cuCtxSynchronize());
+}
+
+static void check_footprint(const char *name)
+{
+        size_t bytes;
+
+        GT_MUST(cuCtxSynchronize());
+        if (!gt_footprint(&gt, &bytes))
+                printf("-      %s: the card cannot be asked\n", name);
+        else
+                gt_check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", gt_mib(bytes),
+                         gt_footprint_source(&gt));
+}
+
+static size_t available(void)
+{
+        size_t bytes, total;
+
+        GT_MUST(cuMemGetInfo(&bytes, &total));
+        return bytes;
+}
+
+/* What the card says this process holds, and what the library accounts; in bytes, and not of two moments. */
+struct figures {
+        double on_card, accounted;
+};
+
+static struct figures origin; /* before anything was allocated */
+static bool origin_known;
+
+/* False where one of the two cannot be had. */
+static bool look(struct figures *ret)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+        size_t bytes;
+
+        memcpy(&get, &found, sizeof get);
+        GT_MUST(cuCtxSynchronize());
+        available(); /* pools are looked at anew */
+        if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
+                return false;
+        *ret = (struct figures){(double)bytes, (double)status.reserved_bytes};
+        return true;
+}
+
+/* Whether nobody else's memory is in the card's figure. */
+static bool own_figure(void)
+{
+        return gt.simulated || strstr(gt_footprint_source(&gt), "this process");
+}
+
+/*
+ * What was taken since the start. The two were equal to the byte on an H200 (driver 580, 21 Nov 2026), context aside,
+ * so little is allowed for: page tables, and what an allocation makes the driver take by itself. What is given only
+ * where it is touched is accounted in full, and the card's figure has to stay below. Without an entry of our own in
+ * NVML's list the figure is the whole card's, where others may be at work: then it is only told.
+ */
+static void compare_gain(const char *name, bool on_demand)
+{
+        const double tolerance = 16 * (double)GT_MIB;
+        struct figures now;
+        double gained, accounted;
+
+        if (!origin_known || !look(&now))
+                return;
+        gained = now.on_card - origin.on_card;
+        accounted = now.accounted - origin.accounted;
+        printf("# %s: %+.1f MiB on the card (%s), %+.1f MiB accounted\n", name, gained / GT_MIB,
+               gt_footprint_source(&gt), accounted / GT_MIB);
+        if (own_figure())
+                gt_check(gained <= accounted + tolerance && (on_demand || gained + tolerance >= accounted), name,
+                         "the card's figure is ours");
+}
+
+/* Until it is refused; then nothing else gets anything either, and after the frees all is there again. */
+static void fill(const struct family *family)
+{
+        size_t most = family->host ? pinned_limit : limit, step = most / 32 / GT_PAGE * GT_PAGE, got, before;
+        uint64_t extra;
+
+        before = available();
+        while (add(family, step))
+                ;
+        if (!family->host)
+                compare_gain(family->name, family->on_demand);
+        got = count * step;
+        /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
+        gt_check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
+                 "refused after %.1f MiB in %zu pieces, limit %.1f MiB", gt_mib(got), count, gt_mib(most));
+        if (!family->host) {
+                gt_check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then",
+                         gt_mib(available()));
+                check_footprint(family->name);
+                gt_check(get_device(most / 4, &extra) == CUDA_ERROR_OUT_OF_MEMORY, family->name,
+                         "nor does cuMemAlloc get more");
+        }
+        drop_all(family, step);
+        if (!family->host)
+                gt_check(available() + slack_bytes >= before, family->name,
+                         "%.1f MiB free after the frees, %.1f before", gt_mib(available()), gt_mib(before));
+}
+
+/* What an array takes is computed; shapes that fill no tile, block or page. What it takes on the card is not more. */
+static void odd_arrays(void)
+{
+        static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
+                {.Width = 8192, .Height = 1032, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 1000, .Height = 5001, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 8200, .Height = 129, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 1 << 17, .Height = 9, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+        };
+        enum { EACH_SHAPE = 8 };
+
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+                CUarray arrays[EACH_SHAPE];
+                struct figures before, now;
+                bool told = look(&before);
+                int got = 0;
+
+                while (got < EACH_SHAPE && cuArray3DCreate(&arrays[got], &shapes[i]) == CUDA_SUCCESS)
+                        got++;
+                if (told && look(&now) && own_figure())
+                        gt_check(now.accounted - before.accounted >= now.on_card - before.on_card,
+                                 "arrays of odd shapes",
+                                 "%d of %zu x %zu x %zu, %u channels: %+.1f MiB on the card, %+.1f accounted", got,
+                                 shapes[i].Width, shapes[i].Height, shapes[i].Depth, shapes[i].NumChannels,
+                                 (now.on_card - before.on_card) / GT_MIB, (now.accounted - before.accounted) / GT_MIB);
+                while (got)
+                        GT_MUST(cuArrayDestroy(arrays[--got]));
+        }
+}
+
+/* What our cache and the driver's pools hold for nobody makes room for any other family. */
+static void make_room(const struct family *first, const struct family *second)
+{
+        size_t bytes = limit / 8 / GT_PAGE * GT_PAGE, got = 0;
+        char name[128];
+
+        snprintf(name, sizeof name, "%s after %s", second->name, first->name);
+        for (int i = 0; i < 6; i++)
+                if (!add(first, bytes))
+                        gt_check(false, name, "no room for piece %d of the first", i);
+        drop_all(first, bytes);
+        for (int i = 0; i < 6; i++)
+                got += add(second, bytes);
+        gt_check(got == 6, name, "%zu of 6 pieces of %.1f MiB", got, gt_mib(bytes));
+        drop_all(second, bytes);
+}
+
+/* Freed behind a kernel: the host has to wait for it before the memory can serve others. */
+static void make_room_while_busy(void)
+{
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE;
+        uint64_t p, q;
+
+        GT_MUST(get_async(bytes, &p));
+        GT_MUST(gt_spin(&gt, stream, 20000));
+        GT_MUST(put_async(bytes, p));
+        gt_check(get_device(bytes, &q) == CUDA_SUCCESS, "cuMemAlloc after cuMemFreeAsync behind a kernel", "%.1f MiB",
+                 gt_mib(bytes));
+        if (q)
+                GT_MUST(cuMemFree(q));
+        GT_MUST(cuCtxSynchronize());
+}
+
+/*
+ * Freed in stream order and in pieces too small for what is asked for next, behind work that still runs: the pool says
+ * that it has room, and grows all the same. Neither what is given out nor what is held may pass the limit by that.
+ */
+static void scattered(void)
+{
+        size_t piece = limit / 256 / GT_PAGE * GT_PAGE, large = 3 * piece, before = available(), live = 0, now;
+        bool told;
+        uint64_t pieces[256], blocks[256];
+        size_t n = 0, got = 0;
+
+        while (n < 256 && get_async(piece, &pieces[n]) == CUDA_SUCCESS)
+                n++;
+        GT_MUST(gt_spin(&gt, stream, 200000));
+        for (size_t i = 0; i < n; i += 2)
+                GT_MUST(put_async(piece, pieces[i]));
+        for (int tries = 0; tries < 64; tries++) {
+                uint64_t p;
+
+                if (get_async(large, &p) != CUDA_SUCCESS)
+                        continue;
+                blocks[got++] = p;
+        }
+        live = n / 2 * piece + got * large;
+        told = gt_footprint(&gt, &now);
+        gt_check(live <= limit, "asked for again in larger pieces", "%.1f MiB given out", gt_mib(live));
+        gt_check(!told || now <= gt.context_bytes + limit + large + slack_bytes, "asked for again in larger pieces",
+                 "%.1f MiB held (%s)", gt_mib(now), gt_footprint_source(&gt));
+        for (size_t i = 1; i < n; i += 2)
+                GT_MUST(put_async(piece, pieces[i]));
+        for (size_t i = 0; i < got; i++)
+                GT_MUST(put_async(large, blocks[i]));
+        GT_MUST(cuCtxSynchronize());
+        gt_check(available() + slack_bytes >= before, "and all freed", "%.1f MiB free", gt_mib(available()));
+        gt_sleep_us(BYPASS_US);
+}
+
+/* A mapping, a second handle and the first one: as long as one of them is there the memory counts. */
+static void references(void)
+{
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE, before = available(), least;
+        CUmemGenericAllocationHandle again;
+        uint64_t p;
+
+        GT_MUST(get_mapped(bytes, &p));
+        least = before - available();
+        gt_check(least + slack_bytes >= bytes, "mapped, its handle released", "%.1f MiB counted", gt_mib(least));
+        GT_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
+        GT_MUST(put_mapped(bytes, p));
+        least = before - available();
+        gt_check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", gt_mib(least));
+        GT_MUST(cuMemRelease(again));
+        gt_check(available() + slack_bytes >= before, "all released", "%.1f MiB free", gt_mib(available()));
+}
+
+/*
+ * A destroyed pool's memory counts until it is freed. Comes last: with driver 580 a process that destroys pools before
+ * their memory is freed may end in a fault inside later calls of the driver, natively too (H200, November 2026).
+ */
+static void destroyed_pool(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE, before = available();
+        struct figures origin_now = {0}, now = {0};
+        bool told = look(&origin_now);
+        CUmemoryPool pool;
+        CUdeviceptr p, q;
+
+        GT_MUST(cuMemPoolCreate(&pool, &props));
+        GT_MUST(cuMemAllocFromPoolAsync(&p, bytes, pool, stream));
+        GT_MUST(cuMemAllocFromPoolAsync(&q, 4 * GT_PAGE, pool, stream));
+        GT_MUST(cuMemFreeAsync(q, stream)); /* the pool still has it */
+        GT_MUST(cuMemPoolDestroy(pool));
+        gt_check(before - available() + slack_bytes >= bytes, "memory of a destroyed pool", "%.1f MiB counted",
+                 gt_mib(before - available()));
+        if (told && gt.simulated) { /* a real driver takes memory of its own meanwhile */
+                look(&now);
+                gt_check(now.accounted - origin_now.accounted == (double)bytes, "memory of a destroyed pool",
+                         "%+.1f MiB accounted of %.1f", (now.accounted - origin_now.accounted) / GT_MIB, gt_mib(bytes));
+                /* What is freed into a pool that is there has nothing to do with it. */
+                for (int i = 0; i < OTHERS; i++) {
+                        CUdeviceptr other;
+
+                        GT_MUST(cuMemAllocAsync(&other, 512, stream));
+                        GT_MUST(cuMemFreeAsync(other, stream));
+                }
+                GT_MUST(cuCtxSynchronize());
+                look(&now);
+                gt_check(now.accounted - origin_now.accounted == (double)bytes, "memory of a destroyed pool",
+                         "%+.1f MiB after %d frees into another", (now.accounted - origin_now.accounted) / GT_MIB,
+                         OTHERS);
+        }
+        GT_MUST(cuMemFreeAsync(p, stream));
+        GT_MUST(cuCtxSynchronize());
+        gt_check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", gt_mib(available()));
+}
+
+/* How much of the family another context gets; held then. */
+static size_t fill_in(const struct family *family, CUcontext ctx, size_t step)
+{
+        CUcontext popped;
+
+        GT_MUST(cuCtxPushCurrent(ctx));
+        while (add(family, step))
+                ;
+        GT_MUST(cuCtxPopCurrent(&popped));
+        return count * step;
+}
+
+/*
+ * In another context of the device, its_stream being one of it: refused at the same limit, which both share, and freed
+ * from the first one.
+ */
+static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
+{
+        static const struct family ways[] = {
+                {"cuMemAlloc", get_device, put_device, false, false},
+                {"cuMemAllocAsync", get_async, put_async, false, false},
+                {"cuMemCreate", get_created, put_created, false, false},
+        };
+        size_t step = limit / 32 / GT_PAGE * GT_PAGE, half = limit / 2 / GT_PAGE * GT_PAGE;
+        CUstream first = stream;
+        CUcontext popped;
+
+        for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+                size_t before = available(), began = 0, now = 0, got;
+                bool told = gt_footprint(&gt, &began);
+                char name[128];
+                uint64_t p;
+
+                snprintf(name, sizeof name, "%s, %s", ways[i].name, where);
+                stream = its_stream;
+                got = fill_in(&ways[i], ctx, step);
+                told = told && gt_footprint(&gt, &now);
+                gt_check(got <= limit && got + limit / 8 + 32 * GT_MIB >= limit, name,
+                         "refused after %.1f MiB, limit %.1f MiB", gt_mib(got), gt_mib(limit));
+                gt_check(!told || now <= began + limit + slack_bytes, name, "%.1f MiB more held (%s)",
+                         gt_mib(now) - gt_mib(began), gt_footprint_source(&gt));
+                gt_check(get_device(limit / 4, &p) == CUDA_ERROR_OUT_OF_MEMORY, name, "nor is there more in the first");
+                GT_MUST(cuCtxPushCurrent(ctx));
+                GT_MUST(cuCtxSynchronize());
+                GT_MUST(cuCtxPopCurrent(&popped));
+                stream = first;
+                drop_all(&ways[i], step);
+                gt_check(available() + slack_bytes >= before, name, "%.1f MiB free after the frees, %.1f before",
+                         gt_mib(available()), gt_mib(before));
+                gt_sleep_us(BYPASS_US);
+                GT_MUST(get_device(half, &p));
+                stream = its_stream;
+                got = fill_in(&ways[i], ctx, step);
+                stream = first;
+                gt_check(got <= limit - half && got + limit / 8 + 32 * GT_MIB >= limit - half, name,
+                         "%.1f MiB beside %.1f MiB in the first", gt_mib(got), gt_mib(half));
+                GT_MUST(cuCtxPushCurrent(ctx));
+                GT_MUST(cuMemFree(p)); /* the first one's, from here */
+                GT_MUST(cuCtxPopCurrent(&popped));
+                drop_all(&ways[i], step);
+                gt_sleep_us(BYPASS_US);
+        }
+}
+
+static void green_contexts(void)
+{
+        struct gt_green green;
+        size_t before = available(), after;
+        CUcontext popped;
+        uint64_t p;
+
+        if (!gt_green_open(gt.device, &green)) {
+                printf("-      green contexts: this driver or device has none\n");
+                return;
+        }
+        elsewhere("green context", green.ctx, green.stream);
+        /* Its memory is the primary context's, and stays when it goes. */
+        GT_MUST(cuCtxPushCurrent(green.ctx));
+        GT_MUST(get_device(limit / 2, &p));
+        GT_MUST(cuCtxPopCurrent(&popped));
+        gt_green_close(&green);
+        after = available();
+        gt_check(after <= before - limit / 2 + slack_bytes, "green context destroyed", "%.1f MiB of its memory counted",
+                 gt_mib(before) - gt_mib(after));
+        GT_MUST(cuMemsetD8(p + limit / 2 - 4096, 1, 4096));
+        GT_MUST(cuCtxSynchronize()); /* what comes next waits for the GPU for a second only */
+        GT_MUST(cuMemFree(p));
+}
+
+static void several_contexts(void)
+{
+        __typeof__(&cuCtxCreate) create = GT_OPTIONAL(cuCtxCreate);
+        size_t before = available();
+        CUcontext ctx = NULL, popped;
+        CUresult result = create ? create(&ctx, NULL, 0, gt.device) : CUDA_ERROR_NOT_FOUND;
+        CUstream its_stream;
+        uint64_t p;
+
+        if (result != CUDA_SUCCESS) {
+                printf("-      several contexts: no second one (%s)\n", gt_result_name(result));
+                return;
+        }
+        its_stream = gt_stream();
+        GT_MUST(cuCtxPopCurrent(&popped));
+        elsewhere("second context", ctx, its_stream);
+        GT_MUST(cuCtxPushCurrent(ctx));
+        GT_MUST(get_device(limit / 2, &p));
+        GT_MUST(cuCtxDestroy(ctx));
+        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        gt_check(available() + slack_bytes >= before, "second context destroyed", "%.1f MiB free, %.1f before",
+                 gt_mib(available()), gt_mib(before));
+}
+
+enum { THREADS = 4, STEPS = 400, EACH = 16 };
+
+/* Takes and frees through all families at once, some of it more than fits. */
+static void *crowd_main(void *arg)
+{
+        uint64_t seed = 17 + (uint64_t)(uintptr_t)arg, handles[EACH] = {0};
+        const struct family *from[EACH] = {0};
+        size_t sizes[EACH];
+
+        gt_attach(&gt);
+        for (int step = 0; step < STEPS + EACH; step++) {
+                size_t i = step < STEPS ? gt_random(&seed) % EACH : (size_t)(step - STEPS);
+                const struct family *family = &families[gt_random(&seed) % (uint64_t)family_count];
+                CUresult result;
+
+                if (from[i]) {
+                        gt_must(from[i]->put(sizes[i], handles[i]), from[i]->name, __FILE__, __LINE__);
+                        from[i] = NULL;
+                        continue;
+                }
+                if (step >= STEPS || family->host || (card && family->on_demand))
+                        continue;
+                sizes[i] = (1 + gt_random(&seed) % 16) * (limit / 256 / GT_PAGE * GT_PAGE);
+                result = family->get(sizes[i], &handles[i]);
+                if (result == CUDA_SUCCESS)
+                        from[i] = family;
+                else if (result != CUDA_ERROR_OUT_OF_MEMORY)
+                        gt_must(result, family->name, __FILE__, __LINE__);
+        }
+        return NULL;
+}
+
+static void crowd(void)
+{
+        size_t before = available();
+        pthread_t threads[THREADS];
+
+        for (int i = 0; i < THREADS; i++)
+                if (pthread_create(&threads[i], NULL, crowd_main, (void *)(uintptr_t)i))
+                        gt_die("limit_kinds: no thread");
+        for (int i = 0; i < 50; i++) {
+                size_t bytes;
+
+                /* A pool in pieces may be one request over for as long as the ladder takes, as in scattered. */
+                if (gt_footprint(&gt, &bytes) && bytes > limit + limit / 16 + gt.context_bytes + slack_bytes)
+                        gt_check(false, "several threads", "%.1f MiB held", gt_mib(bytes));
+                gt_sleep_us(2000);
+        }
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        GT_MUST(cuCtxSynchronize());
+        gt_check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
+                 gt_mib(available()), gt_mib(before));
+}
+
+/* What a pool of host memory keeps makes room for larger pieces, and for all else that is page-locked; and the other
+ * way round. */
+static void kept_by_host_pool(void)
+{
+        size_t bytes = pinned_limit / 8 / GT_PAGE * GT_PAGE;
+        cuuint64_t keep_all = UINT64_MAX;
+        uint64_t p;
+
+        /* Where the driver refuses, the pool keeps nothing, and the rest holds all the more. */
+        cuMemPoolSetAttribute(newer_pools[2], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
+        for (int i = 0; i < 6; i++)
+                GT_MUST(get_host_pool(bytes, &held[i]));
+        for (int i = 0; i < 6; i++)
+                GT_MUST(put_async(bytes, held[i]));
+        GT_MUST(cuCtxSynchronize());
+        for (int i = 0; i < 2; i++) {
+                bool got = get_host_pool(6 * bytes, &p) == CUDA_SUCCESS;
+
+                gt_check(got, "host memory of a pool, after others", "%.1f MiB", gt_mib(6 * bytes));
+                if (got)
+                        GT_MUST(put_async(bytes, p));
+                GT_MUST(cuCtxSynchronize());
+                got = get_host(6 * bytes, &p) == CUDA_SUCCESS;
+                gt_check(got, "cuMemAllocHost, after a pool", "%.1f MiB", gt_mib(6 * bytes));
+                if (got)
+                        GT_MUST(put_host(bytes, p));
+        }
+}
+
+static bool find_newer_pools(void)
+{
+        static const CUmemAllocationType managed = (CUmemAllocationType)2; /* of CUDA 13 */
+        typedef CUresult CUDAAPI get_pool(CUmemoryPool *, CUmemLocation *, CUmemAllocationType);
+        get_pool *get = (get_pool *)gt_lookup("cuMemGetDefaultMemPool");
+        CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device};
+        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};
+        CUmemPoolProps placeless = {.allocType = managed};
+
+        return get && get(&newer_pools[0], &here, managed) == CUDA_SUCCESS &&
+               cuMemPoolCreate(&newer_pools[1], &placeless) == CUDA_SUCCESS &&
+               get(&newer_pools[2], &host, CU_MEM_ALLOCATION_TYPE_PINNED) == CUDA_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+        cuuint64_t keep_all = UINT64_MAX;
+
+        for (int i = 1; i < argc; i++) {
+                if (!strncmp(argv[i], "--limit=", 8))
+                        limit = gt_parse_size(argv[i] + 8);
+                else if (!strncmp(argv[i], "--host-limit=", 13))
+                        pinned_limit = gt_parse_size(argv[i] + 13);
+                else if (!strcmp(argv[i], "--card"))
+                        card = true;
+                else
+                        limit = 0, i = argc;
+        }
+        if (!limit) {
+                fprintf(stderr, "usage: limit_kinds --limit=SIZE [--host-limit=SIZE] [--card]\n");
+                return 2;
+        }
+        gt_open(&gt);
+        stream = gt_stream();
+        props.location.id = gt.device;
+        GT_MUST(cuMemPoolCreate(&explicit_pool, &props));
+        /* As frameworks do: nothing goes back by itself. */
+        GT_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        if (!find_newer_pools()) {
+                printf("-      pools of managed and of host memory: this driver has none\n");
+                family_count -= FAMILIES_NEWER;
+        }
+        origin_known = look(&origin);
+        for (int i = 0; i < family_count; i++)
+                if (families[i].host ? pinned_limit != 0 : !(card && families[i].on_demand))
+                        fill(&families[i]);
+        if (pinned_limit && family_count == FAMILIES)
+                kept_by_host_pool();
+        gt_sleep_us(BYPASS_US);
+        for (int i = 0; i < family_count; i++)
+                for (int k = 0; k < family_count; k++)
+                        if (i != k && !families[i].host && !families[k].host)
+                                make_room(&families[i], &families[k]);
+        if (!card)
+                odd_arrays();
+        make_room_while_busy();
+        scattered();
+        references();
+        crowd();
+        green_contexts();
+        several_contexts();
+        destroyed_pool();
+        GT_MUST(cuMemPoolDestroy(explicit_pool));
+        GT_MUST(cuStreamDestroy(stream));
+        gt_close(&gt);
+        printf("%s\n", gt_failed ? "limit_kinds: failed" : "limit_kinds: all held");
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,317 @@
+/*
+ * What NVML answers about the card's memory inside the process, through every door: dlopen and dlsym, the symbol of a
+ * program that links it, RTLD_DEFAULT.
+ *
+ *   nvml_views errors                              one line per question, the same natively and under the library
+ *   GPURECLAIM_NVML=1 ... nvml_views share --limit=1GiB    the share, as cuMemGetInfo tells it
+ *   nvml_views true --limit=1GiB                   without that option: the card, whatever the limit
+ *
+ * --device=N takes another of CUDA's devices, --no-cuda looks only before CUDA is there, where --taken=SIZE of the
+ * share is in use by the group. --context=SIZE counts against the share with a context. --beside asks from a second
+ * process, without CUDA, as well. Skipped where there is no NVML. Exit status 1 when a check failed.
+ */
+#include "gputest.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* NVML's own layouts; its header is not part of every toolkit. */
+struct memory {
+        unsigned long long total, free, used;
+};
+struct memory_v2 {
+        unsigned version;
+        unsigned long long total, reserved, free, used;
+};
+enum { VERSION_2 = sizeof(struct memory_v2) | 2 << 24, UUID_BYTES = 96 };
+
+/* As a program that is linked with NVML has them; NULL in one that is not, unless somebody preloaded exports them. */
+int nvmlDeviceGetMemoryInfo(void *, struct memory *) __attribute__((weak));
+int nvmlDeviceGetMemoryInfo_v2(void *, struct memory_v2 *) __attribute__((weak));
+
+typedef int memory_function(void *, struct memory *);
+typedef int memory_v2_function(void *, struct memory_v2 *);
+
+static void *library;
+static void *card; /* NVML's handle */
+static size_t limit, taken, context_bytes;
+static const char *beside; /* this program, to be run in a second process; NULL: not */
+static int device;
+
+static void look_up(void *where, const char *name, void *ret_function)
+{
+        void *found = dlsym(where, name);
+
+        memcpy(ret_function, &found, sizeof found);
+}
+
+static int start(void)
+{
+        int (*init)(void);
+
+        look_up(library, "nvmlInit_v2", &init);
+        return init ? init() : -1;
+}
+
+static int stop(void)
+{
+        int (*shutdown)(void);
+
+        look_up(library, "nvmlShutdown", &shutdown);
+        return shutdown ? shutdown() : -1;
+}
+
+/* NVML's result in a child of a fork, which has no CUDA of its own; -1 where that did not live to tell. */
+static int ask_in_child(void)
+{
+        struct memory first;
+        memory_function *get;
+        int status = 0;
+        pid_t pid;
+
+        look_up(library, "nvmlDeviceGetMemoryInfo", &get);
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0)
+                _exit(get(card, &first));
+        return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void say_error(void)
+{
+        char *error = dlerror();
+
+        printf(", error %s\n", !error ? "none" : strstr(error, "nvml") ? "that names it" : "of another kind");
+}
+
+static void errors(void)
+{
+        int (*by_index)(unsigned, void **);
+        struct memory_v2 second = {.version = VERSION_2};
+        memory_v2_function *get_v2;
+        struct memory first;
+        memory_function *get;
+
+        look_up(library, "nvmlDeviceGetMemoryInfo", &get);
+        look_up(library, "nvmlDeviceGetMemoryInfo_v2", &get_v2);
+        look_up(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+        printf("found: %d %d %d", get != NULL, get_v2 != NULL, by_index != NULL);
+        say_error();
+        printf("not in a library that is not NVML: %d", dlsym(dlopen("libc.so.6", RTLD_NOW), "nvmlInit_v2") != NULL);
+        say_error();
+        printf("not there at all: %d", dlsym(library, "nvmlNoSuchFunction") != NULL);
+        say_error();
+        printf("everywhere: %d", dlsym(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo") != NULL);
+        say_error();
+        /* What a preloaded library exports is there for all who go on to the next. */
+        printf("~ next: %d", dlsym(RTLD_NEXT, "nvmlDeviceGetMemoryInfo") != NULL);
+        say_error();
+        for (const char *name = "nvmlD"; *name; name++)
+                printf("%s %d", name, dlsym(library, name) != NULL), say_error();
+        printf("n %d nv %d nvm %d nvml %d nvmm %d", dlsym(library, "n") != NULL, dlsym(library, "nv") != NULL,
+               dlsym(library, "nvm") != NULL, dlsym(library, "nvml") != NULL, dlsym(library, "nvmm") != NULL);
+        dlerror();
+        printf("\nbefore it is initialised: %d %d\n", get(NULL, &first), get_v2(NULL, &second));
+        printf("initialised: %d, a card %d\n", start(), by_index(0, &card));
+        printf("figures: %d %d\n", get(card, &first), get_v2(card, &second));
+        printf("in a child: %d\n", ask_in_child());
+        printf("nowhere to put them: %d %d\n", get(card, NULL), get_v2(card, NULL));
+        printf("no card: %d %d\n", get(NULL, &first), get_v2(NULL, &second));
+        for (unsigned version = 0; version < 4; version++) {
+                second = (struct memory_v2){.version = version << 24 | (version ? sizeof second : 0)};
+                printf("version %u: %d", version, get_v2(card, &second));
+                printf(", %x\n", second.version);
+        }
+        printf("ended: %d", stop());
+        printf(", then %d %d\n", get(card, &first), get_v2(card, &second));
+}
+
+/* The handle of the device, by its UUID. */
+static void find_card(void)
+{
+        int (*by_uuid)(const char *, void **);
+        char text[UUID_BYTES] = "GPU-";
+        size_t at = 4;
+        CUuuid uuid;
+
+        GT_MUST(cuDeviceGetUuid(&uuid, device));
+        for (size_t i = 0; i < sizeof uuid.bytes; i++)
+                at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x",
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
+        look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
+        if (!by_uuid || by_uuid(text, &card) != 0)
+                gt_die("nvml_views: NVML does not know %s", text);
+}
+
+/* The first that CUDA will show, which is why one is to be made visible where there are several. */
+static void find_card_early(void)
+{
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        int (*by_index)(unsigned, void **);
+        int (*by_uuid)(const char *, void **);
+
+        look_up(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+        look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
+        if (visible && (*visible < '0' || *visible > '9') ? by_uuid(visible, &card) != 0
+                                                          : by_index(visible ? (unsigned)atoi(visible) : 0, &card) != 0)
+                gt_die("nvml_views: NVML has no card");
+}
+
+struct doors {
+        const char *name;
+        memory_function *first;
+        memory_v2_function *second;
+};
+
+/* One check for each door that is there; all are to say the same. */
+static void check(const char *when, bool shared, size_t want_free, size_t slack_bytes)
+{
+        struct doors doors[3] = {{"dlsym", NULL, NULL},
+                                 {"linked", nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2},
+                                 {"everywhere", NULL, NULL}};
+
+        look_up(library, "nvmlDeviceGetMemoryInfo", &doors[0].first);
+        look_up(library, "nvmlDeviceGetMemoryInfo_v2", &doors[0].second);
+        look_up(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo", &doors[2].first);
+        look_up(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo_v2", &doors[2].second);
+        for (int i = 0; i < 3; i++) {
+                struct memory_v2 second = {.version = VERSION_2};
+                struct memory first = {0};
+                char name[128];
+
+                if (!doors[i].first || !doors[i].second)
+                        continue;
+                snprintf(name, sizeof name, "%s, %s", when, doors[i].name);
+                if (doors[i].first(card, &first) != 0 || doors[i].second(card, &second) != 0)
+                        gt_die("nvml_views: %s: NVML refuses", name);
+                gt_check(first.total == second.total && second.version == VERSION_2 &&
+                                 first.free + first.used == first.total &&
+                                 second.free + second.used + second.reserved == second.total,
+                         name, "%.1f MiB free, %.1f used, %.1f reserved of %.1f", gt_mib(second.free),
+                         gt_mib(second.used), gt_mib(second.reserved), gt_mib(second.total));
+                if (!shared) {
+                        gt_check(first.total > limit && second.reserved <= first.used, name, "the card's");
+                        continue;
+                }
+                gt_check(first.total == limit && second.reserved == 0 && first.free == second.free, name, "the share");
+                gt_check(first.free <= want_free + slack_bytes && first.free + slack_bytes >= want_free, name,
+                         "%.1f MiB free, expected %.1f", gt_mib(first.free), gt_mib(want_free));
+        }
+}
+
+/* As CUDA has it now; they are to agree to the byte where the limit bounds them, as it does on a card with room. */
+static void check_as_cuda(const char *when, bool shared)
+{
+        size_t free_bytes, total_bytes;
+
+        GT_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
+        gt_check(total_bytes == limit, when, "cuMemGetInfo: %.1f MiB free", gt_mib(free_bytes));
+        check(when, shared, free_bytes, 0);
+}
+
+/* Another process of the group, which has no CUDA: how much of the share bytes of ours leave. */
+/* It sees what this one has taken, unless it shares no memory with others. */
+static void check_beside(size_t bytes, const char *neighbour)
+{
+        char limit_text[64], taken_text[64];
+        int status = -1;
+        pid_t pid;
+
+        snprintf(limit_text, sizeof limit_text, "--limit=%zu", limit);
+        snprintf(taken_text, sizeof taken_text, "--taken=%zu", bytes);
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) {
+                setenv("GPURECLAIM_NEIGHBOUR", neighbour, 1);
+                execl(beside, beside, "share", limit_text, taken_text, "--no-cuda", (char *)NULL);
+                _exit(127);
+        }
+        if (pid > 0)
+                waitpid(pid, &status, 0);
+        gt_check(status == 0, "a process beside", "neighbours %s: status %d", neighbour, status);
+}
+
+static void with_cuda(bool shared)
+{
+        CUcontext context, popped;
+        CUdeviceptr p;
+
+        GT_MUST(cuInit(0));
+        find_card();
+        check("CUDA initialised", shared, limit, 0);
+        GT_MUST(cuDevicePrimaryCtxRetain(&context, device));
+        GT_MUST(cuCtxPushCurrent(context));
+        check_as_cuda("a context", shared);
+        GT_MUST(cuMemAlloc(&p, limit / 4));
+        check_as_cuda("a quarter taken", shared);
+        check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * GT_MIB);
+        if (beside) {
+                check_beside(limit / 4, "1");
+                check_beside(0, "0");
+        }
+        GT_MUST(cuMemFree(p));
+        check_as_cuda("freed", shared);
+        GT_MUST(cuMemAllocAsync(&p, limit / 2, NULL));
+        check_as_cuda("half taken in stream order", shared);
+        check("half taken in stream order", shared, limit / 2 - context_bytes, 64 * GT_MIB);
+        GT_MUST(cuMemFreeAsync(p, NULL));
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(cuCtxPopCurrent(&popped));
+        check("no context is current", shared, limit - context_bytes, 64 * GT_MIB);
+        gt_check(ask_in_child() >= 0, "a child of a fork", "asks and lives");
+        GT_MUST(cuDevicePrimaryCtxRelease(device));
+}
+
+int main(int argc, char **argv)
+{
+        bool wrong = argc < 2, cuda = true, shared = !wrong && !strcmp(argv[1], "share"),
+             only_errors = !wrong && !strcmp(argv[1], "errors");
+
+        for (int i = 2; i < argc; i++) {
+                if (!strncmp(argv[i], "--limit=", 8))
+                        limit = gt_parse_size(argv[i] + 8);
+                else if (!strncmp(argv[i], "--device=", 9))
+                        device = atoi(argv[i] + 9);
+                else if (!strncmp(argv[i], "--taken=", 8))
+                        taken = gt_parse_size(argv[i] + 8);
+                else if (!strncmp(argv[i], "--context=", 10))
+                        context_bytes = gt_parse_size(argv[i] + 10);
+                else if (!strcmp(argv[i], "--no-cuda"))
+                        cuda = false;
+                else if (!strcmp(argv[i], "--beside"))
+                        beside = argv[0];
+                else
+                        wrong = true;
+        }
+        if (wrong || (!only_errors && (!limit || (!shared && strcmp(argv[1], "true") != 0)))) {
+                fprintf(stderr, "usage: nvml_views errors | share|true --limit=SIZE [--device=N] [--no-cuda] "
+                                "[--taken=SIZE] [--context=SIZE] [--beside]\n");
+                return 2;
+        }
+        library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (!library) {
+                printf("skipped: no NVML\n");
+                return GT_SKIPPED;
+        }
+        dlerror();
+        if (only_errors) {
+                errors();
+                return EXIT_SUCCESS;
+        }
+        if (start() != 0) {
+                printf("skipped: NVML does not start\n");
+                return GT_SKIPPED;
+        }
+        if (device == 0) {
+                find_card_early();
+                check("before CUDA", shared, limit - taken, 0);
+        }
+        if (cuda)
+                with_cuda(shared);
+        printf("%s\n", gt_failed ? "nvml_views: failed" : "nvml_views: all held");
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,311 @@
+/*
+ * When the library takes a program's work for that of one stream, so that barriers cost nothing: until a stream is
+ * made, but for those that cuBLAS makes for itself. Then a block that is freed behind a kernel that runs serves again
+ * at once, behind a barrier; where work may overlap, fresh memory is better. Under the library only.
+ *
+ *   single_stream [WAY]     all ways, each in a process of its own as the library remembers what it saw; or this one
+ *
+ * One line per way; exit status 1 when one failed.
+ */
+#include "gputest.h"
+
+#include <pthread.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define BYTES (64 * GT_MIB) /* too much to be spared a fence */
+enum { SPIN_US = 100000, WORDS = 64 };
+
+extern char **environ;
+
+CUresult cublas_makes_stream(CUstream *stream, bool priority); /* of a library that is called like cuBLAS */
+
+static struct gt gt;
+
+static void nothing(void)
+{
+}
+
+static void by_cublas(void)
+{
+        CUstream stream;
+
+        GT_MUST(cublas_makes_stream(&stream, false));
+        GT_MUST(cublas_makes_stream(&stream, true));
+}
+
+static void created(void)
+{
+        gt_stream();
+}
+
+static void with_priority(void)
+{
+        CUstream stream;
+
+        GT_MUST(cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
+}
+
+static void CUDA_CB function(void *arg)
+{
+        (void)arg;
+}
+
+static void host_function(void)
+{
+        GT_MUST(cuLaunchHostFunc(NULL, function, NULL));
+}
+
+/*
+ * Work on the stream that a thread has by itself: by the functions whose stream 0 it is, as nvcc's --default-stream
+ * per-thread has them, or by its handle.
+ */
+static bool by_handle;
+static CUdeviceptr words[2];
+static uint32_t here;
+static uint64_t no_time;
+static void *values[] = {&no_time};
+
+static void (*own(const char *name))(void)
+{
+        void (*call)(void) = NULL;
+        CUdriverProcAddressQueryResult status;
+        void *found = NULL;
+
+        GT_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
+        memcpy(&call, &found, sizeof call);
+        return call;
+}
+
+#define SUBMIT(symbol) (by_handle ? (symbol) : (__typeof__(&(symbol)))own(#symbol))
+
+static CUstream stream_of(void)
+{
+        return by_handle ? CU_STREAM_PER_THREAD : NULL;
+}
+
+static void launch(void)
+{
+        GT_MUST(SUBMIT(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values, NULL));
+}
+
+static void launch_extended(void)
+{
+        const CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream_of(), NULL, 0};
+
+        GT_MUST(SUBMIT(cuLaunchKernelEx)(&config, gt.spin, values, NULL));
+}
+
+static void launch_cooperative(void)
+{
+        GT_MUST(SUBMIT(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values));
+}
+
+static void launch_graph(void)
+{
+        CUgraphExec exec;
+        CUgraph graph; /* an empty one is one, too */
+
+        GT_MUST(cuGraphCreate(&graph, 0));
+        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GT_MUST(SUBMIT(cuGraphLaunch)(exec, stream_of()));
+        GT_MUST(cuGraphExecDestroy(exec));
+        GT_MUST(cuGraphDestroy(graph));
+}
+
+static void copy(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyAsync)(words[1], words[0], 4, stream_of()));
+}
+
+static void copy_in(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyHtoDAsync)(words[0], &here, 4, stream_of()));
+}
+
+static void copy_out(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyDtoHAsync)(&here, words[1], 4, stream_of()));
+}
+
+static void copy_there(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyDtoDAsync)(words[1], words[0], 4, stream_of()));
+}
+
+static void copy_to_peer(void)
+{
+        GT_MUST(SUBMIT(cuMemcpyPeerAsync)(words[1], gt.ctx, words[0], gt.ctx, 4, stream_of()));
+}
+
+static void copy_2d(void)
+{
+        const CUDA_MEMCPY2D rows = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                                    .srcDevice = words[0],
+                                    .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                                    .dstDevice = words[1],
+                                    .WidthInBytes = 4,
+                                    .Height = 1};
+
+        GT_MUST(SUBMIT(cuMemcpy2DAsync)(&rows, stream_of()));
+}
+
+static void copy_3d(void)
+{
+        const CUDA_MEMCPY3D box = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                                   .srcDevice = words[0],
+                                   .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                                   .dstDevice = words[1],
+                                   .WidthInBytes = 4,
+                                   .Height = 1,
+                                   .Depth = 1};
+
+        GT_MUST(SUBMIT(cuMemcpy3DAsync)(&box, stream_of()));
+}
+
+static void fill_bytes(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD8Async)(words[0], 0x11, 4, stream_of()));
+}
+
+static void fill_halves(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD16Async)(words[0], 0x2222, 2, stream_of()));
+}
+
+static void fill_words(void)
+{
+        GT_MUST(SUBMIT(cuMemsetD32Async)(words[0], 0x33333333, 1, stream_of()));
+}
+
+/* What lies in order with the legacy stream, whose work waits for it; and all of it arrives. */
+static void own_stream(void)
+{
+        static void (*const fills[])(void) = {copy_in, fill_bytes, fill_halves, fill_words};
+        static void (*const copies[])(void) = {copy, copy_there, copy_to_peer, copy_2d, copy_3d};
+        static const uint32_t filled[] = {0x44444444, 0x11111111, 0x22222222, 0x33333333};
+
+        for (int form = 0; form < 2; form++) {
+                by_handle = form;
+                launch();
+                launch_extended();
+                launch_cooperative();
+                launch_graph();
+                for (int i = 0; i < 4; i++)
+                        for (int k = 0; k < 5; k++) {
+                                GT_MUST(cuMemsetD32(words[1], 0, 1));
+                                here = filled[0];
+                                fills[i]();
+                                copies[k]();
+                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                here = 0;
+                                copy_out();
+                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                if (here != filled[i])
+                                        gt_die("fill %d, copy %d: %x arrived", i, k, here);
+                        }
+        }
+}
+
+static void green(void)
+{
+        struct gt_green part;
+
+        if (!gt_green_open(gt.device, &part)) {
+                printf("-      green contexts are not to be had here\n");
+                exit(EXIT_SUCCESS);
+        }
+        gt_green_close(&part);
+        gt_attach(&gt);
+}
+
+#define OWN(act)                                                                                                       \
+        {"the thread's own stream, " #act, act, .overlaps = true},                                                     \
+        {                                                                                                              \
+                "the thread's own stream, " #act ", by handle", act, .overlaps = true, .by_handle = true               \
+        }
+
+static const struct way {
+        const char *name;
+        void (*act)(void);
+        bool overlaps, by_handle;
+} ways[] = {
+        {"the default stream alone", nothing, .overlaps = false},
+        {"a stream of cuBLAS", by_cublas, .overlaps = false},
+        {"a stream", created, .overlaps = true},
+        {"one with priority", with_priority, .overlaps = true},
+        {"a host function", host_function, .overlaps = true},
+        {"a green context", green, .overlaps = true},
+        {"all that goes to the thread's own stream", own_stream, .overlaps = true},
+        OWN(launch),
+        OWN(launch_extended),
+        OWN(launch_cooperative),
+        OWN(launch_graph),
+        OWN(copy),
+        OWN(copy_in),
+        OWN(copy_out),
+        OWN(copy_there),
+        OWN(copy_to_peer),
+        OWN(copy_2d),
+        OWN(copy_3d),
+        OWN(fill_bytes),
+        OWN(fill_halves),
+        OWN(fill_words),
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+static int try_way(const struct way *way)
+{
+        CUdeviceptr before, after;
+        bool again;
+
+        gt_open(&gt);
+        GT_MUST(cuMemAlloc(&words[0], 4));
+        GT_MUST(cuMemAlloc(&words[1], 4));
+        GT_MUST(cuMemAlloc(&before, BYTES));
+        GT_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
+        by_handle = way->by_handle;
+        way->act();
+        GT_MUST(cuCtxSynchronize());
+        GT_MUST(gt_spin(&gt, NULL, SPIN_US));
+        GT_MUST(gt_fill(&gt, NULL, before, 2, WORDS));
+        GT_MUST(cuMemFree(before));
+        GT_MUST(cuMemAlloc(&after, BYTES));
+        again = before == after;
+        gt_check(again == !way->overlaps, way->name, "%s", again ? "one stream" : "work may overlap");
+        GT_MUST(cuMemFree(after));
+        GT_MUST(cuMemFree(words[0]));
+        GT_MUST(cuMemFree(words[1]));
+        gt_close(&gt);
+        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+        int status = EXIT_SUCCESS;
+
+        for (int i = 0; argc == 2 && i < WAYS; i++)
+                if (!strcmp(argv[1], ways[i].name))
+                        return try_way(&ways[i]);
+        if (argc > 1)
+                gt_die("no such way: %s", argv[1]);
+        for (int i = 0; i < WAYS; i++) {
+                char name[64];
+                char *arguments[] = {argv[0], name, NULL};
+                int ended;
+                pid_t pid;
+
+                snprintf(name, sizeof name, "%s", ways[i].name);
+                if (posix_spawn(&pid, argv[0], NULL, NULL, arguments, environ) || waitpid(pid, &ended, 0) != pid)
+                        gt_die("%s: no process", name);
+                ended = gt_status(name, ended);
+                if (ended == GT_SKIPPED)
+                        return GT_SKIPPED;
+                if (ended != EXIT_SUCCESS)
+                        status = EXIT_FAILURE;
+        }
+        return status;
+}

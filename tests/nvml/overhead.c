@@ -1,0 +1,131 @@
+/*
+ * What the driver takes by itself, on the simulated device with the stand-in of NVML, where a context takes 100 MiB and
+ * a module 32 MiB:
+ *
+ *   overhead process      with GPURECLAIM_HARD_LIMIT=256MiB GPURECLAIM_LIMIT_INCLUDES=process: it counts
+ *   overhead allocations  with the limit alone: it does not, and is told
+ *   overhead unknown      where NVML does not list us: nothing is told, and a limit counts allocations
+ */
+#include "gpureclaim.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define MIB     ((size_t)1 << 20)
+#define LIMIT   (256 * MIB)
+#define CONTEXT (100 * MIB)
+#define MODULE  (32 * MIB)
+#define BLOCK   (4 * MIB)
+
+enum { MOST = 128 };
+
+static CUdeviceptr blocks[MOST];
+
+static void ok(CUresult result, const char *what)
+{
+        if (result == CUDA_SUCCESS)
+                return;
+        fprintf(stderr, "overhead: %s: %d\n", what, (int)result);
+        exit(EXIT_FAILURE);
+}
+
+static size_t used(void)
+{
+        void *found = dlsym(RTLD_DEFAULT, "grSimUsedBytes");
+        size_t (*bytes)(int);
+
+        memcpy(&bytes, &found, sizeof bytes);
+        return bytes(0);
+}
+
+static size_t available(void)
+{
+        size_t free_bytes, total_bytes;
+
+        ok(cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+        GR_CHECK_EQ(total_bytes, LIMIT);
+        return free_bytes;
+}
+
+static uint64_t told(void)
+{
+        struct gpureclaim_status status = {.struct_bytes = sizeof status};
+        void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
+        gpureclaim_status_function *get;
+
+        memcpy(&get, &found, sizeof get);
+        GR_CHECK(get && get(0, &status) == 0);
+        return status.driver_bytes;
+}
+
+/* Bytes got until it is refused, all of them freed again, into the cache. */
+static size_t fill(void)
+{
+        size_t count = 0;
+
+        while (count < MOST && cuMemAlloc(&blocks[count], BLOCK) == CUDA_SUCCESS)
+                count++;
+        GR_CHECK(count < MOST);
+        if (getenv("OWN_COUNTED"))
+                GR_CHECK(used() <= LIMIT);
+        for (size_t i = 0; i < count; i++)
+                ok(cuMemFree(blocks[i]), "cuMemFree");
+        return count * BLOCK;
+}
+
+static void counted(void)
+{
+        CUmodule modules[8] = {0};
+        CUcontext second;
+        size_t loaded = 0;
+
+        GR_CHECK_EQ(available(), LIMIT - CONTEXT);
+        GR_CHECK_EQ(fill(), LIMIT - CONTEXT);
+        usleep(300000); /* frees bypass the cache after a failure */
+        fill();
+        /* What is cached makes room for code; then there is no more, and the limit holds. */
+        while (loaded < 8 && cuModuleLoadData(&modules[loaded], "image") == CUDA_SUCCESS)
+                loaded++;
+        GR_CHECK_EQ(loaded, (LIMIT - CONTEXT) / MODULE);
+        GR_CHECK_EQ(used(), CONTEXT + loaded * MODULE);
+        /* What was unloaded is there again at once, though the figure of before was not asked for anew. */
+        GR_CHECK(cuMemAlloc(&blocks[0], MODULE + BLOCK) == CUDA_ERROR_OUT_OF_MEMORY);
+        ok(cuModuleUnload(modules[--loaded]), "cuModuleUnload");
+        ok(cuMemAlloc(&blocks[0], MODULE + BLOCK), "cuMemAlloc after cuModuleUnload");
+        ok(cuMemFree(blocks[0]), "cuMemFree");
+        while (loaded)
+                ok(cuModuleUnload(modules[--loaded]), "cuModuleUnload");
+        ok(cuCtxCreate(&second, NULL, 0, 0), "cuCtxCreate");
+        GR_CHECK(fill() <= LIMIT - 2 * CONTEXT);
+        ok(cuCtxDestroy(second), "cuCtxDestroy");
+}
+
+int main(int argc, char **argv)
+{
+        const char *mode = argc > 1 ? argv[1] : "";
+        CUmodule modules[8];
+        CUcontext context;
+
+        ok(cuInit(0), "cuInit");
+        ok(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+        ok(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        if (strcmp(mode, "process") == 0) {
+                setenv("OWN_COUNTED", "1", 1);
+                counted();
+                return GR_CHECK_RESULT();
+        }
+        GR_CHECK_EQ(available(), LIMIT);
+        GR_CHECK_EQ(fill(), LIMIT);
+        for (int i = 0; i < 8; i++)
+                ok(cuModuleLoadData(&modules[i], "image"), "cuModuleLoadData");
+        /* An entry that is smaller than what we know to hold is not ours. */
+        ok(cuMemAlloc(&blocks[0], LIMIT / 2), "cuMemAlloc");
+        GR_CHECK_EQ(told(), strcmp(mode, "unknown") == 0 ? UINT64_MAX : CONTEXT + 8 * MODULE);
+        return GR_CHECK_RESULT();
+}

@@ -1,0 +1,1161 @@
+/*
+ * Several processes on one card, under the library: `neighbours MODE`. The program that the test starts has no CUDA
+ * in it; it starts workers on a simulated card that they share, tells them what to do, kills and stops them, and looks
+ * into the region. Deadlines are generous because test machines are busy; what must not be is a wait without end.
+ */
+#include <cuda.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpureclaim.h"
+#include "process/platform.h"
+#include "region/region.h"
+
+#define MIB         ((size_t)1 << 20)
+#define CARD_MIB    1024
+#define BLOCKS_MOST 64
+#define CALL_MS     3000 /* longest that any call may take */
+/*
+ * How long neighbours are waited for without a sign of life. Not the default of 100 ms: a busy host, or one whose
+ * virtual processors stand still now and then, lets a neighbour's thread wait for longer than that.
+ */
+#define QUIET_MS 400
+#define HOOK_MS  900 /* what a slow hook takes */
+
+struct worker {
+        pid_t pid;
+        int to, from;
+};
+
+/* From a worker to the starter. */
+struct reply {
+        int result;
+        double ms;
+};
+
+static char folder[64];
+static _Atomic unsigned *longest_ms; /* of all calls of roaming workers; shared with them */
+
+static void fail(const char *what, long long found)
+{
+        fprintf(stderr, "neighbours: %s (%lld)\n", what, found);
+        exit(1);
+}
+
+static double now_ms(void)
+{
+        return (double)gr_system_now_ns() / 1e6;
+}
+
+static void pause_ms(unsigned ms)
+{
+        usleep(ms * 1000);
+}
+
+/*
+ * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'x' ends; further ones with obey. Without orders, random
+ * ones from seed.
+ */
+static CUdeviceptr blocks[BLOCKS_MOST];
+static int block_count;
+static bool no_threads; /* the library can make none, as at the limit of a container */
+
+/* Stands before the C library's for all libraries of the process, of which the simulated device needs its threads. */
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                                                          void *(*run)(void *), void *arg)
+{
+        static __typeof__(pthread_create) *real;
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+        if (no_threads && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgpureclaim"))
+                return EAGAIN;
+        return real(thread, attributes, run, arg);
+}
+
+static void worker_open(void)
+{
+        CUcontext context;
+
+        if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+                fail("no device", 0);
+}
+
+static int worker_alloc(size_t mib)
+{
+        CUdeviceptr ptr;
+        int result;
+
+        if (block_count == BLOCKS_MOST)
+                return -1;
+        result = (int)cuMemAlloc(&ptr, mib * MIB);
+        if (result == 0) {
+                blocks[block_count++] = ptr;
+                if (cuMemsetD8(ptr + mib * MIB - 1, 1, 1) || cuCtxSynchronize())
+                        fail("memory that cannot be used", (long long)mib);
+        }
+        return result;
+}
+
+static int worker_free_all(void)
+{
+        while (block_count > 0)
+                if (cuMemFree(blocks[--block_count]))
+                        fail("a free failed", block_count);
+        return 0;
+}
+
+static unsigned hook_ms; /* what the hook takes */
+
+static int free_all_hook(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg;
+        (void)device;
+        (void)want_bytes;
+        pause_ms(hook_ms);
+        return worker_free_all();
+}
+
+/* From now on all is idle: whoever needs it may have it, ms after asking. */
+static int worker_register(unsigned ms)
+{
+        struct gpureclaim_reclaimable mine = {
+                .struct_bytes = sizeof(mine), .name = "many", .purge = free_all_hook, .limit_ms = CALL_MS};
+        gpureclaim_register_function *call;
+        uint64_t id;
+
+        hook_ms = ms;
+        *(void **)&call = dlsym(RTLD_DEFAULT, "gpureclaim_register");
+        return call ? call(&mine, &id) : -1;
+}
+
+static int worker_fork(void)
+{
+        pid_t child = fork();
+        int status;
+
+        if (child == 0) {
+                CUdeviceptr ptr;
+
+                _exit(cuMemAlloc(&ptr, MIB) == CUDA_SUCCESS); /* the driver refuses a child */
+        }
+        waitpid(child, &status, 0);
+        return status;
+}
+
+/* Mapped memory, which needs no context; it is kept. */
+static int worker_create(size_t mib)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+        CUmemGenericAllocationHandle handle;
+        int result = (int)cuInit(0);
+
+        return result ? result : (int)cuMemCreate(&handle, mib * MIB, &prop, 0);
+}
+
+/* Whether any file can be opened from now on; the card's has been. */
+static int worker_files(bool any)
+{
+        struct rlimit limit;
+        int rc = (int)cuInit(0);
+
+        if (rc || getrlimit(RLIMIT_NOFILE, &limit))
+                return -1;
+        limit.rlim_cur = any ? limit.rlim_max : 0;
+        return setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void obey(int in, int out)
+{
+        struct reply reply;
+        unsigned order[2];
+        bool open = false;
+
+        while (read(in, order, sizeof(order)) == sizeof(order)) {
+                double begin = now_ms();
+                size_t free_bytes, total_bytes;
+
+                if (!open && !strchr("mnpx", (int)order[0])) {
+                        worker_open();
+                        open = true;
+                }
+                switch (order[0]) {
+                case 'm':
+                        reply.result = worker_create(order[1]);
+                        break;
+                case 'n':
+                        reply.result = worker_files(order[1]);
+                        break;
+                case 'p':
+                        no_threads = !order[1];
+                        reply.result = 0;
+                        break;
+                case 'a':
+                        reply.result = worker_alloc(order[1]);
+                        break;
+                case 'f':
+                        reply.result = worker_free_all();
+                        break;
+                case 'h':
+                        reply.result = worker_register(order[1]);
+                        break;
+                case 'k':
+                        reply.result = worker_fork();
+                        break;
+                case 'g':
+                        reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
+                        break;
+                default:
+                        exit(0);
+                }
+                reply.ms = now_ms() - begin;
+                if (write(out, &reply, sizeof(reply)) != sizeof(reply))
+                        exit(1);
+        }
+        exit(0);
+}
+
+/* Never the same twice, always within bounds; every call in time. */
+static void roam(unsigned seed, int out)
+{
+        int steps = (int)(seed % 400) + 20;
+
+        worker_open();
+        for (int i = 0; i < steps; i++) {
+                double begin = now_ms(), ms;
+
+                if (rand_r(&seed) % 3 || block_count == BLOCKS_MOST) {
+                        int result = worker_alloc(1 + (size_t)rand_r(&seed) % 200);
+
+                        if (result != 0 && result != CUDA_ERROR_OUT_OF_MEMORY)
+                                fail("an allocation failed", result);
+                        if (result != 0)
+                                worker_free_all();
+                } else {
+                        worker_free_all();
+                }
+                ms = now_ms() - begin;
+                if (ms > *longest_ms)
+                        *longest_ms = (unsigned)ms;
+                if (ms > CALL_MS && write(out, &(struct reply){-1, ms}, sizeof(struct reply)) < 0)
+                        exit(1);
+                if (rand_r(&seed) % 8 == 0)
+                        pause_ms((unsigned)rand_r(&seed) % 20);
+        }
+        exit(0);
+}
+
+static struct worker start(unsigned seed)
+{
+        int to[2], from[2];
+        struct worker worker;
+
+        if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
+                fail("no pipe", errno);
+        worker.pid = fork();
+        if (worker.pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                close(to[1]);
+                close(from[0]);
+                if (seed)
+                        roam(seed, from[1]);
+                obey(to[0], from[1]);
+        }
+        close(to[0]);
+        close(from[1]);
+        worker.to = to[1];
+        worker.from = from[0];
+        return worker;
+}
+
+static void tell(struct worker *worker, char order, unsigned argument)
+{
+        unsigned words[2] = {(unsigned)order, argument};
+
+        if (write(worker->to, words, sizeof(words)) != sizeof(words))
+                fail("a worker is gone", errno);
+}
+
+static struct reply hear(struct worker *worker)
+{
+        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
+        struct reply reply = {0};
+
+        if (poll(&ready, 1, 2 * CALL_MS) != 1 || read(worker->from, &reply, sizeof(reply)) != sizeof(reply))
+                fail("a worker does not answer", worker->pid);
+        return reply;
+}
+
+static struct reply ask(struct worker *worker, char order, unsigned argument)
+{
+        tell(worker, order, argument);
+        return hear(worker);
+}
+
+/* All its threads stand still: the signal alone may leave one that runs the time for an answer. */
+static void stop(struct worker *worker)
+{
+        int status;
+
+        kill(worker->pid, SIGSTOP);
+        if (waitpid(worker->pid, &status, WUNTRACED) != worker->pid || !WIFSTOPPED(status))
+                fail("a worker cannot be stopped", status);
+}
+
+static void end(struct worker *worker, int with)
+{
+        int status;
+
+        if (with)
+                kill(worker->pid, with);
+        else
+                tell(worker, 'x', 0);
+        waitpid(worker->pid, &status, 0);
+        if (!with && (!WIFEXITED(status) || WEXITSTATUS(status)))
+                fail("a worker ended badly", status);
+        close(worker->to);
+        close(worker->from);
+}
+
+static const char *region_path(void)
+{
+        static char path[80];
+
+        snprintf(path, sizeof(path), "%s/region", folder);
+        return path;
+}
+
+static bool has_segment(struct worker *worker)
+{
+        char path[32], line[512];
+        bool found = false;
+        FILE *maps;
+
+        snprintf(path, sizeof(path), "/proc/%d/maps", worker->pid);
+        maps = fopen(path, "re");
+        if (!maps)
+                fail("no maps", errno);
+        while (!found && fgets(line, sizeof(line), maps))
+                found = strstr(line, "/SYSV") != NULL;
+        fclose(maps);
+        return found;
+}
+
+/* The region of the one card; false where there is none. */
+static bool open_region(struct gr_region *region)
+{
+        char group[GR_GROUP_NAME_BYTES], uuid[37];
+        struct gr_identity self;
+        struct dirent *entry;
+        bool found = false;
+        DIR *list;
+
+        list = opendir(region_path());
+        if (!list || gr_system_identity(&self))
+                return false;
+        while (!found && (entry = readdir(list)))
+                found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
+                        gr_region_open(region, &gr_system_ops, &self, region_path(), entry->d_name, false) == 0;
+        closedir(list);
+        return found;
+}
+
+static unsigned members(struct gr_region *region, bool sweep)
+{
+        unsigned count = 0;
+
+        if (sweep)
+                gr_region_sweep(region);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                count += atomic_load(&region->map->owners[i]) != 0;
+        return count;
+}
+
+/* What is really taken from the card: the simulated one's own accounts, nine words per process. */
+static uint64_t card_used_bytes(void)
+{
+        static uint64_t *words;
+        uint64_t pages = 0;
+
+        if (!words) {
+                int fd = open(getenv("GRSIM_SHARED"), O_RDONLY | O_CLOEXEC);
+
+                words = mmap(NULL, 1024 * 72, PROT_READ, MAP_SHARED, fd, 0);
+                close(fd);
+                if (words == MAP_FAILED)
+                        fail("no card", errno);
+        }
+        for (int i = 0; i < 1024; i++)
+                if (__atomic_load_n(&words[9 * i], __ATOMIC_RELAXED))
+                        pages += __atomic_load_n(&words[9 * i + 1], __ATOMIC_RELAXED);
+        return pages * 2 * MIB;
+}
+
+static bool file_gone(void)
+{
+        static struct gr_region region;
+        bool open = open_region(&region);
+
+        if (open)
+                gr_region_close(&region);
+        return !open;
+}
+
+/* One lets its cache lie about, the other needs the card: GIVEN says whether it gets it. */
+static void mode_help(bool given)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        if (ask(&rich, 'a', 600).result != 0 || ask(&rich, 'f', 0).result != 0)
+                fail("the first cannot work", 0);
+        reply = ask(&poor, 'a', 700);
+        if ((reply.result == 0) != given)
+                fail("the second's allocation", reply.result);
+        printf("~ 700 MiB while another one has 600 MiB of 1024 cached: %s in %.1f ms\n",
+               reply.result == 0 ? "served" : "refused", reply.ms);
+        if (has_segment(&rich) != given || has_segment(&poor) != given)
+                fail("shared memory", given);
+        if (given) {
+                /* And the other way: what is live is nobody's to give, what is freed then is. */
+                reply = ask(&rich, 'a', 600);
+                if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                        fail("memory that is in use was given away", reply.result);
+                ask(&poor, 'f', 0);
+                if (ask(&rich, 'a', 600).result != 0)
+                        fail("the first one's next step", 0);
+        }
+        end(&rich, 0);
+        end(&poor, 0);
+        if (given && !file_gone())
+                fail("the last one left the file behind", 0);
+        if (!given && access(region_path(), F_OK) == 0)
+                fail("switched off, it has a folder", 0);
+}
+
+/* A framework's idle cache is live memory to the library; its hooks give it to another process. */
+static void mode_purge(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+
+        if (ask(&rich, 'a', 600).result != 0)
+                fail("the first cannot work", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("memory that is in use was given away", reply.result);
+        if (ask(&rich, 'h', 0).result != 0)
+                fail("no hook can be registered", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != 0)
+                fail("the hook's memory was not given", reply.result);
+        printf("~ 700 MiB while another one's hook has 600 MiB of 1024: served in %.1f ms\n", reply.ms);
+        if (ask(&rich, 'a', 200).result != 0)
+                fail("the first one's next step", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
+/* A hook that needs longer than neighbours are waited for without a sign of life; then one stopped in its middle. */
+static void mode_slow(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+        double served_ms;
+
+        ask(&rich, 'a', 600);
+        if (ask(&rich, 'h', HOOK_MS).result != 0)
+                fail("no hook can be registered", 0);
+        reply = ask(&poor, 'a', 700);
+        if (reply.result != 0 || reply.ms > CALL_MS)
+                fail("a slow hook's memory was not given", reply.result);
+        served_ms = reply.ms;
+        ask(&poor, 'f', 0);
+        if (ask(&rich, 'a', 600).result != 0)
+                fail("the first one's next step", 0);
+        tell(&poor, 'a', 700);
+        pause_ms(100);
+        stop(&rich);
+        reply = hear(&poor);
+        if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                fail("stopped in the middle of its hook", (long long)reply.ms);
+        printf("~ a hook of %d ms, then one stopped after 100 ms: served in %.1f ms, refused in %.1f ms\n", HOOK_MS,
+               served_ms, reply.ms);
+        kill(rich.pid, SIGCONT);
+        for (int i = 0; i < 20 && reply.result != 0; i++) {
+                pause_ms(100);
+                reply = ask(&poor, 'a', 700);
+        }
+        if (reply.result != 0)
+                fail("it gives nothing after it goes on", reply.result);
+        end(&rich, SIGKILL);
+        end(&poor, 0);
+}
+
+static void mode_stop(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        struct reply reply;
+        double longest = 0;
+
+        ask(&rich, 'a', 600);
+        ask(&rich, 'f', 0);
+        ask(&poor, 'a', 8);
+        stop(&rich);
+        pause_ms(100);
+        for (int i = 0; i < 5; i++) {
+                reply = ask(&poor, 'a', 700);
+                if (reply.result != CUDA_ERROR_OUT_OF_MEMORY || reply.ms > CALL_MS)
+                        fail("a stopped neighbour", (long long)reply.ms);
+                longest = reply.ms > longest ? reply.ms : longest;
+        }
+        printf("~ beside a stopped neighbour, 5 times: refused in at most %.1f ms\n", longest);
+        kill(rich.pid, SIGCONT);
+        if (ask(&poor, 'a', 700).result != 0)
+                fail("it gives nothing after it goes on", 0);
+        end(&rich, SIGKILL);
+        end(&poor, 0);
+}
+
+/* Somebody empties the region's file under running processes: they live, and meet again. */
+static void mode_truncate(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        static struct gr_region region;
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+        double begin;
+        bool met;
+
+        ask(&rich, 'a', 600);
+        ask(&poor, 'a', 8);
+        for (int i = 0; i < 3; i++) {
+                if (!open_region(&region))
+                        fail("no region", i);
+                snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+                if (truncate(path, 0))
+                        fail("the file cannot be emptied", errno);
+                gr_region_close(&region);
+                if (ask(&rich, 'f', 0).result != 0 || ask(&rich, 'a', 600).result != 0 ||
+                    ask(&poor, 'f', 0).result != 0)
+                        fail("an emptied file stops a process", i);
+                ask(&poor, 'a', 8);
+                begin = now_ms();
+                do {
+                        pause_ms(10);
+                        met = open_region(&region);
+                        if (met && members(&region, true) != 2) {
+                                gr_region_close(&region);
+                                met = false;
+                        }
+                        if (now_ms() - begin > CALL_MS)
+                                fail("they do not meet again", i);
+                } while (!met);
+                printf("~ together again after %.0f ms\n", now_ms() - begin);
+                gr_region_close(&region);
+        }
+        ask(&rich, 'f', 0);
+        if (ask(&poor, 'a', 700).result != 0)
+                fail("what one has cached is not given after that", 0);
+        end(&rich, 0);
+        end(&poor, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
+}
+
+static void mode_fork(void)
+{
+        static struct gr_region region;
+        struct worker worker = start(0);
+
+        ask(&worker, 'a', 10);
+        if (!open_region(&region))
+                fail("no region", 0);
+        for (int i = 0; i < 10; i++)
+                if (ask(&worker, 'k', 0).result != 0)
+                        fail("the child of a worker", 0);
+        if (members(&region, true) != 1 || gr_region_sum(&region, false) != 10 * MIB)
+                fail("a child took its parent's place", members(&region, false));
+        if (ask(&worker, 'a', 10).result != 0 || gr_region_sum(&region, false) != 20 * MIB)
+                fail("the parent after its children", 0);
+        end(&worker, 0);
+}
+
+/* As many as fit in turn, under a common limit: none fails for long, and never is it passed. */
+static void mode_group(unsigned limit_mib)
+{
+        struct worker workers[6];
+        unsigned refused = 0, served = 0;
+        uint64_t most = 0;
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(0);
+        for (int i = 0; i < 6; i++)
+                ask(&workers[i], 'a', 1);
+        if (ask(&workers[0], 'g', 0).result != (int)limit_mib)
+                fail("the card's size as told", ask(&workers[0], 'g', 0).result);
+        for (int round = 0; round < 60; round++) {
+                for (int i = 0; i < 6; i++)
+                        tell(&workers[i], 'a', 50 + (unsigned)(round * 7 + i * 13) % 40);
+                for (int i = 0; i < 6; i++) {
+                        struct reply reply = hear(&workers[i]);
+                        uint64_t sum = card_used_bytes();
+
+                        if (sum > limit_mib * MIB)
+                                fail("the limit was passed", (long long)(sum / MIB));
+                        most = sum > most ? sum : most;
+                        served += reply.result == 0;
+                        refused += reply.result != 0;
+                        if (reply.ms > CALL_MS)
+                                fail("a call took too long", (long long)reply.ms);
+                }
+                for (int i = 0; i < 6; i++)
+                        if ((round + i) % 2)
+                                ask(&workers[i], 'f', 0);
+        }
+        printf("~ under a limit of %u MiB: most %llu MiB, %u served, %u refused\n", limit_mib,
+               (unsigned long long)(most / MIB), served, refused);
+        if (served < 180)
+                fail("too few were served", served);
+        /* A killed one's share comes back. */
+        for (int i = 0; i < 6; i++)
+                ask(&workers[i], 'f', 0);
+        if (ask(&workers[0], 'a', limit_mib - 30).result != 0 || ask(&workers[1], 'a', 100).result == 0)
+                fail("one cannot have what is free", 0);
+        end(&workers[0], SIGKILL);
+        if (ask(&workers[1], 'a', limit_mib - 30).result != 0)
+                fail("the share of a killed process is lost", 0);
+        for (int i = 1; i < 6; i++)
+                end(&workers[i], 0);
+}
+
+static int first_ready(struct worker *workers, const bool *awaited, int count)
+{
+        struct pollfd ready[8];
+
+        for (int i = 0; i < count; i++)
+                ready[i] = (struct pollfd){.fd = awaited[i] ? workers[i].from : -1, .events = POLLIN};
+        if (poll(ready, (nfds_t)count, 20 * CALL_MS) <= 0)
+                fail("all wait", count);
+        for (int i = 0; i < count; i++)
+                if (ready[i].revents)
+                        return i;
+        return -1;
+}
+
+/* Phases of which only one fits at a time: each starts when the one before has let go, and none fails. */
+static void mode_phases(unsigned limit_mib)
+{
+        struct worker workers[6];
+        double begin = now_ms();
+
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(0);
+        for (int round = 0; round < 3; round++) {
+                bool awaited[6];
+
+                for (int i = 0; i < 6; i++) {
+                        tell(&workers[i], 'a', limit_mib / 2 + 20);
+                        awaited[i] = true;
+                }
+                for (int left = 6; left > 0; left--) {
+                        int i = first_ready(workers, awaited, 6);
+                        struct reply reply = hear(&workers[i]);
+
+                        if (reply.result != 0)
+                                fail("a phase failed", reply.result);
+                        if (card_used_bytes() > limit_mib * MIB)
+                                fail("two phases at once", (long long)(card_used_bytes() / MIB));
+                        awaited[i] = false;
+                        ask(&workers[i], 'f', 0);
+                }
+        }
+        printf("~ 18 phases, one after the other, in %.0f ms\n", now_ms() - begin);
+        for (int i = 0; i < 6; i++)
+                end(&workers[i], 0);
+}
+
+static void heard_late(struct worker *worker)
+{
+        struct pollfd ready = {.fd = worker->from, .events = POLLIN};
+        struct reply reply;
+
+        if (poll(&ready, 1, 0) == 1 && read(worker->from, &reply, sizeof(reply)) == sizeof(reply))
+                fail("a call took too long, in ms", (long long)reply.ms);
+}
+
+/* Processes that allocate, ask, are asked, start and end are killed at any moment. */
+static void mode_kill(void)
+{
+        static struct gr_region region;
+        const char *kills_text = getenv("GR_TEST_KILLS"), *pause_text = getenv("GR_TEST_PAUSE_US");
+        long kills = kills_text ? atol(kills_text) : 300, killed = 0, ended = 0;
+        int pause_us = pause_text ? atoi(pause_text) : 15000; /* longest between kills; a real GPU's start takes long */
+        unsigned seed = 20261121;
+        struct worker workers[6], last;
+        uint64_t sum, wanted;
+        double begin;
+
+        longest_ms = mmap(NULL, sizeof(*longest_ms), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (longest_ms == MAP_FAILED)
+                fail("no memory", errno);
+        for (int i = 0; i < 6; i++)
+                workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
+        while (killed < kills) {
+                int i = rand_r(&seed) % 6, status;
+
+                usleep((useconds_t)(rand_r(&seed) % pause_us));
+                heard_late(&workers[i]);
+                if (waitpid(workers[i].pid, &status, WNOHANG) == workers[i].pid) {
+                        if (!WIFEXITED(status) || WEXITSTATUS(status))
+                                fail("a worker failed", status);
+                        ended++;
+                        close(workers[i].to);
+                        close(workers[i].from);
+                } else {
+                        end(&workers[i], SIGKILL);
+                        killed++;
+                }
+                workers[i] = start(1 + (unsigned)rand_r(&seed) % 1000000);
+        }
+        last = start(0);
+        while (ask(&last, 'a', 5).result != 0)
+                pause_ms(10); /* the card may be full of what the others use */
+        for (int i = 0; i < 6; i++)
+                end(&workers[i], SIGKILL);
+        begin = now_ms();
+        if (!open_region(&region))
+                fail("no region", 0);
+        do {
+                sum = gr_region_sum(&region, false);
+                wanted = 6 * MIB; /* 5 MiB in pages */
+                if (now_ms() - begin > 5000)
+                        fail("slots of killed processes are left", members(&region, false));
+                pause_ms(10);
+        } while (members(&region, false) != 1 || sum != wanted);
+        printf("~ %ld killed, %ld ended by themselves, longest call %u ms; figures right again after %.0f ms\n", killed,
+               ended, *longest_ms, now_ms() - begin);
+        if (ask(&last, 'a', CARD_MIB - 100).result != 0)
+                fail("memory of killed processes is lost", 0);
+        end(&last, 0);
+        if (!file_gone())
+                fail("the last one left the file behind", 0);
+}
+
+/* What `gpureclaim ARGUMENTS` prints, on both outputs; its exit status must be wanted. */
+static const char *command(int wanted, const char *format, unsigned pid)
+{
+        static char out[8192];
+        char line[512], arguments[128];
+        size_t length;
+        FILE *pipe;
+        int status;
+
+        snprintf(arguments, sizeof(arguments), format, pid);
+        snprintf(line, sizeof(line), "LD_PRELOAD= '%s' %s 2>&1", getenv("GR_TEST_COMMAND"), arguments);
+        pipe = popen(line, "r");
+        if (!pipe)
+                fail("no shell", errno);
+        length = fread(out, 1, sizeof(out) - 1, pipe);
+        out[length] = '\0';
+        status = pclose(pipe);
+        printf("~ $ gpureclaim %s\n", arguments);
+        for (char *at = strtok(strdup(out), "\n"); at; at = strtok(NULL, "\n"))
+                printf("~ %s\n", at);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != wanted) {
+                fprintf(stderr, "neighbours: gpureclaim %s: not status %d; it said: %s\n", arguments, wanted, out);
+                fail("the command's status", status);
+        }
+        return out;
+}
+
+static void says(const char *out, const char *text)
+{
+        if (!strstr(out, text)) {
+                fprintf(stderr, "neighbours: not said: %s\n", text);
+                exit(1);
+        }
+}
+
+static void mode_command(void)
+{
+        struct worker one, two;
+        unsigned pid;
+
+        says(command(0, "status", 0), "No process of yours");
+        one = start(0);
+        two = start(0);
+        pid = (unsigned)one.pid;
+        ask(&one, 'a', 100);
+        ask(&one, 'a', 200);
+        ask(&one, 'f', 0);
+        ask(&one, 'a', 100);
+        ask(&two, 'a', 50);
+        pause_ms(600);
+        says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
+        says(command(0, "status", 0), "pool: 100.000 MiB live, 200.000 MiB cached, peak 300.000 MiB");
+        if (strstr(command(0, "status", 0), "idle for 0.0 s"))
+                fail("being asked counts as activity", 0);
+        says(command(0, "status --json", 0), "\"live_bytes\": 104857600, \"cached_bytes\": 209715200");
+        says(command(0, "limit %u 250MiB", pid), "hard limit now 250.000 MiB; 100.000 MiB live, 0 B cached");
+        if (ask(&one, 'g', 0).result != 250)
+                fail("the program does not see the changed limit", 0);
+        if (ask(&one, 'a', 200).result == 0 || ask(&one, 'a', 100).result != 0)
+                fail("the changed limit does not hold", 0);
+        says(command(0, "limit %u 64MiB", pid), "bites on the next allocation");
+        if (ask(&one, 'a', 1).result == 0)
+                fail("a limit below what is in use does not hold", 0);
+        says(command(0, "limit %u none", pid), "hard limit now none");
+        ask(&one, 'f', 0);
+        pause_ms(300); /* after a failure frees go to the driver for a moment */
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "threshold %u 10%%", pid), "release threshold now 102.400 MiB; 0 B live, 0 B cached");
+        says(command(0, "threshold %u none", pid), "now none");
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "reclaim %u", pid), "300.000 MiB came back");
+        says(command(0, "reclaim --all --level drop", 0), "0 B came back");
+        ask(&one, 'a', 300);
+        ask(&one, 'f', 0);
+        says(command(0, "wait --free 900MiB -- echo started", 0), "started");
+        says(command(1, "wait --free 1000MiB --timeout 300ms -- echo started", 0), "the time is up");
+        says(command(1, "limit 1 4GiB", 0), "does not run under gpureclaim");
+        says(command(2, "limit %u 4XiB", pid), "not understood");
+        says(command(2, "limit", 0), "needs a process id");
+        says(command(2, "reclaim", 0), "needs a process id or --all");
+        says(command(2, "wait -- true", 0), "needs --free");
+        stop(&one);
+        says(command(1, "reclaim %u", pid), "does not answer");
+        end(&one, SIGKILL);
+        says(command(1, "reclaim %u", pid), "does not run under gpureclaim");
+        end(&two, 0);
+}
+
+/* A request as others put it, and the worker's limit afterwards, in MiB. */
+static int limit_after(struct worker *worker, struct gr_region *region, const struct gr_request *request)
+{
+        struct gr_patience patience = {gr_system_now_ns(), UINT64_C(5000000000), UINT64_MAX};
+        struct gr_member member;
+
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
+                if (gr_region_read(region, i, &member) != 0 || member.identity.pid != (uint32_t)worker->pid)
+                        continue;
+                if (!gr_region_await(region, i, member.owner, gr_region_request(region, i, request), &patience))
+                        fail("a request is not answered", i);
+                /* The last word of an order stands in the slot for good, an order or not. */
+                atomic_store(&region->map->slots[i].new_limit, 64 * MIB);
+                return ask(worker, 'g', 0).result;
+        }
+        fail("the worker is no member", worker->pid);
+        return 0;
+}
+
+/* Only an order changes a limit, and none ends what the program may have. */
+static void mode_orders(void)
+{
+        static struct gr_region region;
+        struct worker worker = start(0);
+
+        if (ask(&worker, 'a', 100).result != 0 || !open_region(&region))
+                fail("no region", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 500 * MIB}) !=
+            500)
+                fail("an order does not change the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_REFRESH}) != 500)
+                fail("what is no order changes the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.want_bytes = MIB}) != 500)
+                fail("being asked for memory changes the limit", 0);
+        if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT}) != 500)
+                fail("a limit of nothing is taken", 0);
+        gr_region_close(&region);
+        end(&worker, 0);
+}
+
+/* Until so many are in the region, which is left open. */
+static void await_members(struct gr_region *region, unsigned count)
+{
+        double begin = now_ms();
+
+        for (;;) {
+                bool met = open_region(region);
+
+                if (met && members(region, true) == count)
+                        return;
+                if (met)
+                        gr_region_close(region);
+                if (now_ms() - begin > 2 * CALL_MS)
+                        fail("they do not meet", count);
+                pause_ms(10);
+        }
+}
+
+/* Until the worker says so of itself. */
+static void await_figure(struct gr_region *region, struct worker *worker, enum gr_figure figure, uint64_t value)
+{
+        double begin = now_ms();
+        struct gr_member member;
+
+        for (;;) {
+                for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                        if (gr_region_read(region, i, &member) == 0 && member.identity.pid == (uint32_t)worker->pid &&
+                            member.figures[figure] == value)
+                                return;
+                if (now_ms() - begin > 2 * CALL_MS)
+                        fail("what it says of itself, figure", figure);
+                pause_ms(10);
+        }
+}
+
+/* One that could not open the region for a moment joins later, with all that it has. */
+static void mode_late_files(void)
+{
+        static struct gr_region region;
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'n', 0).result != 0 || ask(&one, 'a', 200).result != 0 || ask(&one, 'a', 100).result != 0)
+                fail("without files it cannot work", 0);
+        if (ask(&one, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("alone it has more than all may have", 0);
+        if (ask(&one, 'g', 0).result != 512)
+                fail("the card's size as told", ask(&one, 'g', 0).result);
+        if (ask(&two, 'a', 150).result != 0)
+                fail("the second cannot work", 0);
+        await_members(&region, 1);
+        gr_region_close(&region);
+        ask(&one, 'n', 1);
+        await_members(&region, 2);
+        await_figure(&region, &one, GR_FIGURE_live, 300 * MIB);
+        await_figure(&region, &one, GR_FIGURE_group_limit, 512 * MIB);
+        await_figure(&region, &one, GR_FIGURE_card_total, CARD_MIB * MIB);
+        await_figure(&region, &two, GR_FIGURE_live, 150 * MIB);
+        if (gr_region_sum(&region, false) != 450 * MIB)
+                fail("what is charged when it joins, in MiB", (long long)(gr_region_sum(&region, false) / MIB));
+        if (ask(&two, 'a', 100).result != CUDA_ERROR_OUT_OF_MEMORY || ask(&two, 'a', 62).result != 0)
+                fail("the limit of all, once they are", 0);
+        ask(&one, 'f', 0);
+        if (ask(&two, 'a', 250).result != 0)
+                fail("what one has cached is not given after that", 0);
+        if (gr_region_sum(&region, false) > 512 * MIB || card_used_bytes() > 512 * MIB)
+                fail("the limit was passed", 0);
+        ask(&two, 'f', 0);
+        end(&two, 0);
+        end(&one, 0);
+        if (gr_region_sum(&region, false) != 0 || !file_gone())
+                fail("something is left", 0);
+}
+
+/* One that could not make its thread for a moment serves the others later. */
+static void mode_late_thread(void)
+{
+        struct worker one = start(0), two = start(0);
+        struct reply reply;
+        double begin;
+
+        if (ask(&one, 'p', 0).result != 0 || ask(&one, 'a', 600).result != 0 || ask(&one, 'f', 0).result != 0)
+                fail("without threads it cannot work", 0);
+        ask(&two, 'a', 8);
+        ask(&one, 'p', 1);
+        begin = now_ms();
+        do {
+                pause_ms(50);
+                /* What takes memory from the driver, as programs do all the time. */
+                ask(&one, 'a', 1);
+                reply = ask(&two, 'a', 700);
+        } while (reply.result != 0 && now_ms() - begin < 2 * CALL_MS);
+        if (reply.result != 0)
+                fail("one serves nobody", reply.result);
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* What needs no context counts for the group as well, from the first byte. */
+static void mode_created(void)
+{
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'm', 300).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&two, 'm', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        if (ask(&two, 'm', 200).result != 0)
+                fail("what the limit leaves is refused", 0);
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* Processes that begin at once, where there is no region yet or the last one's members were killed. */
+static void mode_at_once(unsigned limit_mib)
+{
+        struct worker workers[4];
+        unsigned served = 0;
+
+        for (int round = 0; round < 100; round++) {
+                for (int i = 0; i < 4; i++)
+                        workers[i] = start(0);
+                for (int i = 0; i < 4; i++)
+                        tell(&workers[i], round % 4 < 2 ? 'a' : 'm', limit_mib / 2 + 20);
+                for (int i = 0; i < 4; i++)
+                        served += hear(&workers[i]).result == 0;
+                if (card_used_bytes() > limit_mib * MIB)
+                        fail("the limit was passed", (long long)(card_used_bytes() / MIB));
+                for (int i = 0; i < 4; i++)
+                        end(&workers[i], round % 2 ? SIGKILL : 0);
+        }
+        printf("~ of 100 times that 4 processes began at once, %u served\n", served);
+        if (served > 100 || served < 50)
+                fail("too few or too many were served", served);
+}
+
+/* Another one is about to make the region, and is held up in the middle of it. */
+static void mode_held_up(void)
+{
+        static struct gr_region region;
+        struct worker one = start(0), two = start(0), three = start(0);
+        char path[GR_REGION_PATH_BYTES + GR_REGION_FILE_BYTES + 1];
+        int fd;
+
+        ask(&one, 'a', 1);
+        if (!open_region(&region))
+                fail("no region", 0);
+        snprintf(path, sizeof(path), "%s/%s", region.dir, region.file);
+        gr_region_close(&region);
+        end(&one, 0);
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || flock(fd, LOCK_EX))
+                fail("no lock", errno);
+        tell(&three, 'a', 300);
+        pause_ms(50);
+        close(fd);
+        if (hear(&three).result != 0)
+                fail("held up it cannot work", 0);
+        await_members(&region, 1);
+        if (ask(&two, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        end(&two, 0);
+        end(&three, 0);
+}
+
+/* Where no folder is named processes find each other all the same: the limit is one for both. */
+static void mode_default_dir(void)
+{
+        struct worker one = start(0), two = start(0);
+
+        if (ask(&one, 'a', 300).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&two, 'a', 300).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("two have more than their limit together", 0);
+        if (ask(&two, 'a', 200).result != 0)
+                fail("what the limit leaves is refused", 0);
+        end(&one, 0);
+        end(&two, 0);
+}
+
+/* Nothing to share with: the worker works alone and says nothing. */
+static void mode_alone(void)
+{
+        struct worker worker = start(0);
+
+        for (int i = 0; i < 5; i++)
+                if (ask(&worker, 'a', 100).result != 0)
+                        fail("alone it cannot work", i);
+        if (ask(&worker, 'f', 0).result != 0)
+                fail("alone it cannot free", 0);
+        end(&worker, 0);
+}
+
+int main(int argc, char **argv)
+{
+        char region[80], card[80], clean_up[96], size[16], quiet[16];
+        pid_t child;
+        int status;
+
+        if (argc < 2)
+                return 2;
+        if (argc < 3) {
+                strcpy(folder, "/tmp/gr-many-XXXXXX");
+                if (!mkdtemp(folder))
+                        fail("no folder", errno);
+                snprintf(region, sizeof(region), "%s/region", folder);
+                snprintf(card, sizeof(card), "%s/card", folder);
+                snprintf(size, sizeof(size), "%dMiB", CARD_MIB);
+                snprintf(quiet, sizeof(quiet), "%dms", QUIET_MS);
+                /* "alone" was given one that cannot be used, "default-dir" none. */
+                if (strcmp(argv[1], "default-dir") == 0)
+                        unsetenv("GPURECLAIM_REGION_DIR");
+                else
+                        setenv("GPURECLAIM_REGION_DIR", region, strcmp(argv[1], "alone") != 0);
+                setenv("GPURECLAIM_NEIGHBOUR_WAIT", quiet, 0);
+                setenv("GRSIM_SHARED", card, 1);
+                setenv("GRSIM_MEMORY", size, 1);
+                child = fork();
+                if (child == 0) {
+                        execl("/proc/self/exe", argv[0], argv[1], folder, (char *)NULL);
+                        _exit(127);
+                }
+                waitpid(child, &status, 0);
+                snprintf(clean_up, sizeof(clean_up), "rm -rf %s", folder);
+                if (system(clean_up) != 0)
+                        fail("cannot clean up", errno);
+                return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        }
+        snprintf(folder, sizeof(folder), "%s", argv[2]);
+        signal(SIGPIPE, SIG_IGN);
+        if (strcmp(argv[1], "help") == 0)
+                mode_help(true);
+        else if (strcmp(argv[1], "no-help") == 0)
+                mode_help(false);
+        else if (strcmp(argv[1], "purge") == 0)
+                mode_purge();
+        else if (strcmp(argv[1], "slow") == 0)
+                mode_slow();
+        else if (strcmp(argv[1], "stop") == 0)
+                mode_stop();
+        else if (strcmp(argv[1], "truncate") == 0)
+                mode_truncate();
+        else if (strcmp(argv[1], "fork") == 0)
+                mode_fork();
+        else if (strcmp(argv[1], "group") == 0)
+                mode_group(512);
+        else if (strcmp(argv[1], "phases") == 0)
+                mode_phases(512);
+        else if (strcmp(argv[1], "kill") == 0)
+                mode_kill();
+        else if (strcmp(argv[1], "command") == 0)
+                mode_command();
+        else if (strcmp(argv[1], "orders") == 0)
+                mode_orders();
+        else if (strcmp(argv[1], "late-files") == 0)
+                mode_late_files();
+        else if (strcmp(argv[1], "late-thread") == 0)
+                mode_late_thread();
+        else if (strcmp(argv[1], "created") == 0)
+                mode_created();
+        else if (strcmp(argv[1], "at-once") == 0)
+                mode_at_once(512);
+        else if (strcmp(argv[1], "held-up") == 0)
+                mode_held_up();
+        else if (strcmp(argv[1], "default-dir") == 0)
+                mode_default_dir();
+        else if (strcmp(argv[1], "alone") == 0)
+                mode_alone();
+        else
+                return 2;
+        return 0;
+}
