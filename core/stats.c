@@ -5,17 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "account/figures.h"
 #include "base/size.h"
 #include "core.h"
 
 struct out {
-        gr_stats_write *write;
+        gr_sink *sink;
         void *arg;
 };
 
-/* What the bins and segments of all contexts counted. */
-struct bin_totals {
-        uint64_t hits, frees, cached_blocks;
+static const struct counter_row {
+        const char *name, *words;
+        enum { COUNT, BYTES } unit;
+} counter_rows[GR_STAT_COUNT] = {
+#define GR_STAT(name, unit, words) {#name, words, unit},
+#include "stats.def"
+#undef GR_STAT
 };
 
 static const char *const kind_words[] = {
@@ -40,39 +45,16 @@ __attribute__((format(printf, 2, 3))) static void put(struct out *out, const cha
         length = vsnprintf(line, sizeof(line), format, args);
         va_end(args);
         if (length > 0)
-                out->write(line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line) - 1, out->arg);
+                out->sink(line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line) - 1, out->arg);
 }
 
-static void sum_bins(struct gr_core *core, struct bin_totals *ret)
+static void count_caches(struct gr_core *core, struct gr_cache_counts *ret)
 {
-        *ret = (struct bin_totals){0};
+        *ret = (struct gr_cache_counts){0};
         gr_lock(&core->contexts_lock);
         for (struct gr_context *context = core->contexts; context; context = context->next) {
-                struct gr_split *split = &context->split;
-
-                gr_lock(&split->lock);
-                ret->hits += split->hits;
-                ret->frees += split->frees;
-                ret->cached_blocks += split->free_count;
-                gr_unlock(&split->lock);
-                gr_arena_lock(&context->first_arena);
-                ret->hits += context->fastbins.hits;
-                ret->frees += context->fastbins.frees;
-                ret->cached_blocks += context->fastbins.count;
-                gr_arena_unlock(&context->first_arena);
-                for (unsigned i = 0; i < GR_SHARDS; i++) {
-                        struct gr_arena *arena = gr_arena_at(context, i);
-
-                        if (!arena)
-                                continue;
-                        gr_spin_lock(&arena->lock, GR_RANK_ARENA);
-                        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
-                                ret->hits += arena->bins[class].hits;
-                                ret->frees += arena->bins[class].frees;
-                                ret->cached_blocks += arena->bins[class].count;
-                        }
-                        gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
-                }
+                gr_split_count(context, ret);
+                gr_arenas_count(context, ret);
         }
         gr_unlock(&core->contexts_lock);
 }
@@ -87,135 +69,155 @@ static bool device_seen(struct gr_device *device)
         return atomic_load(&device->peak_reserved_bytes) > 0 || atomic_load(&device->total_bytes) > 0;
 }
 
-void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg)
+/* One line for all figures of a nature that say something. */
+static void put_figures(struct out *out, const char *what, enum gr_nature nature,
+                        const uint64_t figures[GR_FIGURE_COUNT])
 {
-        static const struct {
-                enum gr_stat stat;
-                const char *name, *text;
-        } rows[] = {
-#define GR_STAT(name, words) {GR_STAT_##name, #name, words},
-#include "stats.def"
-#undef GR_STAT
-        };
-        struct out out = {write, arg};
-        struct bin_totals bins;
-        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], d[GR_SIZE_TEXT_BYTES];
-        uint64_t requests;
+        char size[GR_SIZE_TEXT_BYTES];
+        const char *separator = "";
 
-        sum_bins(core, &bins);
-        for (int i = 0; i < GR_DEVICES_MAX; i++) {
-                struct gr_device *device = &core->devices[i];
-                uint64_t total = atomic_load(&device->total_bytes), hard = atomic_load(&device->hard_bytes);
-                uint64_t card_free = atomic_load(&device->card_free_bytes), own = atomic_load(&device->driver_bytes);
+        put(out, "    %s: ", what);
+        for (int i = 0; i < GR_FIGURE_COUNT; i++) {
+                const struct gr_figure_row *row = &gr_figure_table[i];
 
-                if (!device_seen(device))
+                if (row->nature != nature || !row->words || figures[i] == UINT64_MAX ||
+                    (figures[i] == 0 && nature != GR_NATURE_LIMIT))
                         continue;
-                if (total > 0 && card_free > 0)
-                        put(&out, "  device %d: effective use of the card %.2f%% (%s of %s)\n", i,
-                            100.0 * (double)(total - card_free) / (double)total,
-                            gr_size_format(total - card_free, a, sizeof(a)), gr_size_format(total, b, sizeof(b)));
-                else
-                        put(&out, "  device %d: use of the card unknown\n", i);
-                put(&out, "    memory: %s live, %s cached, hard limit %s\n",
-                    gr_size_format(gr_budget_live(device), a, sizeof(a)),
-                    gr_size_format(gr_budget_cached(device), b, sizeof(b)), gr_size_format(hard, c, sizeof(c)));
-                for (int f = 0; f < GR_MEMORY_KIND_COUNT; f++)
-                        if (atomic_load(&device->kind_bytes[f]) > 0)
-                                put(&out, "    %s it %s: %s\n",
-                                    gr_memory_kind_is_charged((enum gr_memory_kind)f) ? "of" : "beside", kind_words[f],
-                                    gr_size_format(atomic_load(&device->kind_bytes[f]), a, sizeof(a)));
-                if (own != GR_UNLIMITED && atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) == 0)
-                        put(&out, "    beside it %s: %s\n", kind_words[GR_MEMORY_DRIVER],
-                            gr_size_format(own, a, sizeof(a)));
-                if (atomic_load(&device->spilled_bytes) > 0)
-                        put(&out, "    in host memory: %s\n",
-                            gr_size_format(atomic_load(&device->spilled_bytes), a, sizeof(a)));
-                put(&out, "    peak: %s live, %s reserved\n",
-                    gr_size_format(atomic_load(&device->peak_live_bytes), a, sizeof(a)),
-                    gr_size_format(atomic_load(&device->peak_reserved_bytes), b, sizeof(b)));
+                put(out, "%s%s %s", separator, gr_size_format(figures[i], size, sizeof(size)), row->words);
+                separator = ", ";
         }
-        if (atomic_load(&core->host.peak_reserved_bytes) > 0)
-                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", kind_words[GR_MEMORY_HOST],
-                    gr_size_format(atomic_load(&core->host.reserved_bytes), a, sizeof(a)),
-                    gr_size_format(gr_budget_cached(&core->host), d, sizeof(d)),
-                    gr_size_format(atomic_load(&core->host.peak_reserved_bytes), b, sizeof(b)),
-                    gr_size_format(atomic_load(&core->host.hard_bytes), c, sizeof(c)));
-        requests = bins.hits + counter(core, GR_STAT_driver_allocs);
-        put(&out,
-            "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
-            requests, bins.hits, requests ? 100.0 * (double)bins.hits / (double)requests : 0.0, bins.frees);
-        put(&out, "  driver calls saved: %" PRIu64 "\n",
-            2 * bins.hits); /* each hit saves the allocation now and saved a free before */
-        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-                if (counter(core, rows[i].stat) > 0 && strstr(rows[i].name, "_bytes") != NULL)
-                        put(&out, "  %s: %s\n", rows[i].text,
-                            gr_size_format(counter(core, rows[i].stat), a, sizeof(a)));
-                else if (counter(core, rows[i].stat) > 0)
-                        put(&out, "  %s: %" PRIu64 "\n", rows[i].text, counter(core, rows[i].stat));
+        put(out, "%s\n", *separator ? "" : "none");
+}
+
+static void put_device(struct out *out, struct gr_device *device)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+        uint64_t figures[GR_FIGURE_COUNT], total, used;
+
+        gr_device_figures(device, figures);
+        total = figures[GR_FIGURE_card_total];
+        used = total - figures[GR_FIGURE_card_free];
+        if (total > 0 && used < total)
+                put(out, "  device %d: effective use of the card %.2f%% (%s of %s)\n", device->ordinal,
+                    100.0 * (double)used / (double)total, gr_size_format(used, a, sizeof(a)),
+                    gr_size_format(total, b, sizeof(b)));
+        else
+                put(out, "  device %d: use of the card unknown\n", device->ordinal);
+        put_figures(out, "memory", GR_NATURE_LEVEL, figures);
+        for (enum gr_memory_kind kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++) {
+                uint64_t bytes = atomic_load(&device->kind_bytes[kind]);
+                bool charged = bytes > 0 && gr_memory_kind_is_charged(kind);
+
+                /* Told also where no limit includes it. */
+                if (kind == GR_MEMORY_DRIVER && bytes == 0 && figures[GR_FIGURE_driver] != UINT64_MAX)
+                        bytes = figures[GR_FIGURE_driver];
+                if (bytes > 0)
+                        put(out, "    %s it %s: %s\n", charged ? "of" : "beside", kind_words[kind],
+                            gr_size_format(bytes, a, sizeof(a)));
+        }
+        put_figures(out, "peak", GR_NATURE_PEAK, figures);
+        put_figures(out, "limits", GR_NATURE_LIMIT, figures);
+}
+
+static void put_counters(struct out *out, struct gr_core *core)
+{
+        char size[GR_SIZE_TEXT_BYTES];
+
+        for (enum gr_stat i = 0; i < GR_STAT_COUNT; i++) {
+                const struct counter_row *row = &counter_rows[i];
+
+                if (counter(core, i) > 0 && row->unit == BYTES)
+                        put(out, "  %s: %s\n", row->words, gr_size_format(counter(core, i), size, sizeof(size)));
+                else if (counter(core, i) > 0)
+                        put(out, "  %s: %" PRIu64 "\n", row->words, counter(core, i));
+        }
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
                 struct gr_level_stats *level = &core->stats.levels[i];
 
                 if (atomic_load(&level->tries) > 0)
-                        put(&out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_level_words[i],
-                            atomic_load(&level->tries), gr_size_format(atomic_load(&level->bytes), a, sizeof(a)),
+                        put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_level_words[i],
+                            atomic_load(&level->tries), gr_size_format(atomic_load(&level->bytes), size, sizeof(size)),
                             (double)atomic_load(&level->ns) / 1e6);
         }
 }
 
-static void put_limit(struct out *out, const char *name, uint64_t bytes)
+void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
 {
-        if (bytes == GR_UNLIMITED)
-                put(out, ",\"%s\":null", name);
-        else
-                put(out, ",\"%s\":%" PRIu64, name, bytes);
+        struct out out = {sink, arg};
+        struct gr_cache_counts counts;
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES], d[GR_SIZE_TEXT_BYTES];
+        uint64_t requests;
+
+        count_caches(core, &counts);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (device_seen(&core->devices[i]))
+                        put_device(&out, &core->devices[i]);
+        if (atomic_load(&core->host.peak_reserved_bytes) > 0)
+                put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", kind_words[GR_MEMORY_HOST],
+                    gr_size_format(atomic_load(&core->host.reserved_bytes), a, sizeof(a)),
+                    gr_size_format(gr_budget_cached(&core->host), b, sizeof(b)),
+                    gr_size_format(atomic_load(&core->host.peak_reserved_bytes), c, sizeof(c)),
+                    gr_size_format(atomic_load(&core->host.hard_bytes), d, sizeof(d)));
+        requests = counts.hits + counter(core, GR_STAT_driver_allocs);
+        put(&out,
+            "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
+            requests, counts.hits, requests ? 100.0 * (double)counts.hits / (double)requests : 0.0, counts.frees);
+        /* Each hit saves the allocation now, and saved a free before. */
+        put(&out, "  driver calls saved: %" PRIu64 "\n", 2 * counts.hits);
+        put_counters(&out, core);
 }
 
-void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *write, void *arg)
+static void write_device(struct gr_json *json, struct gr_device *device)
 {
-        struct out out = {write, arg};
-        struct bin_totals bins;
-        const char *comma = "";
+        uint64_t figures[GR_FIGURE_COUNT];
 
-        sum_bins(core, &bins);
-        put(&out, "{\"schema\":%d,\"version\":\"%s\",\"devices\":[", GR_STATS_SCHEMA, version);
-        for (int i = 0; i < GR_DEVICES_MAX; i++) {
-                struct gr_device *device = &core->devices[i];
+        gr_device_figures(device, figures);
+        gr_json_object(json, NULL);
+        gr_json_number(json, "device", "%d", device->ordinal);
+        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+                gr_figure_json(json, i, figures[i]);
+        gr_json_object(json, "memory_kinds");
+        for (enum gr_memory_kind kind = 0; kind < GR_MEMORY_HOST; kind++)
+                if (gr_memory_kind_is_charged(kind))
+                        gr_json_count(json, kind_names[kind], atomic_load(&device->kind_bytes[kind]));
+        gr_json_close(json);
+        gr_json_close(json);
+}
 
-                if (!device_seen(device))
-                        continue;
-                put(&out, "%s{\"device\":%d,\"card_total_bytes\":%" PRIu64 ",\"card_free_bytes\":%" PRIu64, comma, i,
-                    atomic_load(&device->total_bytes), atomic_load(&device->card_free_bytes));
-                put_limit(&out, "hard_limit_bytes", atomic_load(&device->hard_bytes));
-                put_limit(&out, "driver_bytes", atomic_load(&device->driver_bytes));
-                put(&out,
-                    ",\"live_bytes\":%" PRIu64 ",\"cached_bytes\":%" PRIu64 ",\"reserved_bytes\":%" PRIu64
-                    ",\"peak_live_bytes\":%" PRIu64 ",\"peak_reserved_bytes\":%" PRIu64 ",\"spilled_bytes\":%" PRIu64
-                    ",\"driver_idle_bytes\":%" PRIu64 ",\"families\":{",
-                    gr_budget_live(device), gr_budget_cached(device), atomic_load(&device->reserved_bytes),
-                    atomic_load(&device->peak_live_bytes), atomic_load(&device->peak_reserved_bytes),
-                    atomic_load(&device->spilled_bytes), atomic_load(&device->idle_bytes));
-                for (int f = 0; f < GR_MEMORY_HOST; f++)
-                        put(&out, "%s\"%s\":%" PRIu64, f ? "," : "", kind_names[f],
-                            atomic_load(&device->kind_bytes[f]));
-                put(&out, "}}");
-                comma = ",";
-        }
-        put(&out, "],\"%s_bytes\":%" PRIu64 ",\"%s_cached_bytes\":%" PRIu64 ",\"peak_%s_bytes\":%" PRIu64,
-            kind_names[GR_MEMORY_HOST], atomic_load(&core->host.reserved_bytes), kind_names[GR_MEMORY_HOST],
-            gr_budget_cached(&core->host), kind_names[GR_MEMORY_HOST], atomic_load(&core->host.peak_reserved_bytes));
-        put(&out, ",\"hits\":%" PRIu64 ",\"frees\":%" PRIu64 ",\"cached_blocks\":%" PRIu64, bins.hits, bins.frees,
-            bins.cached_blocks);
-#define GR_STAT(name, text) put(&out, ",\"" #name "\":%" PRIu64, counter(core, GR_STAT_##name));
-#include "stats.def"
-#undef GR_STAT
-        put(&out, ",\"ladder\":{");
-        comma = "";
+void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, void *arg)
+{
+        struct gr_cache_counts counts;
+        struct gr_json json;
+
+        count_caches(core, &counts);
+        gr_json_begin(&json, sink, arg, 0);
+        gr_json_object(&json, NULL);
+        gr_json_number(&json, "schema", "%d", GR_STATS_SCHEMA);
+        gr_json_string(&json, "version", version);
+        gr_json_array(&json, "devices");
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (device_seen(&core->devices[i]))
+                        write_device(&json, &core->devices[i]);
+        gr_json_close(&json);
+        gr_json_bytes(&json, "host_bytes", atomic_load(&core->host.reserved_bytes));
+        gr_json_bytes(&json, "host_cached_bytes", gr_budget_cached(&core->host));
+        gr_json_bytes(&json, "peak_host_bytes", atomic_load(&core->host.peak_reserved_bytes));
+        gr_json_count(&json, "hits", counts.hits);
+        gr_json_count(&json, "frees", counts.frees);
+        gr_json_count(&json, "cached_blocks", counts.blocks);
+        for (enum gr_stat i = 0; i < GR_STAT_COUNT; i++)
+                gr_json_count(&json, counter_rows[i].name, counter(core, i));
+        gr_json_object(&json, "ladder");
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
                 struct gr_level_stats *level = &core->stats.levels[i];
 
-                put(&out, "%s\"%s\":{\"tries\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"ns\":%" PRIu64 "}", comma,
-                    gr_level_words[i], atomic_load(&level->tries), atomic_load(&level->bytes), atomic_load(&level->ns));
-                comma = ",";
+                gr_json_object(&json, gr_level_words[i]);
+                gr_json_count(&json, "tries", atomic_load(&level->tries));
+                gr_json_count(&json, "bytes", atomic_load(&level->bytes));
+                gr_json_count(&json, "ns", atomic_load(&level->ns));
+                gr_json_close(&json);
         }
-        put(&out, "}}\n");
+        gr_json_close(&json);
+        gr_json_close(&json);
+        gr_json_end(&json);
 }

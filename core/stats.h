@@ -1,6 +1,6 @@
 /*
- * Counters, and the summary of them as text and JSON. One list (stats.def) names them all; the figures of memory come
- * from the devices, those of the ladder from its levels.
+ * The statistics: counters, and a summary as text and JSON. stats.def is the only list of the counters and
+ * account/figures.def that of a device's figures; the ladder counts for each of its levels.
  */
 #ifndef GR_STATS_H
 #define GR_STATS_H
@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/json.h"
 #include "reclaim/ladder_levels.h"
 
 #define GR_STATS_SCHEMA 1 /* of the JSON; grows when a field changes its meaning or goes */
@@ -16,7 +17,7 @@
 struct gr_core;
 
 enum gr_stat {
-#define GR_STAT(name, text) GR_STAT_##name,
+#define GR_STAT(name, ...) GR_STAT_##name,
 #include "stats.def"
 #undef GR_STAT
         GR_STAT_COUNT
@@ -34,15 +35,12 @@ struct gr_stats {
         struct gr_level_stats levels[GR_LEVEL_COUNT];
 };
 
-/* Takes a piece of text, not NUL-terminated. */
-typedef void gr_stats_write(const char *text, size_t length, void *arg);
-
 /*
  * Writes the summary, in memory units for people, or as one JSON object with raw bytes. May be called while other
  * threads work: each figure is right by itself, their sum need not be. Calls no driver: card figures are those last
  * seen.
  */
-void gr_stats_text(struct gr_core *core, gr_stats_write *write, void *arg);
-void gr_stats_json(struct gr_core *core, const char *version, gr_stats_write *write, void *arg);
+void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg);
+void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, void *arg);
 
 #endif

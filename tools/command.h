@@ -39,8 +39,8 @@ void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
  */
 int unknown_flag(const char *command, const char *flag, const char *const *known, size_t count);
 
-/* Writes text as a JSON string, quotes included. */
-void print_json_string(const char *text);
+/* Writes to standard output; a gr_sink. */
+void print_piece(const char *text, size_t length, void *arg);
 
 /* True for -h and --help, after printing the help of command. */
 bool help_wanted(const char *command, const char *argument);

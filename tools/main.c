@@ -32,6 +32,12 @@ void complain(const char *format, ...)
         fprintf(stderr, "gpureclaim: %s\n", message);
 }
 
+void print_piece(const char *text, size_t length, void *arg)
+{
+        (void)arg;
+        fwrite(text, 1, length, stdout);
+}
+
 int unknown_flag(const char *command, const char *flag, const char *const *known, size_t count)
 {
         const char *names[64], *nearest;

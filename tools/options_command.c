@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/options.h"
 #include "command.h"
 
@@ -50,96 +51,89 @@ static void print_markdown(void)
         }
 }
 
-void print_json_string(const char *text)
-{
-        putchar('"');
-        for (; *text; text++) {
-                if (*text == '"' || *text == '\\')
-                        printf("\\%c", *text);
-                else if ((unsigned char)*text < ' ')
-                        printf("\\u%04x", (unsigned char)*text);
-                else
-                        putchar(*text);
-        }
-        putchar('"');
-}
-
-static void print_json_size(const struct gr_size *size)
+static void write_size(struct gr_json *json, const char *name, const struct gr_size *size)
 {
         char text[GR_SIZE_TEXT_BYTES];
 
+        if (!size->is_percent && size->bytes == GR_SIZE_NONE) {
+                gr_json_null(json, name);
+                return;
+        }
+        gr_json_object(json, name);
         if (size->is_percent) {
                 gr_size_format_entry(size, text, sizeof(text));
-                text[strcspn(text, "%")] = '\0';
-                printf("{\"percent\": %s}", text);
-        } else if (size->bytes == GR_SIZE_NONE) {
-                printf("null");
+                gr_json_number(json, "percent", "%.*s", (int)strcspn(text, "%"), text);
         } else {
-                printf("{\"bytes\": %llu}", (unsigned long long)size->bytes);
+                gr_json_bytes(json, "bytes", size->bytes);
         }
+        gr_json_close(json);
 }
 
-static void print_json_sizes(const struct gr_size_list *list)
+static void write_sizes(struct gr_json *json, const struct gr_size_list *list)
 {
-        const char *separator = "";
-        int device;
+        char number[16];
 
-        printf("{\"all\": ");
-        print_json_size(&list->all);
-        printf(", \"devices\": {");
-        for (device = 0; device < GR_SIZE_DEVICES_MAX; device++) {
+        gr_json_object(json, "value");
+        write_size(json, "all", &list->all);
+        gr_json_object(json, "devices");
+        for (int device = 0; device < GR_SIZE_DEVICES_MAX; device++) {
                 if (!(list->device_mask & (1ull << device)))
                         continue;
-                printf("%s\"%d\": ", separator, device);
-                print_json_size(&list->devices[device]);
-                separator = ", ";
+                snprintf(number, sizeof(number), "%d", device);
+                write_size(json, number, &list->devices[device]);
         }
-        printf("}}");
+        gr_json_close(json);
+        gr_json_close(json);
 }
 
-static void print_json_value(enum gr_option_id id, const void *value)
+static void write_value(struct gr_json *json, const struct gr_option *option, const void *value)
 {
-        const struct gr_option *option = &gr_option_table[id];
-
         switch (option->kind) {
         case GR_KIND_SIZES:
-                print_json_sizes(value);
+                write_sizes(json, value);
                 break;
         case GR_KIND_ENUM:
-                print_json_string(option->words[*(const int *)value]);
+                gr_json_string(json, "value", option->words[*(const int *)value]);
                 break;
         case GR_KIND_BOOL:
-                printf("%s", *(const bool *)value ? "true" : "false");
+                gr_json_bool(json, "value", *(const bool *)value);
                 break;
         case GR_KIND_PATH:
         case GR_KIND_NAME:
                 if (*(const char *)value)
-                        print_json_string(value);
+                        gr_json_string(json, "value", value);
                 else
-                        printf("null");
+                        gr_json_null(json, "value");
                 break;
         case GR_KIND_INT:
-                printf("%lld", (long long)*(const int64_t *)value);
+                gr_json_number(json, "value", "%lld", (long long)*(const int64_t *)value);
                 break;
         case GR_KIND_DURATION:
-                printf("{\"ns\": %llu}", (unsigned long long)*(const uint64_t *)value);
+                gr_json_object(json, "value");
+                gr_json_count(json, "ns", *(const uint64_t *)value);
+                gr_json_close(json);
                 break;
         }
 }
 
 static void print_json(const struct gr_options *options)
 {
-        enum gr_option_id id;
+        struct gr_json json;
 
-        printf("{\n  \"schema\": 1,\n  \"options\": {");
-        for (id = 0; id < GR_OPTION_COUNT; id++) {
-                printf("%s\n    \"%s\": {\"variable\": \"%s\", \"source\": \"%s\", \"value\": ", id > 0 ? "," : "",
-                       gr_option_table[id].name, gr_option_table[id].env,
-                       options->from_env[id] ? "environment" : "default");
-                print_json_value(id, gr_option_value(options, id));
-                putchar('}');
+        gr_json_begin(&json, print_piece, NULL, 2);
+        gr_json_object(&json, NULL);
+        gr_json_number(&json, "schema", "1");
+        gr_json_object(&json, "options");
+        for (enum gr_option_id id = 0; id < GR_OPTION_COUNT; id++) {
+                gr_json_object(&json, gr_option_table[id].name);
+                gr_json_string(&json, "variable", gr_option_table[id].env);
+                gr_json_string(&json, "source", options->from_env[id] ? "environment" : "default");
+                write_value(&json, &gr_option_table[id], gr_option_value(options, id));
+                gr_json_close(&json);
         }
-        printf("\n  }\n}\n");
+        gr_json_close(&json);
+        gr_json_close(&json);
+        gr_json_end(&json);
 }
 
 int command_options(int argc, char **argv)

@@ -1,9 +1,9 @@
 /* gpureclaim status: who uses which card, and how much. */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
@@ -33,14 +33,14 @@ static void print_card(const struct card *card)
                        gr_size_format(figures[GR_FIGURE_card_total], b, sizeof(b)));
                 printf("    pool: %s live, %s cached, peak %s", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
-                       gr_size_format(figures[GR_FIGURE_peak], c, sizeof(c)));
+                       gr_size_format(figures[GR_FIGURE_peak_reserved], c, sizeof(c)));
                 if (driver != GR_SIZE_NONE)
                         printf("; the driver's own %s", gr_size_format(driver, a, sizeof(a)));
                 if (figures[GR_FIGURE_imported])
                         printf("; imported from others %s", gr_size_format(figures[GR_FIGURE_imported], a, sizeof(a)));
                 printf("\n    limit %s, threshold %s, idle for %.1f s",
-                       gr_size_format(figures[GR_FIGURE_limit], a, sizeof(a)),
-                       gr_size_format(figures[GR_FIGURE_threshold], b, sizeof(b)), member_idle_s(card, member));
+                       gr_size_format(figures[GR_FIGURE_hard_limit], a, sizeof(a)),
+                       gr_size_format(figures[GR_FIGURE_release_threshold], b, sizeof(b)), member_idle_s(card, member));
                 if (figures[GR_FIGURE_group_limit] != GR_SIZE_NONE)
                         printf(", group limit %s", gr_size_format(figures[GR_FIGURE_group_limit], a, sizeof(a)));
                 if (figures[GR_FIGURE_waiting])
@@ -54,47 +54,71 @@ static void print_card(const struct card *card)
                                                                    : gr_size_format(card->uses[i].bytes, a, sizeof(a)));
 }
 
-static void print_json_bytes(const char *name, uint64_t bytes)
+static void write_member(struct gr_json *json, const struct card *card, const struct gr_member *member)
 {
-        if (bytes == GR_SIZE_NONE)
-                printf(", \"%s_bytes\": null", name);
-        else
-                printf(", \"%s_bytes\": %" PRIu64, name, bytes);
+        gr_json_object(json, NULL);
+        gr_json_number(json, "pid", "%u", member->identity.pid);
+        gr_json_string(json, "name", member->name);
+        gr_json_bool(json, "same_pid_namespace", member->same_namespace);
+        gr_json_number(json, "share", "%u", member->share);
+        gr_json_bytes(json, "reserved_bytes", member->reserved_bytes);
+        for (enum gr_figure i = 0; i < GR_SHARED_FIGURES; i++)
+                gr_figure_json(json, i, i == GR_FIGURE_driver ? member_driver_bytes(card, member) : member->figures[i]);
+        gr_json_number(json, "idle_s", "%.3f", member_idle_s(card, member));
+        gr_json_close(json);
 }
 
-static void print_json_card(const struct card *card)
+static void write_card(struct gr_json *json, const struct card *card)
 {
-        printf("{\"uuid\": \"%s\", \"group\": \"%s\"", card->uuid, card->group);
-        print_json_bytes("card_total", card->total_bytes ? card->total_bytes : GR_SIZE_NONE);
-        print_json_bytes("card_used", card->total_bytes ? card->used_bytes : GR_SIZE_NONE);
-        print_json_bytes("foreign", card->total_bytes ? card_others_bytes(card) : GR_SIZE_NONE);
-        printf(", \"processes\": [");
-        for (size_t i = 0; i < card->count; i++) {
-                const struct gr_member *member = &card->members[i];
-                uint64_t figures[GR_FIGURE_COUNT];
+        bool known = card->total_bytes > 0;
 
-                memcpy(figures, member->figures, sizeof(figures));
-                printf("%s\n    {\"pid\": %u, \"name\": ", i > 0 ? "," : "", member->identity.pid);
-                print_json_string(member->name);
-                printf(", \"same_pid_namespace\": %s, \"share\": %u", member->same_namespace ? "true" : "false",
-                       member->share);
-                print_json_bytes("reserved", member->reserved_bytes);
-                figures[GR_FIGURE_driver] = member_driver_bytes(card, member);
-                if (figures[GR_FIGURE_card_free] == 0) /* it has not asked yet */
-                        figures[GR_FIGURE_card_free] = GR_SIZE_NONE;
-#define PRINT(name) print_json_bytes(#name, figures[GR_FIGURE_##name]);
-                GR_FIGURES(PRINT)
-#undef PRINT
-                printf(", \"idle_s\": %.3f}", member_idle_s(card, member));
+        gr_json_object(json, NULL);
+        gr_json_string(json, "uuid", card->uuid);
+        gr_json_string(json, "group", card->group);
+        gr_json_bytes(json, "card_total_bytes", known ? card->total_bytes : UINT64_MAX);
+        gr_json_bytes(json, "card_used_bytes", known ? card->used_bytes : UINT64_MAX);
+        gr_json_bytes(json, "foreign_bytes", known ? card_others_bytes(card) : UINT64_MAX);
+        gr_json_array(json, "processes");
+        for (size_t i = 0; i < card->count; i++)
+                write_member(json, card, &card->members[i]);
+        gr_json_close(json);
+        gr_json_array(json, "others");
+        for (size_t i = 0; i < card->use_count; i++) {
+                if (card_has_member(card, card->uses[i].pid))
+                        continue;
+                gr_json_object(json, NULL);
+                gr_json_number(json, "pid", "%u", card->uses[i].pid);
+                gr_json_bytes(json, "used_bytes", card->uses[i].bytes);
+                gr_json_close(json);
         }
-        printf("], \"others\": [");
-        for (size_t i = 0, printed = 0; i < card->use_count; i++)
-                if (!card_has_member(card, card->uses[i].pid)) {
-                        printf("%s{\"pid\": %u", printed++ > 0 ? ", " : "", card->uses[i].pid);
-                        print_json_bytes("used", card->uses[i].bytes);
-                        putchar('}');
-                }
-        printf("]}");
+        gr_json_close(json);
+        gr_json_close(json);
+}
+
+static void print_json(const struct card *cards, size_t count, size_t other)
+{
+        struct gr_json json;
+
+        gr_json_begin(&json, print_piece, NULL, 4);
+        gr_json_object(&json, NULL);
+        gr_json_number(&json, "schema", "1");
+        gr_json_count(&json, "other_files", other);
+        gr_json_array(&json, "gpus");
+        for (size_t i = 0; i < count; i++)
+                write_card(&json, &cards[i]);
+        gr_json_close(&json);
+        gr_json_close(&json);
+        gr_json_end(&json);
+}
+
+static void print_text(const struct card *cards, size_t count, size_t other)
+{
+        for (size_t i = 0; i < count; i++)
+                print_card(&cards[i]);
+        if (count == 0)
+                printf("No process of yours runs under gpureclaim on a GPU here.\n");
+        if (other > 0)
+                printf("%zu more files are of another version of gpureclaim, or no regions.\n", other);
 }
 
 int command_status(int argc, char **argv)
@@ -122,22 +146,8 @@ int command_status(int argc, char **argv)
                 complain("status: the regions cannot be read: %s", strerror(-rc));
                 return EXIT_FAILURE;
         }
-        if (json)
-                printf("{\"schema\": 1, \"other_files\": %zu, \"gpus\": [", other);
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++)
                 card_read(&cards[i], true);
-                if (json) {
-                        printf("%s\n  ", i > 0 ? "," : "");
-                        print_json_card(&cards[i]);
-                } else {
-                        print_card(&cards[i]);
-                }
-        }
-        if (json)
-                printf("\n]}\n");
-        else if (count == 0)
-                printf("No process of yours runs under gpureclaim on a GPU here.\n");
-        if (!json && other > 0)
-                printf("%zu more files are of another version of gpureclaim, or no regions.\n", other);
+        (json ? print_json : print_text)(cards, count, other);
         return EXIT_SUCCESS;
 }

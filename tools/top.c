@@ -118,7 +118,7 @@ static void draw(void)
                 draw_bar(figures[GR_FIGURE_live], figures[GR_FIGURE_cached], figures[GR_FIGURE_card_total]);
                 printw(" %12s %12s %12s %6.0fs", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
                        gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
-                       gr_size_format(figures[GR_FIGURE_limit], c, sizeof(c)),
+                       gr_size_format(figures[GR_FIGURE_hard_limit], c, sizeof(c)),
                        member_idle_s(view.rows[i].card, member));
                 attroff(A_REVERSE);
         }

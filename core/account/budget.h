@@ -253,13 +253,19 @@ uint64_t gr_budget_cache_room(struct gr_device *device);
  * or a limit that came down. */
 uint64_t gr_budget_over(struct gr_device *device);
 
-/* Whether any limit holds, the process's own or the group's. */
-static inline bool gr_budget_limited(struct gr_device *device)
+/* What the group of the process may have together; GR_UNLIMITED: no group, or no limit. */
+static inline uint64_t gr_budget_group_limit(struct gr_device *device)
 {
         const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
 
+        return group ? group->limit_bytes : GR_UNLIMITED;
+}
+
+/* Whether any limit holds, the process's own or the group's. */
+static inline bool gr_budget_limited(struct gr_device *device)
+{
         return atomic_load_explicit(&device->hard_bytes, memory_order_relaxed) != GR_UNLIMITED ||
-               (group && group->limit_bytes != GR_UNLIMITED);
+               gr_budget_group_limit(device) != GR_UNLIMITED;
 }
 
 /* Whether the process's own hard limit refuses bytes, so that nobody else could help. */

@@ -419,6 +419,29 @@ uint64_t gr_arenas_cached(struct gr_context *context)
         return bytes;
 }
 
+static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
+{
+        gr_arena_lock(arena);
+        for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
+                counts->hits += arena->bins[class].hits;
+                counts->frees += arena->bins[class].frees;
+                counts->blocks += gr_bin_count(&arena->bins[class]);
+        }
+        gr_arena_unlock(arena);
+}
+
+void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
+{
+        gr_arena_lock(&context->first_arena);
+        counts->hits += context->fastbins.hits;
+        counts->frees += context->fastbins.frees;
+        counts->blocks += context->fastbins.count;
+        gr_arena_unlock(&context->first_arena);
+        for (unsigned i = 0; i < GR_SHARDS; i++)
+                if (gr_arena_at(context, i))
+                        count(gr_arena_at(context, i), counts);
+}
+
 void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
 {
         struct gr_block **place = recent_place(arena, ptr);

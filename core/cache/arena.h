@@ -80,6 +80,16 @@ static inline uint32_t gr_bin_count(struct gr_bin *bin)
 /* The footprint of the blocks in the bins of all arenas of the context. */
 uint64_t gr_arenas_cached(struct gr_context *context);
 
+/* What some of a context's caches have counted since they began, and hold now. */
+struct gr_cache_counts {
+        uint64_t hits;   /* requests served */
+        uint64_t frees;  /* blocks taken back */
+        uint64_t blocks; /* cached */
+};
+
+/* Adds those of the bins of all arenas, and of the fastbins. No lock from GR_RANK_ARENA up is held. */
+void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts);
+
 /* Takes a block out of its bin. Arena lock held. */
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 

@@ -177,7 +177,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         memcpy(words, name, strnlen(name, sizeof(words) - 1));
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
                 atomic_store(&slot->name[i], words[i]);
-        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+        for (int i = 0; i < GR_SHARED_FIGURES; i++)
                 atomic_store(&slot->figures[i], i == GR_FIGURE_driver ? UINT64_MAX : 0);
         atomic_store(&slot->active_ns, region->ops->now_ns());
         atomic_store(&slot->heartbeat_ns, region->ops->now_ns());
@@ -249,7 +249,7 @@ bool gr_region_member(struct gr_region *region)
         return own_slot(region) >= 0 && gr_region_file_same(region);
 }
 
-void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed)
+void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARED_FIGURES], bool changed)
 {
         struct gr_slot *slot;
         uint64_t now = region->ops->now_ns();
@@ -258,7 +258,7 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGUR
         if (own < 0)
                 return;
         slot = &region->map->slots[own];
-        for (int i = 0; figures && i < GR_FIGURE_COUNT; i++)
+        for (int i = 0; figures && i < GR_SHARED_FIGURES; i++)
                 if (i != GR_FIGURE_waiting) /* the asker's own */
                         atomic_store(&slot->figures[i], figures[i]);
         if (changed)
@@ -322,7 +322,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         for (char *c = ret->name; *c; c++)
                 if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
                         *c = '?';
-        for (int i = 0; i < GR_FIGURE_COUNT; i++)
+        for (int i = 0; i < GR_SHARED_FIGURES; i++)
                 ret->figures[i] = checked(atomic_load(&slot->figures[i]));
         return 0;
 }

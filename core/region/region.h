@@ -23,6 +23,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "account/figures.h"
+
 #define GR_REGION_MAGIC      UINT64_C(0x6e6f696765727267) /* "grregion" in the file */
 #define GR_REGION_VERSION    5
 #define GR_REGION_SLOTS      512
@@ -30,28 +32,6 @@
 #define GR_GROUP_NAME_BYTES  64  /* of a group, NUL included */
 #define GR_REGION_FILE_BYTES 160 /* of a region's file name */
 #define GR_REGION_PATH_BYTES 4096
-
-/* What a process says of itself, in bytes; UINT64_MAX is "none" for limits. One list for the slot, the snapshot, JSON.
- */
-#define GR_FIGURES(X)                                                                                                  \
-        X(card_total) /* 0: unknown */                                                                                 \
-        X(card_free)  /* as last seen by that process; 0: never */                                                     \
-        X(limit)                                                                                                       \
-        X(threshold)                                                                                                   \
-        X(group_limit)                                                                                                 \
-        X(live)                                                                                                        \
-        X(cached)                                                                                                      \
-        X(peak)     /* of what it took from the driver */                                                              \
-        X(waiting)  /* what an allocation of it is short of, now */                                                    \
-        X(driver)   /* what the driver took by itself for it; UINT64_MAX: not known */                                 \
-        X(imported) /* memory of others that it has opened; charged to them */
-
-enum gr_figure {
-#define GR_FIGURE_ENUMERATOR(name) GR_FIGURE_##name,
-        GR_FIGURES(GR_FIGURE_ENUMERATOR)
-#undef GR_FIGURE_ENUMERATOR
-                GR_FIGURE_COUNT
-};
 
 /* In a slot's orders: what others want of the process. */
 #define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
@@ -76,8 +56,8 @@ struct gr_slot {
         _Atomic uint32_t share;
         _Atomic uint64_t reserved;
         _Atomic uint64_t name[GR_REGION_NAME_BYTES / 8];
-        _Atomic uint64_t figures[GR_FIGURE_COUNT];
-        uint64_t padding[20 - GR_REGION_NAME_BYTES / 8 - GR_FIGURE_COUNT]; /* to 256 bytes */
+        _Atomic uint64_t figures[GR_SHARED_FIGURES];
+        uint64_t padding[20 - GR_REGION_NAME_BYTES / 8 - GR_SHARED_FIGURES]; /* to 256 bytes */
 };
 
 struct gr_region_map {
@@ -148,7 +128,7 @@ struct gr_member {
         uint64_t reserved_bytes;
         uint64_t heartbeat_ns, active_ns, given_bytes;
         char name[GR_REGION_NAME_BYTES];
-        uint64_t figures[GR_FIGURE_COUNT];
+        uint64_t figures[GR_SHARED_FIGURES];
 };
 
 /* What others want of this process. */
@@ -207,7 +187,7 @@ unsigned gr_region_sweep_again(struct gr_region *region);
 void gr_region_look_after_next(struct gr_region *region);
 
 /* Says that this process lives, and, where figures is not NULL, what it has. changed: it has just been active. */
-void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_FIGURE_COUNT], bool changed);
+void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARED_FIGURES], bool changed);
 
 /* -ENOENT where the slot is free. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);

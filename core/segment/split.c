@@ -861,6 +861,17 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
         }
 }
 
+void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
+{
+        struct gr_split *split = &context->split;
+
+        gr_lock(&split->lock);
+        counts->hits += split->hits;
+        counts->frees += split->frees;
+        counts->blocks += split->free_count;
+        gr_unlock(&split->lock);
+}
+
 static bool bar_one(struct gr_context *context, void *arg)
 {
         (void)arg;

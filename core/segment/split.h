@@ -45,6 +45,7 @@
 #include "base/lock.h"
 #include "cache/ledger.h"
 
+struct gr_cache_counts;
 struct gr_context;
 struct gr_core;
 struct gr_range;
@@ -162,6 +163,9 @@ uint64_t gr_split_unneeded(struct gr_context *context);
 
 /* Freed blocks in fastbins count as free ranges from now on: what lies beside them can go back, too. */
 void gr_split_settle(struct gr_context *context);
+
+/* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */
+void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);
 
 /* Whether nothing could go back. */
 bool gr_split_empty(struct gr_context *context);

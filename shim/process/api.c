@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "account/figures.h"
 #include "process/workers.h"
 #include "shim.h"
 
@@ -210,6 +211,19 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
 }
 
+#define PUBLIC                              +1
+#define INTERNAL                            +0
+#define GR_FIGURE(name, nature, where, ...) where
+enum {
+        PUBLIC_FIGURES = 0
+#include "account/figures.def"
+};
+#undef GR_FIGURE
+#undef INTERNAL
+#undef PUBLIC
+_Static_assert(sizeof(struct gpureclaim_status) == sizeof(size_t) + PUBLIC_FIGURES * sizeof(uint64_t),
+               "a figure is in the list and not in the structure, or the other way round");
+
 static bool ask_card(struct gr_context *context, void *arg)
 {
         struct gpureclaim_status *status = arg;
@@ -223,6 +237,7 @@ static bool ask_card(struct gr_context *context, void *arg)
 GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status)
 {
         struct gpureclaim_status status = {0};
+        uint64_t figures[GR_FIGURE_COUNT];
         struct gr_context *context;
         struct gr_device *of;
         int saved_errno = errno;
@@ -235,21 +250,18 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
                 return -ENODEV;
         of = context->device;
         status.struct_bytes = ret_status->struct_bytes < sizeof(status) ? ret_status->struct_bytes : sizeof(status);
-        status.live_bytes = gr_budget_live(of);
-        status.cached_bytes = gr_budget_cached(of);
-        status.reserved_bytes = atomic_load(&of->reserved_bytes);
-        status.peak_live_bytes = atomic_load(&of->peak_live_bytes);
-        status.peak_reserved_bytes = atomic_load(&of->peak_reserved_bytes);
-        status.hard_limit_bytes = atomic_load(&of->hard_bytes);
-        status.soft_limit_bytes = atomic_load(&of->soft_bytes);
-        status.spilled_bytes = atomic_load(&of->spilled_bytes);
-        status.card_total_bytes = atomic_load(&of->total_bytes);
-        gr_core_each_context(&gr_core, device, ask_card, &status);
-        if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes)) {
+        if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes))
                 gr_overhead_look(of, STATUS_AGE_NS);
-                status.driver_bytes = atomic_load(&of->driver_bytes);
-        }
-        status.imported_bytes = atomic_load(&of->kind_bytes[GR_MEMORY_IMPORTED]);
+        gr_device_figures(of, figures);
+        /* Each public figure of the list is a field, and each field is one of them. */
+#define PUBLIC(name) status.name##_bytes = figures[GR_FIGURE_##name];
+#define INTERNAL(name)
+#define GR_FIGURE(name, nature, where, ...) where(name)
+#include "account/figures.def"
+#undef GR_FIGURE
+#undef INTERNAL
+#undef PUBLIC
+        gr_core_each_context(&gr_core, device, ask_card, &status);
         memcpy(ret_status, &status, status.struct_bytes);
         errno = saved_errno;
         return 0;

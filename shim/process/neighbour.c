@@ -168,23 +168,6 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
         return NULL;
 }
 
-static void collect(struct member *member, uint64_t ret[GR_FIGURE_COUNT])
-{
-        struct gr_device *device = member->device;
-
-        memset(ret, 0, GR_FIGURE_COUNT * sizeof(*ret));
-        ret[GR_FIGURE_card_total] = atomic_load(&device->total_bytes);
-        ret[GR_FIGURE_card_free] = atomic_load(&device->card_free_bytes);
-        ret[GR_FIGURE_limit] = atomic_load(&device->hard_bytes);
-        ret[GR_FIGURE_threshold] = atomic_load(&device->threshold_bytes);
-        ret[GR_FIGURE_group_limit] = member->group_limit;
-        ret[GR_FIGURE_live] = gr_budget_live(device);
-        ret[GR_FIGURE_cached] = gr_budget_cached(device);
-        ret[GR_FIGURE_peak] = atomic_load(&device->peak_reserved_bytes);
-        ret[GR_FIGURE_driver] = atomic_load(&device->driver_bytes);
-        ret[GR_FIGURE_imported] = atomic_load(&device->kind_bytes[GR_MEMORY_IMPORTED]);
-}
-
 struct give {
         uint64_t want_bytes, back_bytes;
         enum gr_level level;
@@ -284,7 +267,7 @@ static void serve_one(struct member *member, struct gr_region *region)
                 given = give_back(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
                 gr_core_each_context(&gr_core, member->device->ordinal, refresh_card, NULL);
-        collect(member, figures);
+        gr_device_figures(member->device, figures);
         gr_region_publish(region, figures, false);
         gr_region_answer(region, &request, given);
 }
@@ -392,7 +375,7 @@ static void *serve(void *arg)
                 bool changed;
 
                 serve_one(member, region);
-                collect(member, figures);
+                gr_device_figures(member->device, figures);
                 now = activity(member);
                 changed = now != before;
                 before = now;

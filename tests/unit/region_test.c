@@ -157,16 +157,16 @@ static void test_layout(void)
         GR_CHECK_EQ(sizeof(struct gr_slot), 256);
         GR_CHECK_EQ(GR_FIGURE_card_total, 0);
         GR_CHECK_EQ(GR_FIGURE_card_free, 1);
-        GR_CHECK_EQ(GR_FIGURE_limit, 2);
-        GR_CHECK_EQ(GR_FIGURE_threshold, 3);
+        GR_CHECK_EQ(GR_FIGURE_hard_limit, 2);
+        GR_CHECK_EQ(GR_FIGURE_release_threshold, 3);
         GR_CHECK_EQ(GR_FIGURE_group_limit, 4);
         GR_CHECK_EQ(GR_FIGURE_live, 5);
         GR_CHECK_EQ(GR_FIGURE_cached, 6);
-        GR_CHECK_EQ(GR_FIGURE_peak, 7);
+        GR_CHECK_EQ(GR_FIGURE_peak_reserved, 7);
         GR_CHECK_EQ(GR_FIGURE_waiting, 8);
         GR_CHECK_EQ(GR_FIGURE_driver, 9);
         GR_CHECK_EQ(GR_FIGURE_imported, 10);
-        GR_CHECK_EQ(GR_FIGURE_COUNT, 11);
+        GR_CHECK_EQ(GR_SHARED_FIGURES, 11);
 }
 
 static void test_names(void)
@@ -523,7 +523,7 @@ static void test_garbage_inside(void)
                 if (gr_region_read(one, i, &member) == 0) {
                         GR_CHECK(member.share >= 1 && member.share <= 1000);
                         GR_CHECK(strlen(member.name) < sizeof(member.name));
-                        for (int j = 0; j < GR_FIGURE_COUNT; j++)
+                        for (int j = 0; j < GR_SHARED_FIGURES; j++)
                                 GR_CHECK(member.figures[j] == UINT64_MAX || member.figures[j] < UINT64_C(1) << 62);
                 }
         gr_region_sum(one, false);
@@ -827,7 +827,7 @@ static void test_race(void)
 
 static void publish_cached(struct gr_region *region, uint64_t cached, uint64_t active_ns)
 {
-        uint64_t figures[GR_FIGURE_COUNT] = {[GR_FIGURE_cached] = cached};
+        uint64_t figures[GR_SHARED_FIGURES] = {[GR_FIGURE_cached] = cached};
 
         gr_region_publish(region, figures, false);
         region->map->slots[region->slot].active_ns = active_ns;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "account/figures.h"
 #include "base/metadata.h"
 #include "check.h"
 #include "pool.h"
@@ -125,12 +126,12 @@ static void test_empty(void)
         text_now();
         GR_CHECK_EQ(value_of("schema"), GR_STATS_SCHEMA);
         GR_CHECK(strstr(json_now(), "\"version\":\"1.2.3\"") != NULL);
-        /* A piece that is too long is cut. */
+        /* However long, nothing is cut. */
         memset(version, 'v', sizeof(version));
         version[sizeof(version) - 1] = '\0';
         length = 0;
         gr_stats_json(&core, version, keep, &core);
-        GR_CHECK(strstr(text, "vvvv") != NULL);
+        GR_CHECK(strstr(text, version) != NULL);
         gr_core_destroy(&core);
 }
 
@@ -149,9 +150,9 @@ static void test_names(void)
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++)
                 atomic_store(&core.stats.levels[i].tries, 9000 + i);
         check_json();
-#define GR_STAT(name, words)                                                                                           \
+#define GR_STAT(name, unit, words)                                                                                     \
         GR_CHECK_EQ(value_of(#name), GR_STAT_##name == GR_STAT_COUNT - 1 ? UINT64_MAX : 7000 + n);                     \
-        if (strstr(#name, "_bytes"))                                                                                   \
+        if (strcmp(#unit, "BYTES") == 0)                                                                               \
                 snprintf(wanted, sizeof(wanted), "%s: %s", words,                                                      \
                          gr_size_format(value_of(#name), size, sizeof(size)));                                         \
         else                                                                                                           \
@@ -205,7 +206,9 @@ static void test_figures(void)
         GR_CHECK_EQ(value_of("syncs"), 1);
         text_now();
         GR_CHECK(strstr(text, "25.00%") != NULL); /* 64 of 256 MiB of the card are taken */
-        GR_CHECK(strstr(text, "8.000 MiB live, 8.000 MiB cached") != NULL);
+        GR_CHECK(strstr(text, "    memory: 8.000 MiB live, 8.000 MiB cached, 16.000 MiB reserved\n") != NULL);
+        GR_CHECK(strstr(text, "    peak: 16.000 MiB reserved, 16.000 MiB live\n") != NULL);
+        GR_CHECK(strstr(text, "    limits: 128.000 MiB hard limit\n") != NULL);
         GR_CHECK(strstr(text, "requests: 3, of them 1 from the cache") != NULL);
         GR_CHECK(strstr(json_now(), "\"host\":") == NULL); /* no device's */
         text_now();
@@ -220,7 +223,7 @@ static void test_figures(void)
         atomic_store(&core.devices[0].driver_bytes, 5 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 7 * MIB);
         GR_CHECK(strstr(text_now(), "beside it the driver's own memory: 5.000 MiB\n") != NULL);
-        GR_CHECK(strstr(text, "in host memory: 7.000 MiB\n") != NULL);
+        GR_CHECK(strstr(text, ", 7.000 MiB in host memory\n") != NULL);
         gr_budget_force(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         GR_CHECK(strstr(text_now(), "the driver's own memory: 6.000 MiB\n") != NULL);
         GR_CHECK(strstr(text, "5.000 MiB") == NULL);
@@ -239,6 +242,58 @@ static void test_figures(void)
         GR_CHECK(strstr(text, "device 5: effective") == NULL && strstr(text, "device 0: use of") == NULL);
         GR_CHECK(strstr(json_now(), ",{\"device\":5,") != NULL);
         GR_CHECK_EQ(sg_misuses(), 0);
+        gr_core_destroy(&core);
+}
+
+/* Each figure of the list stands in the JSON under its name, with what the device has. */
+static void test_list(void)
+{
+        struct gr_device *device = &core.devices[2];
+        struct gr_group group = {.limit_bytes = 900};
+        uint64_t figures[GR_FIGURE_COUNT];
+        char wanted[128];
+
+        sg_reset(64 * MIB);
+        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        atomic_store(&device->group, &group);
+        atomic_store(&device->card_free_bytes, 100);
+        atomic_store(&device->hard_bytes, 300);
+        atomic_store(&device->threshold_bytes, 400);
+        atomic_store(&device->soft_bytes, 500);
+        atomic_store(&device->reserved_bytes, 600);
+        gr_budget_cache(device, 150);
+        atomic_store(&device->peak_reserved_bytes, 700);
+        atomic_store(&device->peak_live_bytes, 650);
+        atomic_store(&device->driver_bytes, 800);
+        atomic_store(&device->idle_bytes, 70);
+        atomic_store(&device->spilled_bytes, 80);
+        atomic_store(&device->kind_bytes[GR_MEMORY_IMPORTED], 90);
+        gr_device_figures(device, figures);
+        check_json();
+        for (int i = 0; i < GR_FIGURE_COUNT; i++) {
+                snprintf(wanted, sizeof(wanted), "\"%s\":%" PRIu64 ",", gr_figure_table[i].json, figures[i]);
+                GR_CHECK(i == GR_FIGURE_card_total || strstr(json_now(), wanted) != NULL);
+        }
+        GR_CHECK(strstr(json_now(), "\"card_total_bytes\":null,") != NULL); /* not seen yet */
+        GR_CHECK_EQ(value_of("card_free_bytes"), 100);
+        GR_CHECK_EQ(value_of("hard_limit_bytes"), 300);
+        GR_CHECK_EQ(value_of("release_threshold_bytes"), 400);
+        GR_CHECK_EQ(value_of("soft_limit_bytes"), 500);
+        GR_CHECK_EQ(value_of("reserved_bytes"), 600);
+        GR_CHECK_EQ(value_of("live_bytes"), 450);
+        GR_CHECK_EQ(value_of("cached_bytes"), 150);
+        GR_CHECK_EQ(value_of("peak_reserved_bytes"), 700);
+        GR_CHECK_EQ(value_of("peak_live_bytes"), 650);
+        GR_CHECK_EQ(value_of("driver_bytes"), 800);
+        GR_CHECK_EQ(value_of("driver_idle_bytes"), 70);
+        GR_CHECK_EQ(value_of("spilled_bytes"), 80);
+        GR_CHECK_EQ(value_of("imported_bytes"), 90);
+        GR_CHECK_EQ(value_of("group_limit_bytes"), 900);
+        GR_CHECK(strstr(text_now(), "    limits: 300 B hard limit, 400 B release threshold, 900 B group limit, "
+                                    "500 B soft limit\n") != NULL);
+        gr_budget_uncache(device, 150);
+        atomic_store(&device->reserved_bytes, 0);
+        atomic_store(&device->group, NULL);
         gr_core_destroy(&core);
 }
 
@@ -333,6 +388,7 @@ int main(void)
         test_empty();
         test_names();
         test_figures();
+        test_list();
         test_small();
         test_together();
         return GR_CHECK_RESULT();

@@ -97,10 +97,7 @@ def status(device=0):
     result = _Status(struct_bytes=ctypes.sizeof(_Status))
     _check(_need().gpureclaim_status(device, ctypes.byref(result)), f"device {device}")
     values = {name: getattr(result, name) for name, _ in _Status._fields_[1:]}
-    for name in ("hard_limit_bytes", "soft_limit_bytes", "driver_bytes"):
-        if values[name] == 2**64 - 1:
-            values[name] = None
-    return values
+    return {name: None if value == 2**64 - 1 else value for name, value in values.items()}
 
 
 def reclaim(device=0, level="sync", want_bytes=0):

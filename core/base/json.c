@@ -1,0 +1,152 @@
+#include "base/json.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static void flush(struct gr_json *json)
+{
+        if (json->length > 0)
+                json->sink(json->text, json->length, json->arg);
+        json->length = 0;
+}
+
+static void put_char(struct gr_json *json, char c)
+{
+        if (json->length == sizeof(json->text))
+                flush(json);
+        json->text[json->length++] = c;
+}
+
+static void put(struct gr_json *json, const char *text)
+{
+        while (*text)
+                put_char(json, *text++);
+}
+
+static void put_quoted(struct gr_json *json, const char *text)
+{
+        char code[8];
+
+        put_char(json, '"');
+        for (; *text; text++) {
+                if ((unsigned char)*text < ' ') {
+                        snprintf(code, sizeof(code), "\\u%04x", (unsigned char)*text);
+                        put(json, code);
+                        continue;
+                }
+                if (*text == '"' || *text == '\\')
+                        put_char(json, '\\');
+                put_char(json, *text);
+        }
+        put_char(json, '"');
+}
+
+static void put_line(struct gr_json *json)
+{
+        put_char(json, '\n');
+        for (unsigned i = 0; i < json->depth; i++)
+                put(json, "  ");
+}
+
+/* What stands before a value. */
+static void entry(struct gr_json *json, const char *name)
+{
+        if (json->filled)
+                put_char(json, ',');
+        if (json->depth > 0 && json->depth <= json->lines)
+                put_line(json);
+        else if (json->filled && json->lines)
+                put_char(json, ' ');
+        if (name) {
+                put_quoted(json, name);
+                put(json, json->lines ? ": " : ":");
+        }
+        json->filled = true;
+}
+
+void gr_json_begin(struct gr_json *json, gr_sink *sink, void *arg, unsigned lines)
+{
+        *json = (struct gr_json){.sink = sink, .arg = arg, .lines = lines};
+}
+
+void gr_json_end(struct gr_json *json)
+{
+        assert(json->depth == 0);
+        put_char(json, '\n');
+        flush(json);
+}
+
+static void nest(struct gr_json *json, const char *name, char opening, char closing)
+{
+        assert(json->depth < GR_JSON_DEPTH);
+        entry(json, name);
+        put_char(json, opening);
+        json->closing[json->depth++] = closing;
+        json->filled = false;
+}
+
+void gr_json_object(struct gr_json *json, const char *name)
+{
+        nest(json, name, '{', '}');
+}
+
+void gr_json_array(struct gr_json *json, const char *name)
+{
+        nest(json, name, '[', ']');
+}
+
+void gr_json_close(struct gr_json *json)
+{
+        assert(json->depth > 0);
+        json->depth--;
+        if (json->filled && json->depth < json->lines)
+                put_line(json);
+        put_char(json, json->closing[json->depth]);
+        json->filled = true;
+}
+
+void gr_json_string(struct gr_json *json, const char *name, const char *text)
+{
+        entry(json, name);
+        put_quoted(json, text);
+}
+
+void gr_json_bool(struct gr_json *json, const char *name, bool value)
+{
+        entry(json, name);
+        put(json, value ? "true" : "false");
+}
+
+void gr_json_null(struct gr_json *json, const char *name)
+{
+        entry(json, name);
+        put(json, "null");
+}
+
+void gr_json_count(struct gr_json *json, const char *name, uint64_t count)
+{
+        gr_json_number(json, name, "%" PRIu64, count);
+}
+
+void gr_json_bytes(struct gr_json *json, const char *name, uint64_t bytes)
+{
+        if (bytes == UINT64_MAX)
+                gr_json_null(json, name);
+        else
+                gr_json_count(json, name, bytes);
+}
+
+void gr_json_number(struct gr_json *json, const char *name, const char *format, ...)
+{
+        char number[64];
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(number, sizeof(number), format, args);
+        va_end(args);
+        entry(json, name);
+        put(json, number);
+}
