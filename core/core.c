@@ -3,17 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
+#include "cache/block.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
-
-/* A visit that the calling thread is in, and those around it. */
-struct visit {
-        const struct gr_context *context;
-        const struct visit *outer;
-};
-
-static _Thread_local const struct visit *visits;
 
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
 {
@@ -75,39 +67,6 @@ void gr_core_destroy(struct gr_core *core)
         gr_thread.bypass_until_ns = 0;
 }
 
-/*
- * One that another thread is adding is waited for: its work may touch any block of its device at once, so the fences of
- * the others must know it first.
- */
-static struct gr_context *find_locked(struct gr_core *core, void *handle)
-{
-        struct gr_context *context = core->contexts;
-
-        while (context) {
-                if (!context->alive || context->handle != handle) {
-                        context = context->next;
-                } else if (context->coming) {
-                        gr_unlock(&core->contexts_lock);
-                        core->driver->sleep_ns(VISIT_LOOK_NS);
-                        gr_lock(&core->contexts_lock);
-                        context = core->contexts; /* it may have come and gone */
-                } else {
-                        break;
-                }
-        }
-        return context;
-}
-
-struct gr_context *gr_context_find(struct gr_core *core, void *handle)
-{
-        struct gr_context *context;
-
-        gr_lock(&core->contexts_lock);
-        context = find_locked(core, handle);
-        gr_unlock(&core->contexts_lock);
-        return context;
-}
-
 static bool reach_each_other(struct gr_context *other, void *arg)
 {
         struct gr_context *context = arg;
@@ -125,7 +84,7 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
         bool added = false;
 
         gr_lock(&core->contexts_lock);
-        context = find_locked(core, handle);
+        context = gr_context_find_locked(core, handle);
         if (context)
                 goto out;
         for (context = core->contexts; context && !dead; context = context->next)
@@ -153,34 +112,6 @@ out:
                 gr_unlock(&core->contexts_lock);
         }
         return context;
-}
-
-void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
-                          void *arg)
-{
-        struct gr_context *context;
-
-        gr_lock(&core->contexts_lock);
-        context = core->contexts;
-        while (context) {
-                bool wanted = context->alive && context->ending == 0 &&
-                              (device < 0 || context->device->ordinal == device),
-                     more = true;
-
-                if (wanted) {
-                        struct visit this = {context, visits};
-
-                        context->visitors++;
-                        gr_unlock(&core->contexts_lock);
-                        visits = &this;
-                        more = visit(context, arg);
-                        visits = this.outer;
-                        gr_lock(&core->contexts_lock);
-                        context->visitors--;
-                }
-                context = more ? context->next : NULL; /* the list only grows, at its head */
-        }
-        gr_unlock(&core->contexts_lock);
 }
 
 static bool close_before(struct gr_context *context, void *arg)
@@ -239,27 +170,6 @@ static bool is_alone(struct gr_context *context)
         return alone;
 }
 
-/*
- * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
- * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
- */
-static void wait_for_visitors(struct gr_context *context)
-{
-        struct gr_core *core = context->core;
-        unsigned own = 0;
-
-        for (const struct visit *visit = visits; visit; visit = visit->outer)
-                own += visit->context == context;
-        gr_lock(&core->contexts_lock);
-        atomic_fetch_add(&context->ending, 1);
-        while (context->visitors > own) {
-                gr_unlock(&core->contexts_lock);
-                core->driver->sleep_ns(VISIT_LOOK_NS);
-                gr_lock(&core->contexts_lock);
-        }
-        gr_unlock(&core->contexts_lock);
-}
-
 void gr_context_stays(struct gr_context *context)
 {
         bool ending;
@@ -277,7 +187,7 @@ void gr_context_stays(struct gr_context *context)
 
 void gr_context_ending(struct gr_context *context)
 {
-        wait_for_visitors(context);
+        gr_context_close_visits(context);
         /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
          */
         if (!is_alone(context))
@@ -290,13 +200,14 @@ void gr_context_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        wait_for_visitors(context);
+        gr_context_close_visits(context);
         forget_everywhere(context);
         gr_arenas_quiesce(context);
         gr_fence_reset(context);
         gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);
+        gr_blocks_drop_leaving(context);
         gr_arenas_resume(context);
         gr_spill_drop(context);
         gr_pinned_drop(context);

@@ -13,6 +13,7 @@
 
 #include "account/accounted.h"
 #include "account/budget.h"
+#include "account/pressure.h"
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/options.h"
@@ -23,7 +24,9 @@
 #include "cache/preallocate.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
+#include "host/pinned_alloc.h"
 #include "host/spill.h"
+#include "reclaim/charge.h"
 #include "reclaim/decay.h"
 #include "reclaim/ladder.h"
 #include "reclaim/proactive.h"
@@ -126,13 +129,36 @@ static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
         atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
 }
 
+/* context.c: the list of contexts, and visits of them. It calls nothing of core/ but locks. */
+
+/* The context of this handle, or NULL. */
+struct gr_context *gr_context_find(struct gr_core *core, void *handle);
+
+/*
+ * The same with contexts_lock held, which is released meanwhile where another thread is adding it: its work may touch
+ * any block of its device at once, so the fences of the others must know it first.
+ */
+struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
+
+/*
+ * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
+ * false. No lock is held during the call.
+ */
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg);
+
+/*
+ * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
+ * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
+ */
+void gr_context_close_visits(struct gr_context *context);
+
+/* core.c: the whole. */
+
 void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config);
 
 /* Frees what the core allocated, not the driver's memory. No other thread that has used it may use any from then on. */
 void gr_core_destroy(struct gr_core *core);
-
-/* The context of this handle, or NULL. */
-struct gr_context *gr_context_find(struct gr_core *core, void *handle);
 
 /*
  * As gr_context_find, adding it where it is new; device is its device's ordinal. Contexts of one device can reach each
@@ -166,13 +192,6 @@ void gr_core_stream_waits(struct gr_core *core);
 
 /* Before a capture begins, as what is freed by now could not be fenced until it ends. */
 void gr_core_will_capture(struct gr_core *core);
-
-/*
- * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
- * false. No lock is held during the call.
- */
-void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
-                          void *arg);
 
 /* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
 static inline bool gr_core_in_heap(struct gr_core *core, uint64_t ptr)

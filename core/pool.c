@@ -8,146 +8,12 @@
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */
 
-void gr_block_uncharge(struct gr_block *block)
-{
-        if (block->flags & GR_BLOCK_SPLIT)
-                return; /* its segment is charged, and released as a whole */
-        if (block->flags & GR_BLOCK_HOST)
-                gr_pinned_uncharge(block);
-        else if (block->flags & GR_BLOCK_SPILLED)
-                atomic_fetch_sub(&block->context->device->spilled_bytes, block->capacity_bytes);
-        else
-                gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
-}
-
-void gr_block_drop(struct gr_block *block)
-{
-        gr_block_uncharge(block);
-        gr_block_free(block);
-}
-
 void gr_pool_given(struct gr_core *core, uint64_t ptr)
 {
         struct gr_block *stale = gr_ledger_forget(&core->ledger, ptr);
 
         if (stale)
                 gr_block_drop(stale);
-}
-
-/* As gr_pool_take, from the bins only. */
-static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
-                                                                 bool may_be_larger)
-{
-        unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
-        size_t at_most = SIZE_MAX;
-        struct gr_block *block = NULL;
-
-        if (may_be_larger && gr_is_small(bytes)) {
-                at_most = bytes < 512 ? 1024 : 2 * bytes;
-                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
-        } else if (may_be_larger || class >= GR_CLASS_EXACT) {
-                /* Not much larger, also when memory is short: the next request would lack the unused pages. */
-                at_most = bytes + bytes / 8;
-                if (at_most < gr_footprint_bytes(bytes))
-                        at_most = gr_footprint_bytes(bytes);
-                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
-        }
-        for (unsigned i = 0; i < GR_SHARDS && !block; i++) {
-                struct gr_arena *arena = gr_arena_at(context, (own + i) % GR_SHARDS);
-
-                if (arena)
-                        block = gr_arena_take(arena, class, last, bytes, at_most);
-        }
-        return block;
-}
-
-GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
-{
-        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
-                return NULL;
-        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
-                struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
-
-                if (block)
-                        return block; /* the bins may still have one: from before the move to split, or pitched */
-        }
-        return take_from_bins(context, bytes, may_be_larger);
-}
-
-int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                  struct gr_block **ret_block)
-{
-        if (!allocate) {
-                gr_split_consider(context, bytes);
-                if (gr_split_serves(context, bytes))
-                        return gr_split_grow(context, bytes, ret_block);
-        }
-        return gr_pool_fresh_plain(context, bytes, allocate, arg, ret_block);
-}
-
-int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                        struct gr_block **ret_block)
-{
-        struct gr_core *core = context->core;
-        struct gr_device *device = context->device;
-        size_t capacity = allocate ? bytes : gr_class_block_bytes(bytes);
-        struct gr_block *block, *stale;
-        uint64_t reserved, ptr;
-        int rc;
-
-        rc = gr_budget_reserve(device, capacity, &reserved);
-        if (rc)
-                return rc;
-        block = gr_block_new();
-        if (!block) {
-                gr_budget_cancel(device, reserved);
-                return -ENOMEM;
-        }
-        rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
-        if (rc) {
-                gr_budget_cancel(device, reserved);
-                gr_block_free(block);
-                return rc;
-        }
-        gr_count(core, GR_STAT_driver_allocs, 1);
-        rc = gr_budget_commit(device, ptr, capacity, reserved);
-        if (rc)
-                goto give_back;
-        block->ptr = ptr;
-        block->capacity_bytes = capacity;
-        block->requested_bytes = bytes;
-        block->context = context;
-        block->class = (uint8_t)gr_class_of_block(capacity);
-        block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(&core->ledger, block, &stale);
-        if (stale)
-                gr_block_drop(stale);
-        if (rc) {
-                gr_budget_release(device, ptr, capacity);
-                goto give_back;
-        }
-        gr_budget_update_peak(device);
-        gr_proactive_note(context);
-        *ret_block = block;
-        return 0;
-
-give_back:
-        if (core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0}))
-                core->driver->mem_free(ptr);
-        gr_block_free(block);
-        return rc;
-}
-
-/* Whether all bins of the class are empty. */
-static bool class_empty(struct gr_context *context, unsigned class)
-{
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-
-                if (arena && gr_bin_count(&arena->bins[class]) > 0)
-                        return false;
-        }
-        return true;
 }
 
 /*
@@ -202,9 +68,9 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         struct gr_block *block;
 
         if (gr_split_serves(context, bytes)) {
-                if (!gr_split_waiting(context) && class_empty(context, gr_class_of(bytes)))
+                if (!gr_split_waiting(context) && gr_arenas_class_empty(context, gr_class_of(bytes)))
                         return NULL;
-        } else if (class_empty(context, gr_class_of(bytes)) ||
+        } else if (gr_arenas_class_empty(context, gr_class_of(bytes)) ||
                    (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {
                 return NULL;
         }
@@ -263,7 +129,7 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
                         return NULL;
                 return take_behind_barrier(context, bytes);
         }
-        block = looked ? take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
+        block = looked ? gr_pool_take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
         return block ? block : take_fenced(context, bytes);
 }
 
@@ -341,51 +207,6 @@ struct order {
         void *arg;
 };
 
-uint64_t gr_pool_left(struct gr_context *context)
-{
-        struct gr_fence *fence = &context->fence;
-        struct gr_block *block, *left = NULL;
-        uint64_t bytes = 0;
-
-        gr_arena_lock(&context->first_arena);
-        while ((block = context->leaving) &&
-               (gr_fence_idle(fence, block->freed_epoch) || atomic_load(&fence->broken))) {
-                DL_DELETE(context->leaving, block);
-                DL_APPEND(left, block);
-        }
-        gr_arena_unlock(&context->first_arena);
-        while ((block = left)) {
-                DL_DELETE(left, block);
-                gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                bytes += gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
-        }
-        return bytes;
-}
-
-/*
- * block was freed in the order of a stream: it stays charged until its epoch is idle. Without a limit it is uncharged
- * at once, as no request depends on when.
- */
-static void leave(struct gr_block *block)
-{
-        struct gr_context *context = block->context;
-
-        if (!gr_budget_limited(context->device)) {
-                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
-                return;
-        }
-        gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
-        gr_arena_lock(&context->first_arena);
-        block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
-        DL_APPEND(context->leaving, block);
-        gr_arena_unlock(&context->first_arena);
-        gr_fence_close(context);
-        gr_fence_poll(context);
-        gr_pool_left(context);
-}
-
 /* Returns block to the driver. On failure the program still has it. */
 static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct order *order)
 {
@@ -408,7 +229,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         if (there)
                 gr_count(core, GR_STAT_driver_frees, 1);
         if (there && order->give_back)
-                leave(block);
+                gr_block_leave(block);
         else
                 gr_block_drop(block);
         return 0;
@@ -533,14 +354,6 @@ int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back 
                 return free_slow(core, ptr, &(struct order){give_back, arg});
         gr_pool_freed(context, should_close);
         return 0;
-}
-
-bool gr_pool_empty(struct gr_context *context)
-{
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
-                if (!class_empty(context, class))
-                        return false;
-        return gr_split_empty(context);
 }
 
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)

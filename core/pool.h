@@ -12,7 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cache/block.h"
 #include "core.h"
+#include "pool_source.h"
 
 /*
  * Allocates bytes > 0 for the program, in its current context: from the cache, from the driver, or through the ladder.
@@ -27,7 +29,6 @@ int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_p
  * As gr_pool_alloc, but always fresh memory, by another call of the driver, which also chooses the size (pitched
  * memory): allocate makes the call and sets *ret_ptr and *ret_bytes. expected_bytes: what it will most likely take.
  */
-typedef int gr_pool_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
                      uint64_t *ret_ptr);
 
@@ -76,35 +77,5 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr);
 /* The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
  * to the driver; else 0. */
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device);
-
-/* Whether the context has no cached block. */
-bool gr_pool_empty(struct gr_context *context);
-
-/* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
-void gr_block_uncharge(struct gr_block *block);
-
-/* gr_block_uncharge, and frees the structure. */
-void gr_block_drop(struct gr_block *block);
-
-/* Uncharges what was freed in the order of a stream, as far as the streams have come to those frees. Returns the bytes
- * that the device got back. Waits for nothing. */
-uint64_t gr_pool_left(struct gr_context *context);
-
-/* For the ladder. */
-
-/*
- * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
- * look at larger classes, too.
- */
-struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger);
-
-/* Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
- * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error. */
-int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                  struct gr_block **ret_block);
-
-/* The same by the driver's plain allocation, whatever the pool kind. */
-int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                        struct gr_block **ret_block);
 
 #endif

@@ -5,16 +5,6 @@
 
 #include "core.h"
 
-/* What one try of an allocation needs. */
-struct request {
-        struct gr_core *core;
-        struct gr_device *device;
-        enum gr_memory_kind kind;
-        uint64_t bytes;
-        gr_accounted_allocate *allocate;
-        void *arg;
-};
-
 void gr_accounted_init(struct gr_accounted_ledger *ledger)
 {
         gr_lock_init(&ledger->lock, GR_RANK_ACCOUNTED);
@@ -30,58 +20,6 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger)
                 free(entry);
         }
         gr_lock_destroy(&ledger->lock);
-}
-
-static int attempt(void *arg)
-{
-        struct request *request = arg;
-        int rc;
-
-        gr_budget_ask(request->device, request->bytes);
-        rc = gr_budget_charge(request->device, request->kind, request->bytes);
-        if (!rc) {
-                rc = request->allocate(request->arg);
-                if (rc)
-                        gr_budget_uncharge(request->device, request->kind, request->bytes);
-        }
-        gr_budget_answered(request->device, request->bytes);
-        return rc;
-}
-
-static bool found_one(struct gr_context *context, void *arg)
-{
-        *(struct gr_context **)arg = context;
-        return false;
-}
-
-struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted)
-{
-        if (wanted && wanted->device == device)
-                return wanted;
-        wanted = NULL;
-        if (device->ordinal >= 0)
-                gr_core_each_context(core, device->ordinal, found_one, &wanted);
-        return wanted;
-}
-
-int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                        enum gr_memory_kind kind, uint64_t bytes, gr_accounted_allocate *allocate, void *arg)
-{
-        struct request request = {core, device, kind, bytes, allocate, arg};
-        int rc = attempt(&request);
-
-        if (rc == -ENOMEM || rc == -EDQUOT) {
-                context = device == &core->host ? NULL : gr_climber(core, device, context);
-                if (rc == -EDQUOT && !context)
-                        gr_count(core, GR_STAT_limit_hits, 1);
-                if (device == &core->host)
-                        return gr_pinned_retry(core, bytes, attempt, &request, rc);
-                if (context)
-                        rc = gr_ladder_climb_for(context, bytes, attempt, &request, rc);
-        }
-        if (!rc)
-                gr_budget_update_peak(device);
-        return rc;
 }
 
 void gr_accounted_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)

@@ -40,22 +40,6 @@ void gr_accounted_init(struct gr_accounted_ledger *ledger);
 /* Frees the entries. No other thread may use it. */
 void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 
-/* Asks the driver; 0, -ENOMEM, -EDQUOT (it took more than was charged: taken back) or its error. May be called again.
- */
-typedef int gr_accounted_allocate(void *arg);
-
-/*
- * Charges bytes to device as kind, then calls allocate; where either refuses for want of memory, the ladder runs, and
- * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none. For
- * core->host cached pinned memory goes instead.
- * On failure nothing is charged.
- */
-int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                        enum gr_memory_kind kind, uint64_t bytes, gr_accounted_allocate *allocate, void *arg);
-
-/* The context whose ladder serves device: wanted where it is of that device, else any; NULL: it has none. */
-struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);
-
 void gr_accounted_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
 /*

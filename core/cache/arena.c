@@ -501,20 +501,31 @@ static void drop(struct gr_arena *arena)
         gr_arena_unlock(arena);
 }
 
+bool gr_arenas_class_empty(struct gr_context *context, unsigned class)
+{
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena && gr_bin_count(&arena->bins[class]) > 0)
+                        return false;
+        }
+        return true;
+}
+
+void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
+{
+        uint64_t held = atomic_load(&context->preallocated_bytes);
+
+        while (held > 0 &&
+               !atomic_compare_exchange_weak(&context->preallocated_bytes, &held, held - gr_min(held, bytes)))
+                ;
+        atomic_fetch_sub(&context->device->preallocated_bytes, gr_min(held, bytes));
+}
+
 void gr_arenas_drop(struct gr_context *context)
 {
-        struct gr_block *block;
-
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         drop(gr_arena_at(context, i));
-        gr_arena_lock(&context->first_arena);
-        while ((block = context->leaving)) {
-                DL_DELETE(context->leaving, block);
-                gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
-                gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                gr_block_free(block);
-        }
-        gr_arena_unlock(&context->first_arena);
-        gr_preallocate_returned(context, UINT64_MAX);
+        gr_arenas_returned(context, UINT64_MAX);
 }

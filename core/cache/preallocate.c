@@ -126,13 +126,3 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         gr_arena_unlock(arena);
         return false;
 }
-
-void gr_preallocate_returned(struct gr_context *context, uint64_t bytes)
-{
-        uint64_t held = atomic_load(&context->preallocated_bytes);
-
-        while (held > 0 &&
-               !atomic_compare_exchange_weak(&context->preallocated_bytes, &held, held - gr_min(held, bytes)))
-                ;
-        atomic_fetch_sub(&context->device->preallocated_bytes, gr_min(held, bytes));
-}

@@ -27,9 +27,4 @@ struct gr_context;
  */
 bool gr_preallocate_wanted(struct gr_context *context, size_t bytes);
 
-/*
- * bytes of the context's cache have left it for the driver: they count as preallocated no longer, as far as they did.
- */
-void gr_preallocate_returned(struct gr_context *context, uint64_t bytes);
-
 #endif

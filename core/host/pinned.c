@@ -5,9 +5,9 @@
 
 #include <utlist.h>
 
-#include "pool.h"
+#include "cache/block.h"
+#include "core.h"
 
-#define PAGE_BYTES ((uint64_t)4 << 10)
 #define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
 #define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
@@ -25,17 +25,6 @@ struct pinned {
 };
 
 _Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
-
-static uint64_t whole_pages(uint64_t bytes)
-{
-        return gr_round_up(bytes, PAGE_BYTES);
-}
-
-/* The bytes to ask the driver for. */
-static size_t capacity_for(size_t bytes)
-{
-        return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : whole_pages(bytes);
-}
 
 static bool out_of_memory(int rc)
 {
@@ -57,11 +46,6 @@ void gr_pinned_destroy(struct gr_core *core)
         gr_fence_destroy(&core->everyone);
         gr_lock_destroy(&core->pinned.unpin_lock);
         gr_lock_destroy(&core->pinned.lock);
-}
-
-void gr_pinned_uncharge(struct gr_block *block)
-{
-        gr_budget_uncharge(&block->context->core->host, GR_MEMORY_HOST, whole_pages(block->capacity_bytes));
 }
 
 static bool broken(struct gr_core *core)
@@ -88,7 +72,7 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
 static void put(struct gr_core *core, struct pinned *own)
 {
         gr_assert_locked(&core->pinned.lock);
-        gr_budget_cache(&core->host, whole_pages(own->block.capacity_bytes));
+        gr_budget_cache(&core->host, gr_pinned_footprint(own->block.capacity_bytes));
         own->ready = false;
         DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
 }
@@ -103,7 +87,7 @@ static void take_out(struct gr_core *core, struct pinned *own)
                 DL_DELETE(bin->ready, &own->block);
         else
                 DL_DELETE(bin->waiting, &own->block);
-        gr_budget_uncache(&core->host, whole_pages(own->block.capacity_bytes));
+        gr_budget_uncache(&core->host, gr_pinned_footprint(own->block.capacity_bytes));
 }
 
 /* Moves blocks whose fence has passed to the list `ready`, a limited number as other threads wait. Lock held. */
@@ -131,12 +115,12 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
 {
         struct gr_core *core = context->core;
         unsigned class = gr_class_of(bytes), last = class;
-        size_t capacity = capacity_for(bytes), at_most = capacity;
+        size_t capacity = gr_pinned_capacity(bytes), at_most = capacity;
         struct pinned *best = NULL;
 
         *ret_waiting = false;
         if (!gr_is_small(bytes)) {
-                at_most = whole_pages(bytes + bytes / SLACK_PART);
+                at_most = gr_pinned_footprint(bytes + bytes / SLACK_PART);
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         }
         gr_lock(&core->pinned.lock);
@@ -176,6 +160,22 @@ static void refresh(struct gr_core *core)
         gr_fence_poll(&core->everyone);
 }
 
+struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsigned kind)
+{
+        struct gr_core *core = context->core;
+        struct pinned *own;
+        bool waiting;
+
+        if (broken(core))
+                return NULL;
+        own = take(context, bytes, kind, &waiting);
+        if (!own && waiting) {
+                refresh(core);
+                own = take(context, bytes, kind, &waiting);
+        }
+        return own ? &own->block : NULL;
+}
+
 /*
  * Waits until the GPU has done all work submitted by now. False: it has not by deadline_ns, or no event could be
  * recorded, as during a capture.
@@ -197,100 +197,6 @@ static bool quiet(struct gr_core *core, uint64_t deadline_ns)
         return false;
 }
 
-struct fresh {
-        gr_pinned_allocate *allocate;
-        void *arg;
-        size_t bytes;
-        uint64_t ptr;
-};
-
-static int allocate_fresh(void *arg)
-{
-        struct fresh *fresh = arg;
-
-        return fresh->allocate(fresh->arg, fresh->bytes, &fresh->ptr);
-}
-
-static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
-                      struct pinned **ret)
-{
-        struct gr_core *core = context->core;
-        size_t capacity = capacity_for(bytes);
-        struct fresh fresh = {.allocate = allocate, .arg = arg, .bytes = capacity};
-        struct pinned *own = gr_block_new();
-        struct gr_block *stale;
-        int rc;
-
-        if (!own)
-                return -ENOMEM;
-        rc = gr_accounted_charge(core, &core->host, NULL, GR_MEMORY_HOST, whole_pages(capacity), allocate_fresh,
-                                 &fresh);
-        if (rc) {
-                gr_block_free(own);
-                return rc;
-        }
-        own->block.kind = kind;
-        own->block.ptr = fresh.ptr;
-        own->block.capacity_bytes = capacity;
-        own->block.requested_bytes = bytes;
-        own->block.context = context;
-        own->block.class = (uint16_t)gr_class_of(capacity);
-        own->block.flags = GR_BLOCK_HOST;
-        own->block.state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(&core->ledger, &own->block, &stale);
-        if (stale) {
-                gr_block_uncharge(stale);
-                gr_block_free(stale);
-        }
-        if (rc) {
-                core->driver->host_free(context->handle, fresh.ptr);
-                gr_pinned_uncharge(&own->block);
-                gr_block_free(own);
-                return rc;
-        }
-        gr_count(core, GR_STAT_pinned_allocs, 1);
-        *ret = own;
-        return 0;
-}
-
-int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
-                    uint64_t *ret_ptr)
-{
-        struct gr_core *core = context->core;
-
-        if (bytes > GR_BLOCK_MAX_BYTES)
-                return -E2BIG;
-        for (;;) {
-                struct pinned *own = NULL;
-                bool waiting = false;
-                uint64_t ptr;
-
-                if (!broken(core))
-                        own = take(context, bytes, kind, &waiting);
-                if (!own && waiting) {
-                        refresh(core);
-                        own = take(context, bytes, kind, &waiting);
-                }
-                if (own) {
-                        gr_count(core, GR_STAT_pinned_hits, 1);
-                } else {
-                        int rc = take_fresh(context, bytes, kind, allocate, arg, &own);
-
-                        if (rc)
-                                return rc;
-                }
-                ptr = own->block.ptr;
-                atomic_fetch_add_explicit(&own->block.generation, 1, memory_order_relaxed);
-                if (gr_ledger_hand_out(&own->block, bytes)) {
-                        *ret_ptr = ptr;
-                        return 0;
-                }
-                /* It went with its context. */
-                gr_pinned_uncharge(&own->block);
-                gr_block_free(own);
-        }
-}
-
 /* As the driver would have done it, waiting included. Where that fails the program still has the block. */
 static int free_by_driver(struct gr_core *core, struct gr_block *block)
 {
@@ -299,7 +205,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
         int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
 
         if (!rc) {
-                gr_pinned_uncharge(block);
+                gr_block_uncharge(block);
                 gr_block_free(block);
                 return 0;
         }
@@ -325,7 +231,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         rc = gr_ledger_claim(&core->ledger, ptr, &block);
         if (rc)
                 return rc;
-        footprint = whole_pages(block->capacity_bytes);
+        footprint = gr_pinned_footprint(block->capacity_bytes);
         most = atomic_load_explicit(&core->host.threshold_bytes, memory_order_relaxed);
         if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
                 return free_by_driver(core, block);
@@ -412,8 +318,8 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
                 if (!gr_ledger_remove(&core->ledger, block) ||
                     core->driver->host_free(block->context->handle, block->ptr) == 0) {
-                        back_bytes += whole_pages(block->capacity_bytes);
-                        gr_pinned_uncharge(block);
+                        back_bytes += gr_pinned_footprint(block->capacity_bytes);
+                        gr_block_uncharge(block);
                 }
                 gr_block_free(own);
         }
@@ -496,9 +402,9 @@ static uint64_t oldest_ns(struct gr_core *core)
         return ns;
 }
 
-uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns)
+uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns)
 {
-        uint64_t decay_ns = core->config.decay_ns, due_ns, soon_ns = now_ns + gr_decay_step_ns(core);
+        uint64_t decay_ns = core->config.decay_ns, due_ns, soon_ns = now_ns + step_ns;
 
         if (gr_budget_cached(&core->host) == 0)
                 return 0;
@@ -545,7 +451,7 @@ static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_conte
                 if (block->context != context)
                         continue;
                 take_out(core, (struct pinned *)block);
-                gr_pinned_uncharge(block);
+                gr_block_uncharge(block);
                 gr_block_free(block);
         }
 }

@@ -48,21 +48,26 @@ struct gr_pinned {
         struct gr_pinned_bin bins[GR_CLASS_COUNT][1u << GR_PINNED_SORTS_LOG2];
 };
 
+/* What the host takes for so many bytes of pinned memory: whole pages. */
+static inline uint64_t gr_pinned_footprint(uint64_t bytes)
+{
+        return gr_round_up(bytes, UINT64_C(4) << 10);
+}
+
+/* The bytes to ask the driver for. */
+static inline size_t gr_pinned_capacity(size_t bytes)
+{
+        return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : gr_pinned_footprint(bytes);
+}
+
 void gr_pinned_init(struct gr_core *core);
 void gr_pinned_destroy(struct gr_core *core);
 
 /*
- * Asks the driver for bytes, in the current context: 0 with *ret_ptr, -ENOMEM, or its error. May be called repeatedly.
+ * A cached block for a request of bytes > 0, in the ledger as CACHED; the caller owns it. A block serves its own context
+ * and requests of one kind only. NULL: none is idle.
  */
-typedef int gr_pinned_allocate(void *arg, size_t bytes, uint64_t *ret_ptr);
-
-/*
- * Allocates bytes > 0 of pinned memory for the program, from the cache or by allocate. A block serves requests of one
- * kind only. -ENOMEM; -EDQUOT: the host limit; -E2BIG: above GR_BLOCK_MAX_BYTES, ask the driver itself; or the driver's
- * error. *ret_ptr is set on success only.
- */
-int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_pinned_allocate *allocate, void *arg,
-                    uint64_t *ret_ptr);
+struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsigned kind);
 
 /*
  * The program frees ptr. -ENOENT: no pinned block, ask the driver; -EALREADY: freed twice. Any other error is the
@@ -84,9 +89,9 @@ uint64_t gr_pinned_reclaim(struct gr_core *core, uint64_t want_bytes);
 
 /*
  * Returns to the driver what has been cached for the decay time at now_ns, as far as the GPU has no work. Returns when
- * to call again; 0: nothing is cached. One thread at a time.
+ * to call again, at the earliest after step_ns; 0: nothing is cached. One thread at a time.
  */
-uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns);
+uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns);
 
 /* A new context: it can reach all pinned memory, so frees have to wait for its work, too. */
 void gr_pinned_join(struct gr_context *context);
@@ -96,8 +101,5 @@ void gr_pinned_ending(struct gr_context *context);
 
 /* The context has been destroyed, and its memory with it: frees the structures, and waits for its work no longer. */
 void gr_pinned_drop(struct gr_context *context);
-
-/* The process has the block's memory no longer: takes it off the accounts. It must not be cached. */
-void gr_pinned_uncharge(struct gr_block *block);
 
 #endif

@@ -5,7 +5,8 @@
 
 #include <utlist.h>
 
-#include "pool.h"
+#include "cache/block.h"
+#include "core.h"
 
 #define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */
 #define LOOK_NS UINT64_C(50000)

@@ -1,6 +1,7 @@
 #include "reclaim/decay.h"
 
-#include "pool.h"
+#include "core.h"
+#include "pool_source.h"
 #include "reclaim/trim.h"
 
 #define PACE_NS UINT64_C(1000000) /* between two batches, so that other threads get to call the driver */
@@ -169,12 +170,12 @@ uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
         /* Cleared before the bins are looked at: a thread that caches a block later sees that and wakes this one. */
         armed = atomic_exchange(&core->decay_armed, false);
         gr_core_each_context(core, -1, decay_one, &round);
-        pinned_ns = gr_pinned_decay(core, now_ns);
+        pinned_ns = gr_pinned_decay(core, now_ns, gr_decay_step_ns(core));
         if (armed && !pinned_ns && !round.next_ns) {
                 /* A thread may have read the old flag, while its store of the block was not visible here yet. */
                 core->driver->sleep_ns(PACE_NS);
                 gr_core_each_context(core, -1, decay_one, &round);
-                pinned_ns = gr_pinned_decay(core, now_ns);
+                pinned_ns = gr_pinned_decay(core, now_ns, gr_decay_step_ns(core));
         }
         if (pinned_ns && (!round.next_ns || pinned_ns < round.next_ns))
                 round.next_ns = pinned_ns;

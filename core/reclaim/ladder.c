@@ -6,8 +6,9 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "core.h"
 #include "host/spill.h"
-#include "pool.h"
+#include "pool_source.h"
 #include "reclaim/trim.h"
 
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */

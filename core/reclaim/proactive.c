@@ -1,8 +1,8 @@
 #include "reclaim/proactive.h"
 
+#include "account/pressure.h"
 #include "core.h"
 
-#define PRESSURE_BEGIN   0.50
 #define PRESSURE_HIGH    0.90
 #define PRESSURE_HIGHER  0.95
 #define TIME_SHARE       0.05
@@ -10,51 +10,6 @@
 #define FRUIT            0.10 /* a fruitful run freed more than this part of the live memory */
 #define FRUITLESS_MOST   6
 #define HOOK_PATIENCE_NS UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
-
-/* The memory that counts against a limit, and the limit. */
-struct hold {
-        uint64_t reserved_bytes;
-        uint64_t limit_bytes; /* 0: unknown */
-};
-
-static double fullness(struct hold hold, uint64_t less_bytes)
-{
-        uint64_t bytes = hold.reserved_bytes > less_bytes ? hold.reserved_bytes - less_bytes : 0;
-
-        return hold.limit_bytes ? (double)bytes / (double)hold.limit_bytes : 0;
-}
-
-/* The nearest limit: the process's own, or the group's with what all members have. */
-static struct hold nearest(struct gr_device *device)
-{
-        const struct gr_group *group = atomic_load_explicit(&device->group, memory_order_acquire);
-        uint64_t soft = atomic_load_explicit(&device->soft_bytes, memory_order_relaxed);
-        uint64_t total = atomic_load_explicit(&device->total_bytes, memory_order_relaxed);
-        struct hold own = {atomic_load_explicit(&device->reserved_bytes, memory_order_relaxed),
-                           atomic_load_explicit(&device->hard_bytes, memory_order_relaxed)};
-        struct hold all = {0};
-
-        if (soft && soft < own.limit_bytes)
-                own.limit_bytes = soft;
-        if (total && total < own.limit_bytes)
-                own.limit_bytes = total;
-        if (group && group->limit_bytes != GR_UNLIMITED) {
-                uint64_t room = group->room(group->arg);
-
-                all.limit_bytes = group->limit_bytes;
-                all.reserved_bytes = room ? group->limit_bytes - room : group->limit_bytes + group->excess(group->arg);
-        }
-        return fullness(all, 0) > fullness(own, 0) ? all : own;
-}
-
-void gr_proactive_note(struct gr_context *context)
-{
-        struct gr_proactive *proactive = &context->core->proactive;
-
-        if (context->core->config.proactive && !atomic_load_explicit(&proactive->pressed, memory_order_relaxed) &&
-            fullness(nearest(context->device), 0) >= PRESSURE_BEGIN)
-                atomic_store_explicit(&proactive->pressed, true, memory_order_relaxed);
-}
 
 struct idle {
         uint64_t now_ns, bytes;
@@ -84,7 +39,7 @@ static bool worth_it(struct gr_proactive *proactive, double pressure, uint64_t n
         return proactive->cost_ns <= share * (double)(now_ns - proactive->ended_ns);
 }
 
-static uint64_t run(struct gr_context *context, struct hold hold, uint64_t live)
+static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t live)
 {
         struct gr_device *device = context->device;
         struct idle idle = {.now_ns = context->core->driver->now_ns()};
@@ -94,7 +49,7 @@ static uint64_t run(struct gr_context *context, struct hold hold, uint64_t live)
         after = gr_budget_live(device);
         if (after < live)
                 freed = live - after;
-        hold = nearest(device);
+        hold = gr_pressure_nearest(device);
         most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH);
         if (hold.reserved_bytes > most) {
                 uint64_t over = hold.reserved_bytes - most;
@@ -110,16 +65,16 @@ void gr_proactive_run(struct gr_context *context)
 {
         struct gr_core *core = context->core;
         struct gr_proactive *proactive = &core->proactive;
-        struct hold hold = nearest(context->device);
+        struct gr_hold hold = gr_pressure_nearest(context->device);
         uint64_t live = gr_budget_live(context->device), now_ns, freed, end_ns;
 
         if (atomic_load(&core->gate.captures) > 0 || gr_reclaimable_inside() || atomic_exchange(&proactive->busy, true))
                 return;
         now_ns = core->driver->now_ns();
-        if (fullness(hold, 0) < PRESSURE_BEGIN) {
+        if (gr_pressure_of(hold, 0) < GR_PRESSURE_BEGIN) {
                 atomic_store(&proactive->pressed, false);
-                gr_proactive_note(context); /* another thread may have taken more meanwhile */
-        } else if (worth_it(proactive, fullness(hold, gr_budget_cached(context->device)), now_ns)) {
+                gr_pressure_note(context); /* another thread may have taken more meanwhile */
+        } else if (worth_it(proactive, gr_pressure_of(hold, gr_budget_cached(context->device)), now_ns)) {
                 freed = run(context, hold, live);
                 end_ns = core->driver->now_ns();
                 proactive->cost_ns = COST_KEPT * proactive->cost_ns + (1 - COST_KEPT) * (double)(end_ns - now_ns);

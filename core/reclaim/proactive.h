@@ -35,10 +35,6 @@ struct gr_proactive {
         unsigned fruitless;   /* runs in a row that freed nothing */
 };
 
-/* After memory was taken from the driver for context: sets pressed where the limit is half full. What other members of
- * the group take is noticed at the next call. */
-void gr_proactive_note(struct gr_context *context);
-
 /*
  * The calling thread is about to wait for the work of context. Does nothing if there is enough memory, another run
  * would take too much of the time, or a capture is open.

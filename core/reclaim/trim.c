@@ -5,8 +5,8 @@
 
 #include <utlist.h>
 
+#include "cache/block.h"
 #include "core.h"
-#include "pool.h"
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
@@ -120,7 +120,7 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned l
         if (want_bytes == 0)
                 return 0;
         gr_releases_begin(context->device);
-        back = gr_pool_left(context);
+        back = gr_blocks_left(context);
         if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
                 unsigned last = gr_class_of(2 * want_bytes);
@@ -142,7 +142,7 @@ static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned l
         if (split_too && back < want_bytes)
                 back += gr_split_trim(context, want_bytes - back);
         if (back > 0)
-                gr_preallocate_returned(context, UINT64_MAX); /* they are returned now or soon */
+                gr_arenas_returned(context, UINT64_MAX); /* they are returned now or soon */
         gr_releases_end(context->device, back);
         return back;
 }
@@ -169,7 +169,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
                 bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
         if (count > 0) {
                 release(context, blocks, count);
-                gr_preallocate_returned(context, bytes);
+                gr_arenas_returned(context, bytes);
         }
 out:
         gr_releases_end(context->device, bytes);

@@ -590,7 +590,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         rc = *ret_block ? 0 : -ENOMEM;
 out:
         gr_budget_update_peak(context->device);
-        gr_proactive_note(context);
+        gr_pressure_note(context);
         return rc;
 }
 

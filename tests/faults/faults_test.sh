@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # faults_test.sh TREE: scripts/plant-faults finds the places of a sample, and each fault compiles; what it draws depends
-# on the seed alone; and each fault that is named as one without effect is there.
+# on the seed alone; each has a name of its own; and each that is named as one without effect is there.
 set -u
 export LC_ALL=C
 
@@ -30,7 +30,10 @@ must "a draw" [ -s "$folder/list.1" ]
 must "the same seed draws the same" cmp -s "$folder/list.1" "$folder/list.2"
 must "another seed draws otherwise" eval '! cmp -s "$folder/list.1" "$folder/list.3"'
 must "the same places all the same" cmp -s <(sort "$folder/list.1") <(sort "$folder/list.3")
-"$tree/scripts/plant-faults" --list | sed 's/^[^ ]* [a-z-]*: //' | sort -u >"$folder/all"
-must "those without effect are there" [ -z "$(grep -E '^(core|shim)/' "$tree/tests/planted-faults-equivalent.txt" |
-        sort -u | comm -23 - "$folder/all" | tee /dev/stderr)" ]
+"$tree/scripts/plant-faults" --list | sed 's/^[^ ]* [a-z-]*: //' | sort >"$folder/all"
+must "each name is one place's" [ -z "$(uniq -d "$folder/all" | tee /dev/stderr)" ]
+without=$tree/tests/planted-faults-equivalent.txt
+must "nothing but names and reasons" [ -z "$(grep -vE '^(core/|shim/|#|$)' "$without" | tee /dev/stderr)" ]
+must "those without effect are there" [ -z "$(grep -E '^(core|shim)/' "$without" | sort |
+        comm -23 - "$folder/all" | tee /dev/stderr)" ]
 exit $failed

@@ -795,7 +795,7 @@ static unsigned long driver_allocs(void)
 static void green_behind(const char *path)
 {
         void *plugin = dlopen(path, RTLD_NOW | RTLD_DEEPBIND), *found;
-        int (*make)(CUgreenCtx *, CUcontext *) = NULL, (*end)(CUgreenCtx) = NULL;
+        int (*make)(CUgreenCtx *, CUcontext *, int) = NULL, (*end)(CUgreenCtx) = NULL;
         CUcontext primary, context;
         unsigned long allocs;
         CUdeviceptr block;
@@ -810,7 +810,7 @@ static void green_behind(const char *path)
         OK(cuCtxSetCurrent(primary));
         work("primary context");
         for (int round = 0; round < 3; round++) {
-                OK(make(&green, &context));
+                OK(make(&green, &context, 0));
                 OK(cuCtxSetCurrent(context));
                 OK(cuMemAlloc(&block, BLOCK));
                 OK(cuMemsetD32(block, 1, BLOCK / 4));

@@ -477,7 +477,7 @@ static void *look(void *arg)
                 GR_CHECK(get(one, MIB, KIND) && allocs == 1);
                 break;
         case LOOK_DECAY:
-                GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns()) > 0);
+                GR_CHECK(gr_pinned_decay(&core, sg_driver.now_ns(), gr_decay_step_ns(&core)) > 0);
                 break;
         case LOOK_RECLAIM:
                 GR_CHECK(gr_pinned_reclaim(&core, 1) == MIB);
@@ -487,7 +487,7 @@ static void *look(void *arg)
                 gr_pinned_drop(one);
                 break;
         case LOOK_DECAY_DUE:
-                GR_CHECK(gr_pinned_decay(&core, SG_FIRST_NS + 10000 * SG_MS) == 0);
+                GR_CHECK(gr_pinned_decay(&core, SG_FIRST_NS + 10000 * SG_MS, gr_decay_step_ns(&core)) == 0);
                 break;
         case LOOK_ENDING:
                 gr_pinned_ending(one);

@@ -11,7 +11,8 @@
 
 #define PROCESSORS 16
 
-static CUcontext greens;       /* all there ever were: handles stay readable. Guarded by sim_lock() */
+static CUcontext greens; /* all there ever were: handles stay readable. Guarded by sim_lock() */
+static struct CUctx_st gone = {.magic = SIM_MAGIC_CONTEXT}; /* that of the streams of those that are no more */
 static char description_of[1]; /* what a CUdevResourceDesc points to: there is nothing to tell apart */
 
 SIM_API cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
@@ -67,6 +68,23 @@ static CUresult check(CUgreenCtx green)
         return rc == CUDA_SUCCESS && !context_of(green)->green_of ? CUDA_ERROR_INVALID_CONTEXT : rc;
 }
 
+/* One that is no more, whose handle comes again; else a new one. Lock held; NULL: no memory. */
+static CUcontext ended(void)
+{
+        CUcontext ctx = greens;
+
+        while (ctx && ctx->live)
+                ctx = ctx->next;
+        if (!ctx) {
+                ctx = calloc(1, sizeof *ctx);
+                if (!ctx)
+                        return NULL;
+                *ctx = (struct CUctx_st){.magic = SIM_MAGIC_CONTEXT, .next = greens};
+                greens = ctx;
+        }
+        return ctx;
+}
+
 SIM_API cuGreenCtxCreate(CUgreenCtx *ret_green, CUdevResourceDesc description, CUdevice device, unsigned flags)
 {
         CUcontext ctx, primary;
@@ -75,24 +93,23 @@ SIM_API cuGreenCtxCreate(CUgreenCtx *ret_green, CUdevResourceDesc description, C
         SIM_ENTER(cuGreenCtxCreate);
         if (!ret_green || !description || flags != CU_GREEN_CTX_DEFAULT_STREAM)
                 return CUDA_ERROR_INVALID_VALUE;
-        ctx = calloc(1, sizeof *ctx);
-        if (!ctx)
-                return CUDA_ERROR_OUT_OF_MEMORY;
         rc = sim_primary_retain(device, &primary);
-        if (rc != CUDA_SUCCESS) {
-                free(ctx);
+        if (rc != CUDA_SUCCESS)
                 return rc;
-        }
         sim_lock();
-        primary->greens++;
-        *ctx = (struct CUctx_st){.magic = SIM_MAGIC_CONTEXT,
-                                 .device = device,
-                                 .live = true,
-                                 .api_version = primary->api_version,
-                                 .green_of = primary,
-                                 .next = greens};
-        greens = ctx;
+        ctx = ended();
+        if (ctx) {
+                primary->greens++;
+                ctx->device = device;
+                ctx->api_version = primary->api_version;
+                ctx->green_of = primary;
+                ctx->live = true;
+        }
         sim_unlock();
+        if (!ctx) {
+                sim_primary_release(device);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         *ret_green = (CUgreenCtx)(void *)ctx;
         return CUDA_SUCCESS;
 }
@@ -109,6 +126,9 @@ SIM_API cuGreenCtxDestroy(CUgreenCtx green)
         if (rc == CUDA_SUCCESS) {
                 ctx->live = false;
                 ctx->green_of->greens--;
+                for (CUstream stream = ctx->green_of->streams; stream; stream = stream->next)
+                        if (stream->green == ctx)
+                                stream->green = &gone;
         }
         sim_unlock();
         return rc == CUDA_SUCCESS ? sim_primary_release(ctx->device) : rc;

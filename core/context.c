@@ -1,0 +1,85 @@
+#include "core.h"
+
+#define VISIT_LOOK_NS UINT64_C(20000)
+
+/* A visit that the calling thread is in, and those around it. */
+struct visit {
+        const struct gr_context *context;
+        const struct visit *outer;
+};
+
+static _Thread_local const struct visit *visits;
+
+struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle)
+{
+        struct gr_context *context = core->contexts;
+
+        while (context) {
+                if (!context->alive || context->handle != handle) {
+                        context = context->next;
+                } else if (context->coming) {
+                        gr_unlock(&core->contexts_lock);
+                        core->driver->sleep_ns(VISIT_LOOK_NS);
+                        gr_lock(&core->contexts_lock);
+                        context = core->contexts; /* it may have come and gone */
+                } else {
+                        break;
+                }
+        }
+        return context;
+}
+
+struct gr_context *gr_context_find(struct gr_core *core, void *handle)
+{
+        struct gr_context *context;
+
+        gr_lock(&core->contexts_lock);
+        context = gr_context_find_locked(core, handle);
+        gr_unlock(&core->contexts_lock);
+        return context;
+}
+
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg)
+{
+        struct gr_context *context;
+
+        gr_lock(&core->contexts_lock);
+        context = core->contexts;
+        while (context) {
+                bool wanted = context->alive && context->ending == 0 &&
+                              (device < 0 || context->device->ordinal == device),
+                     more = true;
+
+                if (wanted) {
+                        struct visit this = {context, visits};
+
+                        context->visitors++;
+                        gr_unlock(&core->contexts_lock);
+                        visits = &this;
+                        more = visit(context, arg);
+                        visits = this.outer;
+                        gr_lock(&core->contexts_lock);
+                        context->visitors--;
+                }
+                context = more ? context->next : NULL; /* the list only grows, at its head */
+        }
+        gr_unlock(&core->contexts_lock);
+}
+
+void gr_context_close_visits(struct gr_context *context)
+{
+        struct gr_core *core = context->core;
+        unsigned own = 0;
+
+        for (const struct visit *visit = visits; visit; visit = visit->outer)
+                own += visit->context == context;
+        gr_lock(&core->contexts_lock);
+        atomic_fetch_add(&context->ending, 1);
+        while (context->visitors > own) {
+                gr_unlock(&core->contexts_lock);
+                core->driver->sleep_ns(VISIT_LOOK_NS);
+                gr_lock(&core->contexts_lock);
+        }
+        gr_unlock(&core->contexts_lock);
+}

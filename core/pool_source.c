@@ -1,0 +1,117 @@
+#include "pool_source.h"
+
+#include <errno.h>
+
+#include "cache/block.h"
+#include "core.h"
+
+__attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_context *context, size_t bytes,
+                                                                  bool may_be_larger)
+{
+        unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
+        size_t at_most = SIZE_MAX;
+        struct gr_block *block = NULL;
+
+        if (may_be_larger && gr_is_small(bytes)) {
+                at_most = bytes < 512 ? 1024 : 2 * bytes;
+                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
+        } else if (may_be_larger || class >= GR_CLASS_EXACT) {
+                /* Not much larger, also when memory is short: the next request would lack the unused pages. */
+                at_most = bytes + bytes / 8;
+                if (at_most < gr_footprint_bytes(bytes))
+                        at_most = gr_footprint_bytes(bytes);
+                last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
+        }
+        for (unsigned i = 0; i < GR_SHARDS && !block; i++) {
+                struct gr_arena *arena = gr_arena_at(context, (own + i) % GR_SHARDS);
+
+                if (arena)
+                        block = gr_arena_take(arena, class, last, bytes, at_most);
+        }
+        return block;
+}
+
+GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+{
+        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
+                return NULL;
+        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
+                struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
+
+                if (block)
+                        return block; /* the bins may still have one: from before the move to split, or pitched */
+        }
+        return gr_pool_take_from_bins(context, bytes, may_be_larger);
+}
+
+int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                  struct gr_block **ret_block)
+{
+        if (!allocate) {
+                gr_split_consider(context, bytes);
+                if (gr_split_serves(context, bytes))
+                        return gr_split_grow(context, bytes, ret_block);
+        }
+        return gr_pool_fresh_plain(context, bytes, allocate, arg, ret_block);
+}
+
+int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                        struct gr_block **ret_block)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        size_t capacity = allocate ? bytes : gr_class_block_bytes(bytes);
+        struct gr_block *block, *stale;
+        uint64_t reserved, ptr;
+        int rc;
+
+        rc = gr_budget_reserve(device, capacity, &reserved);
+        if (rc)
+                return rc;
+        block = gr_block_new();
+        if (!block) {
+                gr_budget_cancel(device, reserved);
+                return -ENOMEM;
+        }
+        rc = allocate ? allocate(arg, &ptr, &capacity) : core->driver->mem_alloc(context->handle, capacity, &ptr);
+        if (rc) {
+                gr_budget_cancel(device, reserved);
+                gr_block_free(block);
+                return rc;
+        }
+        gr_count(core, GR_STAT_driver_allocs, 1);
+        rc = gr_budget_commit(device, ptr, capacity, reserved);
+        if (rc)
+                goto give_back;
+        block->ptr = ptr;
+        block->capacity_bytes = capacity;
+        block->requested_bytes = bytes;
+        block->context = context;
+        block->class = (uint8_t)gr_class_of_block(capacity);
+        block->state = GR_BLOCK_CACHED;
+        rc = gr_ledger_add(&core->ledger, block, &stale);
+        if (stale)
+                gr_block_drop(stale);
+        if (rc) {
+                gr_budget_release(device, ptr, capacity);
+                goto give_back;
+        }
+        gr_budget_update_peak(device);
+        gr_pressure_note(context);
+        *ret_block = block;
+        return 0;
+
+give_back:
+        if (core->driver->mem_release(context->handle, &ptr, 1, &(size_t){0}))
+                core->driver->mem_free(ptr);
+        gr_block_free(block);
+        return rc;
+}
+
+bool gr_pool_empty(struct gr_context *context)
+{
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                if (!gr_arenas_class_empty(context, class))
+                        return false;
+        return gr_split_empty(context);
+}

@@ -1,0 +1,41 @@
+/*
+ * Where the pool's blocks come from: the cache, or the driver. The ladder tries a request by these after each rung.
+ *
+ * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
+ * returned as they are. Any thread may call them, without a lock of core/.
+ */
+#ifndef GR_POOL_SOURCE_H
+#define GR_POOL_SOURCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gr_block;
+struct gr_context;
+
+/* Takes fresh memory by a call of the driver that also chooses the size (pitched memory). */
+typedef int gr_pool_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+
+/*
+ * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
+ * look at larger classes, too.
+ */
+struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger);
+
+/* The same from the bins only. */
+struct gr_block *gr_pool_take_from_bins(struct gr_context *context, size_t bytes, bool may_be_larger);
+
+/* Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
+ * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error. */
+int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                  struct gr_block **ret_block);
+
+/* The same by the driver's plain allocation, whatever the pool kind. */
+int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
+                        struct gr_block **ret_block);
+
+/* Whether the context has no cached block. */
+bool gr_pool_empty(struct gr_context *context);
+
+#endif
