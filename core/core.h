@@ -33,6 +33,7 @@
 #include "reclaim/reclaimable.h"
 #include "segment/fastbin.h"
 #include "segment/split.h"
+#include "segment/split_trim.h"
 #include "stats.h"
 
 #define GR_DEVICES_MAX 64

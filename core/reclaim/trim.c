@@ -1,208 +1,39 @@
 #include "reclaim/trim.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
-#include <utlist.h>
-
-#include "cache/block.h"
+#include "cache/bins_trim.h"
 #include "core.h"
-
-#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
-#define PASSED_MOST         32 /* blocks of other sizes in a bin that are passed: its lock is held meanwhile */
-
-/*
- * Takes idle blocks of at_least bytes of footprint out of the bins of class, oldest first, until the sum reaches
- * want_bytes or one batch, but never exceeds most_bytes. At most room of them; returns how many. Bins of classes below
- * GR_CLASS_EXACT may be long, so it gives up there after PASSED_MOST blocks that do not fit.
- */
-static size_t collect(struct gr_context *context, unsigned class, uint64_t at_least, uint64_t want_bytes,
-                      uint64_t most_bytes, struct gr_block **blocks, size_t room)
-{
-        uint64_t bytes = 0;
-        size_t count = 0;
-
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-                struct gr_block *block, *tmp;
-                unsigned passed = 0;
-
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0)
-                        continue;
-                gr_arena_lock(arena);
-                DL_FOREACH_SAFE (arena->bins[class].blocks, block, tmp) {
-                        uint64_t footprint = gr_footprint_bytes(block->capacity_bytes);
-
-                        if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
-                                break;
-                        if (!gr_fence_idle(&context->fence, block->freed_epoch)) {
-                                if (class < GR_CLASS_EXACT)
-                                        break; /* those behind it were freed later */
-                                continue;
-                        }
-                        if (footprint < at_least || footprint > most_bytes - bytes) {
-                                if (class < GR_CLASS_EXACT && ++passed > PASSED_MOST)
-                                        break;
-                                continue;
-                        }
-                        gr_bin_remove(arena, &arena->bins[class], block);
-                        gr_budget_cache(context->device,
-                                        footprint); /* else it would count as live until it is uncharged */
-                        blocks[count++] = block;
-                        bytes += footprint;
-                }
-                gr_arena_unlock(arena);
-        }
-        return count;
-}
-
-uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const uint64_t *sizes, size_t count)
-{
-        struct gr_core *core = context->core;
-        uint64_t bytes = 0;
-        size_t done = 0;
-
-        if (count == 0)
-                return 0;
-        if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
-                done = count;
-        gr_count(core, GR_STAT_released_blocks, done);
-        for (size_t i = 0; i < count; i++) {
-                bool back = i < done;
-
-                if (!back && atomic_load(&context->ending) > 0) {
-                        back = true; /* it ends with its context, and the address may be in use again */
-                } else if (!back && core->driver->mem_free(ptrs[i]) == 0) {
-                        gr_count(core, GR_STAT_driver_frees, 1);
-                        back = true;
-                }
-                /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (back)
-                        bytes += gr_budget_release(context->device, ptrs[i], sizes[i]);
-        }
-        gr_count(core, GR_STAT_released_bytes, bytes);
-        return bytes;
-}
-
-/* Returns blocks that are in no bin to the driver, and frees them. Returns the bytes that the device got back. */
-static uint64_t release(struct gr_context *context, struct gr_block **blocks, size_t count)
-{
-        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes, cached = 0;
-        size_t left = 0;
-
-        for (size_t i = 0; i < count; i++) {
-                struct gr_block *block = blocks[i];
-
-                cached += gr_footprint_bytes(block->capacity_bytes);
-                if (gr_ledger_remove(&context->core->ledger, block)) {
-                        ptrs[left] = block->ptr;
-                        sizes[left] = block->capacity_bytes;
-                        blocks[left++] = block;
-                } else { /* its context has ended, and the memory with it */
-                        gr_budget_release(context->device, block->ptr, block->capacity_bytes);
-                        gr_block_free(block);
-                }
-        }
-        bytes = gr_trim_ptrs(context, ptrs, sizes, left);
-        gr_budget_uncache(context->device, cached);
-        for (size_t i = 0; i < left; i++)
-                gr_block_free(blocks[i]);
-        return bytes;
-}
-
-/* As gr_trim, from the bins of class least and larger, and then from the segments if split_too. */
-static uint64_t trim(struct gr_context *context, uint64_t want_bytes, unsigned least, bool split_too)
-{
-        struct gr_block *blocks[GR_TRIM_BATCH];
-        uint64_t back;
-
-        if (want_bytes == 0)
-                return 0;
-        gr_releases_begin(context->device);
-        back = gr_blocks_left(context);
-        if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
-                /* One block that suffices, unless it is far too large. */
-                unsigned last = gr_class_of(2 * want_bytes);
-
-                for (unsigned class = gr_class_of(want_bytes); class <= last; class ++)
-                        if (collect(context, class, want_bytes, 1, UINT64_MAX, blocks, 1) > 0) {
-                                back += release(context, blocks, 1);
-                                break;
-                        }
-        }
-        for (unsigned class = GR_CLASS_COUNT; class -- > least && back < want_bytes;) {
-                size_t count;
-
-                do {
-                        count = collect(context, class, 0, want_bytes - back, UINT64_MAX, blocks, GR_TRIM_BATCH);
-                        back += release(context, blocks, count);
-                } while (count > 0 && back < want_bytes);
-        }
-        if (split_too && back < want_bytes)
-                back += gr_split_trim(context, want_bytes - back);
-        if (back > 0)
-                gr_arenas_returned(context, UINT64_MAX); /* they are returned now or soon */
-        gr_releases_end(context->device, back);
-        return back;
-}
 
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
-        return trim(context, want_bytes, 0, true);
+        uint64_t back = gr_bins_trim(context, want_bytes, 0);
+
+        if (back >= want_bytes)
+                return back;
+        gr_releases_begin(context->device);
+        want_bytes = gr_split_trim(context, want_bytes - back);
+        if (want_bytes > 0)
+                gr_arenas_returned(context, UINT64_MAX);
+        gr_releases_end(context->device, want_bytes);
+        return back + want_bytes;
 }
 
 uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes)
 {
-        struct gr_block *blocks[GR_TRIM_BATCH];
-        uint64_t bytes = 0;
-        size_t count;
+        uint64_t bytes;
 
+        if (class < GR_CLASS_COUNT)
+                return gr_bins_trim_class(context, class, most_bytes);
         gr_releases_begin(context->device);
-        if (class == GR_CLASS_COUNT) {
-                bytes = gr_split_release(context, most_bytes);
-                goto out;
-        }
-        count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
-                        blocks, GR_TRIM_BATCH);
-        for (size_t i = 0; i < count; i++)
-                bytes += gr_footprint_bytes(blocks[i]->capacity_bytes);
-        if (count > 0) {
-                release(context, blocks, count);
-                gr_arenas_returned(context, bytes);
-        }
-out:
+        bytes = gr_split_release(context, most_bytes);
         gr_releases_end(context->device, bytes);
         return bytes;
 }
 
-/* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
 {
-        uint64_t bytes = 0;
-
-        if (class == GR_CLASS_COUNT)
-                return gr_split_unneeded(context);
-        for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = gr_arena_at(context, i);
-                struct gr_block *block;
-                struct gr_bin *bin;
-                uint32_t left;
-
-                if (!arena || gr_bin_count(&arena->bins[class]) == 0) /* then its low water is 0 */
-                        continue;
-                bin = &arena->bins[class];
-                gr_arena_lock(arena);
-                left = bin->low_water;
-                bin->low_water = gr_bin_count(bin);
-                if (class < GR_CLASS_EXACT && bin->blocks)
-                        bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
-                else
-                        for (block = bin->blocks; block && left > 0; block = block->next, left--)
-                                bytes += gr_footprint_bytes(block->capacity_bytes);
-                gr_arena_unlock(arena);
-        }
-        return bytes;
+        return class < GR_CLASS_COUNT ? gr_bins_unneeded(context, class) : gr_split_unneeded(context);
 }
 
 static bool maintain_one(struct gr_context *context, void *arg)
@@ -222,7 +53,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
                 gr_fence_sync(context); /* an older driver: only this thread waits */
         gr_fence_poll(context);
         /* Bins still serve the smallest classes. Blocks that are not idle yet are asked for again later. */
-        trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1, false);
+        gr_bins_trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1);
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
                 *waiting = true;

@@ -13,14 +13,6 @@
 struct gr_context;
 struct gr_core;
 
-#define GR_TRIM_BATCH 64 /* allocations that are returned with one wait for the driver */
-
-/*
- * Returns allocations to the driver, count of them at ptrs, of sizes bytes each. They are idle and in no list or
- * ledger. Returns the bytes that the device got back; an allocation that the driver refuses to free stays charged.
- */
-uint64_t gr_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, const uint64_t *sizes, size_t count);
-
 /*
  * Returns idle cached blocks of context to the driver: one block that suffices, or else the largest classes first and
  * of each class the oldest blocks, until want_bytes are returned. Returns the bytes that the device got back.

@@ -29,20 +29,14 @@
 
 struct gr_context;
 
-/*
- * A block of bytes, a multiple of GR_SPLIT_UNIT_BYTES, behind which memory is mapped where there is none; in the ledger
- * as CACHED. What is mapped beyond it is free. -ENOSPC: there is no heap, or no addresses are left in it, and nothing
- * has happened. -EDQUOT, -ENOMEM, or the driver's error: what was mapped until then is cached. Calls the driver; no
- * lock held.
- */
-int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
+/* The addresses for a heap, as one hole; another thread may be faster. -ENOSPC: there is none. No lock held. */
+int gr_expandable_open(struct gr_context *context, bool small);
 
 /*
- * Whether memory may be mapped for all of a large request before anything else is tried, as GR_POOL_AUTO does to save
- * time: that leaves the footprint below its bound by what was live of late, and well below any limit. The split's lock
- * is held.
+ * Returns the extents inside a busy range, which alone knows them now; fresh: only those that nothing has used since
+ * they were mapped. Returns their bytes. Calls the driver; no lock held.
  */
-bool gr_expandable_may_grow(struct gr_context *context, size_t bytes);
+uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range, bool fresh);
 
 /*
  * Gives idle extents back without waiting: those in the smallest free ranges first, until want_bytes are, and none that

@@ -3,6 +3,7 @@
 #include <utlist.h>
 
 #include "core.h"
+#include "segment/segments.h"
 #include "segment/split.h"
 
 GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
@@ -27,7 +28,7 @@ GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range
                 at = next;
         }
         gr_account_add(&context->device->stranded_bytes, pinned);
-        gr_split_surplus(&context->split, (int64_t)surplus);
+        gr_segments_surplus(&context->split, (int64_t)surplus);
 }
 
 int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "core.h"
 #include "segment/extent.h"
+#include "segment/segments.h"
 
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 and more */
@@ -122,7 +123,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
         if (atomic_load(&split->moves_refused))
                 return hole_bytes;
         gr_lock(&split->lock);
-        gr_split_drain(context);
+        gr_segments_drain(context);
         count = moves_choose(split, range, moves);
         gr_unlock(&split->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))

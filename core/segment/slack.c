@@ -3,8 +3,9 @@
 #include <inttypes.h>
 
 #include "base/log.h"
+#include "cache/bins_trim.h"
 #include "core.h"
-#include "reclaim/trim.h"
+#include "segment/split_trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
@@ -119,7 +120,7 @@ static void trim(struct gr_context *context, uint64_t want_bytes)
 
         if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
             gr_fence_idle(&context->fence, gr_fence_usable_epoch(&context->fence)))
-                gr_trim(context, want_bytes - gone);
+                gr_bins_trim(context, want_bytes - gone, 0);
 }
 
 static bool has_surplus(struct gr_split *split)

@@ -7,93 +7,20 @@
 #include <utlist.h>
 
 #include "core.h"
-#include "reclaim/trim.h"
 #include "segment/expandable.h"
+#include "segment/expandable_grow.h"
 #include "segment/extent.h"
 #include "segment/range.h"
+#include "segment/segments.h"
 #include "segment/slack.h"
 
 #define BARRIER_SHARE     64 /* of the peak of live memory: less that waits, or is asked for, is not worth a barrier */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
-#define IDLE_BATCH_BYTES  (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
 #define SEGMENT_TIMES     4                    /* as large as the request a segment may be that serves it */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
 #define WASTE_SHARE       8                    /* auto: of live memory, cached and yet of no use */
-
-/* Cached bytes that cannot go back because other ranges of the segment are used. */
-static uint64_t stranded_bytes(const struct gr_segment *segment)
-{
-        return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
-}
-
-/* In its segment the range counts as used from now on (+1), or no longer (-1; its freed_epoch is set). */
-GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *range, int sign)
-{
-        struct gr_segment *segment = range->segment;
-        size_t bytes = range->block.capacity_bytes;
-        uint64_t before = stranded_bytes(segment);
-        bool surplus = segment->used_count == 0;
-
-        if (sign > 0) {
-                segment->used_count++;
-                segment->used_bytes += bytes;
-        } else {
-                segment->used_count--;
-                segment->used_bytes -= bytes;
-        }
-        if (segment->pages) {
-                gr_pages_use(context, range, sign);
-                return;
-        }
-        if (surplus || segment->used_count == 0)
-                gr_split_surplus(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
-        gr_account_add(&context->device->stranded_bytes, stranded_bytes(segment) - before);
-}
-
-/* The same for one that is not cached from now on, or cached. */
-static inline void use(struct gr_context *context, struct gr_range *range, int sign)
-{
-        if (sign > 0)
-                gr_budget_uncache(context->device, range->block.capacity_bytes);
-        else
-                gr_budget_cache(context->device, range->block.capacity_bytes);
-        count_used(context, range, sign);
-}
-
-/* What lies in fastbins, by next, on the account of what is cached otherwise; NULL. */
-static struct gr_block *empty_fastbins(struct gr_context *context)
-{
-        struct gr_cached *cached = &context->fastbins.cached;
-        struct gr_block *blocks;
-
-        gr_arena_lock(&context->first_arena);
-        blocks = gr_fastbin_empty(&context->fastbins);
-        gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
-        gr_cached_add(cached, -(int64_t)cached->bytes);
-        gr_arena_unlock(&context->first_arena);
-        return blocks;
-}
-
-/* What lies in fastbins becomes free ranges. The split's lock is held. */
-GR_HOT_CODE static void merge_fastbins(struct gr_context *context)
-{
-        struct gr_split *split = &context->split;
-        struct gr_block *block, *next, *freed = NULL;
-        uint64_t epoch = atomic_load(&split->ahead_epoch);
-
-        for (block = empty_fastbins(context); block; block = next) {
-                next = block->next;
-                epoch = gr_max(epoch, block->freed_epoch);
-                gr_ledger_drop(&context->core->ledger, block);
-                count_used(context, gr_range_of(block), -1);
-                gr_range_of(block)->state = GR_RANGE_FREED;
-                DL_PREPEND(freed, block);
-        }
-        atomic_store(&split->ahead_epoch, epoch);
-        gr_range_free_all(split, freed);
-}
 
 void gr_split_init(struct gr_context *context)
 {
@@ -109,26 +36,12 @@ void gr_split_init(struct gr_context *context)
                 context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES;
 }
 
-static void segment_destroy(struct gr_segment *segment)
-{
-        struct gr_range *range, *after;
-
-        for (range = segment->first; range; range = after) {
-                after = range->after;
-                if (range->state != GR_RANGE_USED)
-                        gr_block_free(range);
-        }
-        free(segment->pages);
-        free(segment->begins);
-        gr_metadata_free(segment, sizeof(*segment));
-}
-
 void gr_split_destroy(struct gr_context *context)
 {
         struct gr_split *split = &context->split;
 
         for (size_t i = 0; i < split->segment_count; i++)
-                segment_destroy(split->segments[i]);
+                gr_segment_destroy(split->segments[i]);
         free(split->segments);
         gr_range_forget_kept(split);
         gr_lock_destroy(&split->lock);
@@ -168,14 +81,14 @@ void gr_split_drop(struct gr_context *context)
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
                 gr_lock(&split->lock);
         }
-        merge_fastbins(context);
+        gr_segments_merge_fastbins(context);
         for (size_t i = 0; i < split->segment_count; i++) {
                 struct gr_segment *segment = split->segments[i];
 
                 ranges_drop(context, segment);
                 if (segment->pages)
                         continue;
-                gr_account_add(&device->stranded_bytes, -stranded_bytes(segment));
+                gr_account_add(&device->stranded_bytes, -gr_segment_stranded(segment));
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }
@@ -200,45 +113,6 @@ void gr_split_drop(struct gr_context *context)
 }
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */
-
-GR_HOT_CODE void gr_split_drain(struct gr_context *context)
-{
-        struct gr_split *split = &context->split;
-        struct gr_block *block;
-
-        while ((block = split->queue) && gr_fence_usable(&context->fence, block->freed_epoch)) {
-                DL_DELETE(split->queue, block);
-                atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
-                split->free_count--;
-                gr_range_free(split, gr_range_of(block));
-        }
-}
-
-GR_HOT_CODE struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
-{
-        struct gr_split *split = &context->split;
-        struct gr_block *block = &range->block, *stale;
-        struct gr_range *rest;
-
-        block->state = GR_BLOCK_CACHED;
-        block->flags = GR_BLOCK_SPLIT;
-        block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        if (gr_ledger_add(&context->core->ledger, block, &stale)) {
-                gr_range_free(split, range);
-                return NULL;
-        }
-        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
-                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
-                gr_block_free(stale);
-        }
-        /* Without memory to say that the rest is free the block keeps it. */
-        rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
-        range->state = GR_RANGE_USED;
-        if (rest)
-                gr_range_free(split, rest);
-        use(context, range, 1);
-        return block;
-}
 
 static size_t range_bytes(size_t bytes)
 {
@@ -330,7 +204,7 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
-        gr_split_drain(context);
+        gr_segments_drain(context);
         fastbins = fits_fastbin(context);
         block = fastbins ? take_from_fastbin(context, bytes, &epoch) : NULL;
         if (!block && fastbins && is_slight(context, bytes))
@@ -345,7 +219,7 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
         if (!block && !range && !gr_is_small(bytes) &&
             (merges || !fastbins || !gr_expandable_may_grow(context, bytes))) {
-                merge_fastbins(context);
+                gr_segments_merge_fastbins(context);
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
         }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
@@ -367,7 +241,7 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
                                 range = rest;
                         }
                 }
-                block = gr_split_carve(context, range, bytes);
+                block = gr_segments_carve(context, range, bytes);
         }
         if (block && ++split->hits % NOTE_LIVE_HITS == 0)
                 gr_budget_update_peak(context->device);
@@ -417,115 +291,6 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
         return helps;
 }
 
-/* The index of the first segment above ptr. */
-static size_t segment_above(const struct gr_split *split, uint64_t ptr)
-{
-        size_t low = 0, high = split->segment_count;
-
-        while (low < high) {
-                size_t middle = (low + high) / 2;
-
-                if (split->segments[middle]->ptr <= ptr)
-                        low = middle + 1;
-                else
-                        high = middle;
-        }
-        return low;
-}
-
-bool gr_split_add(struct gr_split *split, struct gr_segment *segment)
-{
-        size_t at;
-
-        if (split->segment_count == split->segment_room) {
-                size_t room = split->segment_room ? 2 * split->segment_room : 64;
-                struct gr_segment **grown = realloc(split->segments, room * sizeof(struct gr_segment *));
-
-                if (!grown)
-                        return false;
-                split->segments = grown;
-                split->segment_room = room;
-        }
-        at = segment_above(split, segment->ptr);
-        memmove(&split->segments[at + 1], &split->segments[at],
-                (split->segment_count - at) * sizeof(struct gr_segment *));
-        split->segments[at] = segment;
-        split->segment_count++;
-        return true;
-}
-
-/* Takes a segment without used ranges out; the caller frees it and returns its memory. */
-static void segment_remove(struct gr_context *context, size_t index)
-{
-        struct gr_split *split = &context->split;
-        struct gr_segment *segment = split->segments[index];
-
-        for (struct gr_range *range = segment->first; range; range = range->after) {
-                if (range->state == GR_RANGE_FREE) {
-                        gr_range_leave(split, range);
-                } else if (range->state == GR_RANGE_WAITING) {
-                        struct gr_block *block = &range->block;
-
-                        DL_DELETE(split->queue, block);
-                        atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
-                        split->free_count--;
-                }
-        }
-        gr_budget_uncache(context->device, segment->bytes);
-        gr_split_surplus(split, -(int64_t)segment->bytes);
-        split->segment_count--;
-        memmove(&split->segments[index], &split->segments[index + 1],
-                (split->segment_count - index) * sizeof(struct gr_segment *));
-}
-
-/* A segment from the driver, in nobody's list, charged and counted as cached. Lock not held. */
-static int segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)
-{
-        struct gr_segment *segment = gr_metadata_alloc(sizeof(*segment));
-        struct gr_range *range = gr_block_new();
-        uint64_t reserved, ptr = 0;
-        int rc = -ENOMEM;
-
-        if (!segment || !range)
-                goto fail;
-        rc = gr_pages_reserve(context, bytes, &reserved);
-        if (rc)
-                goto fail;
-        rc = context->core->driver->mem_alloc(context->handle, bytes, &ptr);
-        gr_pages_commit(context, ptr, bytes, reserved, rc);
-        if (rc)
-                goto fail;
-        segment->ptr = ptr;
-        segment->bytes = bytes;
-        segment->first = range;
-        range->segment = segment;
-        range->block.ptr = ptr;
-        range->block.capacity_bytes = bytes;
-        range->block.context = context;
-        range->block.flags = GR_BLOCK_SPLIT;
-        *ret_segment = segment;
-        return 0;
-fail:
-        gr_block_free(range);
-        gr_metadata_free(segment, sizeof(*segment));
-        return rc;
-}
-
-/* Returns what segments hold, count of them in nobody's list, to the driver. Lock not held. */
-static uint64_t segments_release(struct gr_context *context, struct gr_segment **segments, size_t count)
-{
-        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
-
-        for (size_t i = 0; i < count; i++) {
-                ptrs[i] = segments[i]->ptr;
-                sizes[i] = segments[i]->bytes;
-        }
-        bytes = gr_trim_ptrs(context, ptrs, sizes, count);
-        for (size_t i = 0; i < count; i++)
-                segment_destroy(segments[i]);
-        return bytes;
-}
-
 /*
  * Where the footprint would pass its bound while freed memory waits, a barrier readies that: to be taken at once, or to
  * be moved behind the request. It costs streams their overlap, so it takes a share of the peak to be worth one.
@@ -571,21 +336,21 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                         return 0;
         }
         begin_ns = context->core->driver->now_ns();
-        rc = segment_take(context, segment_bytes, &segment);
+        rc = gr_segment_take(context, segment_bytes, &segment);
         if (!room)
                 gr_slack_spend(context, context->core->driver->now_ns() - begin_ns);
         if (rc)
                 return rc;
         segment->small = gr_is_small(bytes);
         gr_lock(&split->lock);
-        if (!gr_split_add(split, segment)) {
+        if (!gr_segments_add(split, segment)) {
                 gr_unlock(&split->lock);
                 gr_budget_uncache(context->device, segment->bytes);
-                segments_release(context, &segment, 1);
+                gr_segments_release(context, &segment, 1);
                 return -ENOMEM;
         }
-        gr_split_surplus(split, (int64_t)segment->bytes);
-        *ret_block = gr_split_carve(context, segment->first, range_bytes(bytes));
+        gr_segments_surplus(split, (int64_t)segment->bytes);
+        *ret_block = gr_segments_carve(context, segment->first, range_bytes(bytes));
         gr_unlock(&split->lock);
         rc = *ret_block ? 0 : -ENOMEM;
 out:
@@ -610,7 +375,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
                 split->stuck = true;
-                merge_fastbins(context);
+                gr_segments_merge_fastbins(context);
         }
         if (ends_fastbins)
                 gr_arenas_resume(context);
@@ -632,7 +397,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         }
         block->freed_epoch = epoch;
         if (!fastbins)
-                use(context, range, -1);
+                gr_segments_use(context, range, -1);
         split->open_bytes += block->capacity_bytes;
         *ret_should_close = split->open_bytes >= split->close_bytes;
         if (*ret_should_close) {
@@ -666,143 +431,15 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                         gr_expandable_unstick(context, segment, ptr, last);
                 return 0;
         }
-        segment_remove(context, segment_above(split, segment->ptr) - 1);
+        gr_segments_remove(context, gr_segments_above(split, segment->ptr) - 1);
         gr_unlock(&split->lock);
         rc = context->core->driver->mem_free(segment->ptr);
         if (rc == 0) {
                 gr_count(context->core, GR_STAT_driver_frees, 1);
                 gr_budget_release(context->device, segment->ptr, segment->bytes);
         }
-        segment_destroy(segment);
+        gr_segment_destroy(segment);
         return rc;
-}
-
-/* An idle segment that is wholly free. */
-static bool segment_idle(struct gr_context *context, const struct gr_segment *segment)
-{
-        const struct gr_range *range = segment->first;
-
-        return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
-               gr_fence_idle(&context->fence, range->block.freed_epoch);
-}
-
-/* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
-static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
-{
-        struct gr_split *split = &context->split;
-        size_t count = 0, best = SIZE_MAX;
-        uint64_t bytes = 0;
-
-        for (size_t i = 0; i < split->segment_count; i++) {
-                size_t size = split->segments[i]->bytes;
-
-                if (size >= want_bytes && (best == SIZE_MAX || size < split->segments[best]->bytes) &&
-                    segment_idle(context, split->segments[i]))
-                        best = i;
-        }
-        if (best != SIZE_MAX) {
-                segments[count++] = split->segments[best];
-                segment_remove(context, best);
-                return count;
-        }
-        for (int small = 0; small < 2; small++)
-                for (size_t i = split->segment_count; i-- > 0 && count < room && bytes < want_bytes;) {
-                        struct gr_segment *segment = split->segments[i];
-
-                        if (segment->small != (small == 1) || !segment_idle(context, segment))
-                                continue;
-                        segments[count++] = segment;
-                        bytes += segment->bytes;
-                        segment_remove(context, i);
-                }
-        return count;
-}
-
-/* Lock not held. */
-uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
-{
-        struct gr_segment *segments[GR_TRIM_BATCH];
-        size_t count = 1;
-        uint64_t back;
-
-        gr_releases_begin(context->device);
-        gr_lock(&context->split.lock);
-        merge_fastbins(context);
-        gr_unlock(&context->split.lock);
-        back = gr_expandable_trim(context, want_bytes, UINT64_MAX);
-        while (count > 0 && back < want_bytes) {
-                gr_lock(&context->split.lock);
-                gr_split_drain(context);
-                count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
-                gr_unlock(&context->split.lock);
-                if (count > 0)
-                        back += segments_release(context, segments, count);
-        }
-        gr_releases_end(context->device, back);
-        return back;
-}
-
-/* Lock not held. */
-uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
-{
-        struct gr_split *split = &context->split;
-        uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
-        uint64_t gone = gr_expandable_trim(context, batch_bytes, most_bytes);
-        struct gr_segment *segment = NULL;
-
-        if (gone > 0)
-                return gone;
-        gr_lock(&split->lock);
-        gr_split_drain(context);
-        for (size_t i = 0; i < split->segment_count && !segment; i++) {
-                if (split->segments[i]->bytes > most_bytes || !segment_idle(context, split->segments[i]))
-                        continue;
-                segment = split->segments[i];
-                segment_remove(context, i);
-        }
-        gr_unlock(&split->lock);
-        if (!segment)
-                return 0;
-        gone = segment->bytes;
-        segments_release(context, &segment, 1);
-        return gone;
-}
-
-/* Lock not held. */
-uint64_t gr_split_unneeded(struct gr_context *context)
-{
-        struct gr_split *split = &context->split;
-        uint64_t bytes;
-
-        gr_budget_rotate_peak(context->device);
-        gr_lock(&split->lock);
-        bytes = split->surplus_low_bytes;
-        merge_fastbins(context); /* so that it counts from now on */
-        split->surplus_low_bytes = split->surplus_bytes;
-        gr_unlock(&split->lock);
-        return bytes;
-}
-
-/* Lock not held. */
-void gr_split_settle(struct gr_context *context)
-{
-        if (atomic_load(&context->fastbins.cached.bytes) == 0)
-                return;
-        gr_lock(&context->split.lock);
-        merge_fastbins(context);
-        gr_unlock(&context->split.lock);
-}
-
-/* Lock not held. */
-bool gr_split_empty(struct gr_context *context)
-{
-        struct gr_split *split = &context->split;
-        bool empty;
-
-        gr_lock(&split->lock);
-        empty = split->surplus_bytes == 0 && atomic_load(&context->fastbins.cached.bytes) == 0;
-        gr_unlock(&split->lock);
-        return empty;
 }
 
 struct find {
@@ -818,7 +455,7 @@ static bool find_in(struct gr_context *context, void *arg)
         size_t at;
 
         gr_lock(&split->lock);
-        at = segment_above(split, find->ptr);
+        at = gr_segments_above(split, find->ptr);
         if (at > 0 && find->ptr - split->segments[at - 1]->ptr < split->segments[at - 1]->bytes) {
                 struct gr_range *range = gr_range_at(split->segments[at - 1], find->ptr);
 

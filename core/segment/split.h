@@ -152,23 +152,8 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
 #define GR_SPLIT_NEVER UINT64_MAX
 int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close);
 
-/* Gives idle free segments back, without waiting, until want_bytes are. Returns the bytes that the device got back. */
-uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
-
-/* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */
-uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes);
-
-/* What no request needed since the last call, of what could go back. */
-uint64_t gr_split_unneeded(struct gr_context *context);
-
-/* Freed blocks in fastbins count as free ranges from now on: what lies beside them can go back, too. */
-void gr_split_settle(struct gr_context *context);
-
 /* Adds what the segments served and took back, and the free ranges. No lock from GR_RANK_SPLIT up is held. */
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);
-
-/* Whether nothing could go back. */
-bool gr_split_empty(struct gr_context *context);
 
 /* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
 int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
@@ -181,25 +166,5 @@ void gr_split_consider(struct gr_context *context, size_t bytes);
 
 /* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
 void gr_split_bar(struct gr_core *core);
-
-/* For expandable.c. The split's lock is held, unless a comment says otherwise. */
-
-/* Ranges whose epoch has become usable leave the queue. */
-void gr_split_drain(struct gr_context *context);
-
-/* The first bytes of range, in no list, become a block; the rest is free. NULL: out of memory, and all of it is free.
- */
-struct gr_block *gr_split_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
-
-/* Adds a segment to the list; false: out of memory. */
-bool gr_split_add(struct gr_split *split, struct gr_segment *segment);
-
-/* So much more, or less, could go back. */
-static inline void gr_split_surplus(struct gr_split *split, int64_t bytes)
-{
-        split->surplus_bytes += (uint64_t)bytes;
-        if (split->surplus_bytes < split->surplus_low_bytes)
-                split->surplus_low_bytes = split->surplus_bytes;
-}
 
 #endif

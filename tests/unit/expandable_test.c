@@ -17,6 +17,7 @@
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
+#include "segment/expandable_grow.h"
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/remap.h"

@@ -1,0 +1,365 @@
+#include "segment/expandable_grow.h"
+
+#include <errno.h>
+
+#include <utlist.h>
+
+#include "core.h"
+#include "segment/expandable.h"
+#include "segment/extent.h"
+#include "segment/remap.h"
+#include "segment/segments.h"
+#include "segment/slack.h"
+
+#define EXTENT_SHARE      144                   /* of what is charged; more would tie up too much, fewer cost time */
+#define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
+#define AHEAD_BYTES       (UINT64_C(32) << 20)  /* auto: mapped at once, where the footprint may grow by so much ... */
+#define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and this share of what is charged */
+#define HOLES_LOOKED      128                   /* for a request, a microsecond or two; addresses are no loss */
+#define REFUSED_NS        UINT64_C(100000000) /* for so long what was refused is not asked for again without more room */
+
+/* Below, the split's lock is held unless a comment says otherwise. */
+
+static bool is_open(const struct gr_range *range)
+{
+        return range && (range->state == GR_RANGE_HOLE ||
+                         (range->state == GR_RANGE_FREE &&
+                          gr_fence_usable(&range->block.context->fence, range->block.freed_epoch)));
+}
+
+static void leave(struct gr_split *split, struct gr_range *range)
+{
+        if (range->state == GR_RANGE_HOLE)
+                gr_hole_leave(range);
+        else
+                gr_range_leave(split, range);
+}
+
+static void enter(struct gr_split *split, struct gr_range *range)
+{
+        if (range->state == GR_RANGE_HOLE)
+                gr_hole_enter(range);
+        else
+                gr_range_enter(split, range);
+}
+
+/* A place for a request: from at on, which lies in range. */
+struct place {
+        struct gr_range *range;
+        uint64_t at;
+        uint64_t hole_bytes; /* how much must be mapped for it */
+};
+
+/* Takes the place [at, at + bytes) into best where nothing is in its way and less must be mapped than for that one. */
+static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct place *best)
+{
+        struct place place = {.range = range, .at = at};
+        uint64_t end = at + bytes;
+
+        for (; is_open(range); range = range->after) {
+                uint64_t stop = gr_range_end(range);
+
+                if (range->state == GR_RANGE_HOLE)
+                        place.hole_bytes += gr_min(stop, gr_page_up(end)) - gr_page_down(gr_max(at, range->block.ptr));
+                if (stop >= end) {
+                        if (place.hole_bytes < best->hole_bytes)
+                                *best = place;
+                        return;
+                }
+        }
+}
+
+/* The hole with the free range on either side of it, from its front on and up to its end. */
+static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
+{
+        struct gr_range *first = hole, *last = hole;
+        uint64_t at;
+
+        if (is_open(hole->before))
+                first = hole->before;
+        weigh(first, first->block.ptr, bytes, best);
+        if (!hole->after)
+                return; /* the end of the heap */
+        if (is_open(hole->after))
+                last = hole->after;
+        if (gr_range_end(last) - hole->segment->ptr < bytes)
+                return;
+        at = gr_range_end(last) - bytes;
+        while (is_open(last) && last->block.ptr > at)
+                last = last->before;
+        if (is_open(last))
+                weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
+}
+
+/*
+ * The place that lacks the fewest pages, so that what is free already serves; of few holes only, as other threads wait:
+ * beyond those what lies at the end of the heap will do, and the others are looked at where that is full.
+ */
+static bool choose(const struct gr_segment *heap, size_t bytes, struct place *best)
+{
+        struct gr_block *block;
+        unsigned looked = 0;
+
+        *best = (struct place){.hole_bytes = UINT64_MAX};
+        DL_FOREACH (heap->holes, block) {
+                if (looked++ >= HOLES_LOOKED) {
+                        if (heap->end && looked == HOLES_LOOKED + 1)
+                                weigh_hole(heap->end, bytes, best);
+                        if (best->range)
+                                break;
+                }
+                weigh_hole(gr_range_of(block), bytes, best);
+        }
+        return best->range;
+}
+
+/* Cuts an open range, in no list, after bytes; the front or the rear enters again, the other is returned. */
+static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint64_t bytes, bool keep_front)
+{
+        struct gr_range *rest = gr_range_cut(range, bytes);
+
+        if (rest)
+                enter(split, keep_front ? rest : range);
+        return !rest ? NULL : keep_front ? range : rest;
+}
+
+/* The place as one busy range, which begins with it and whose holes are those of the place. NULL: out of memory. */
+static struct gr_range *claim(struct gr_split *split, const struct place *place, size_t bytes)
+{
+        struct gr_range *range = place->range, *after;
+        uint64_t end = place->at + bytes, stop;
+        enum gr_range_state state = range->state;
+
+        leave(split, range);
+        if (range->block.ptr < place->at) {
+                after = cut(split, range, place->at - range->block.ptr, false);
+                if (!after) {
+                        enter(split, range);
+                        return NULL;
+                }
+                range = after;
+        }
+        range->state = GR_RANGE_BUSY;
+        while (gr_range_end(range) < end) {
+                after = range->after;
+                leave(split, after);
+                state = after->state;
+                gr_range_swallow(range, after);
+        }
+        stop = state == GR_RANGE_HOLE ? gr_page_up(end) : end;
+        if (stop < gr_range_end(range)) {
+                after = gr_range_cut(range, stop - range->block.ptr);
+                if (!after) {
+                        gr_pages_settle(split, range, GR_RANGE_FREE);
+                        return NULL;
+                }
+                after->state = state;
+                enter(split, after);
+        }
+        return range;
+}
+
+/*
+ * Widens the place until AHEAD_BYTES are mapped for it, as far as the hole at its end goes; without one it stays as it
+ * is. Returns its bytes.
+ */
+static size_t widen(struct place *place, size_t bytes)
+{
+        uint64_t end = place->at + bytes, stop;
+        const struct gr_range *last = place->range;
+
+        while (gr_range_end(last) < end)
+                last = last->after;
+        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= AHEAD_BYTES)
+                return bytes;
+        stop = gr_min(gr_page_up(end) + AHEAD_BYTES - place->hole_bytes, gr_range_end(last));
+        place->hole_bytes += stop - gr_page_up(end);
+        return stop - place->at;
+}
+
+/*
+ * Maps memory behind the holes of a busy range, in extents of at least least_bytes where a hole has as much.
+ * *ret_bytes, always written: how much came. Lock not held.
+ */
+static int back(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
+{
+        struct gr_segment *heap = range->segment;
+        uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
+        uint64_t step = gr_page_down((atomic_load(&context->device->reserved_bytes) + (end - at)) / EXTENT_SHARE);
+
+        step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), least_bytes);
+        *ret_bytes = 0;
+        while (at < end) {
+                uint64_t stop = at;
+                int rc;
+
+                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                        stop += GR_PAGE_BYTES;
+                if (stop == at) {
+                        at += GR_PAGE_BYTES;
+                        continue;
+                }
+                rc = gr_extent_map(context, heap, at, stop - at);
+                if (rc)
+                        return rc;
+                *ret_bytes += stop - at;
+                at = stop;
+        }
+        return 0;
+}
+
+/*
+ * Whether GR_POOL_AUTO may rather grow by growth_bytes for a request than do what takes less memory and more time. That
+ * is worth no move and no refusal, and near a limit the memory may be needed elsewhere.
+ */
+static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_bytes)
+{
+        uint64_t charged = atomic_load(&context->device->reserved_bytes);
+
+        return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
+               !atomic_load(&context->split.ahead_refused) &&
+               !gr_slack_is_exceeded_recently(context, bytes, growth_bytes) &&
+               gr_budget_cache_room(context->device) >= growth_bytes + charged / AHEAD_ROOM_SHARE;
+}
+
+bool gr_expandable_may_grow(struct gr_context *context, size_t bytes)
+{
+        return context->split.heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
+}
+
+/* Whether the driver had too little for this a moment ago, by its own figure as well, and has not got more since. Lock
+ * not held. */
+static bool was_refused(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = driver->now_ns(), had_bytes, free_bytes, total;
+        bool refused;
+
+        gr_lock(&split->lock);
+        refused = split->refused_bytes > 0 && bytes >= split->refused_bytes && now_ns < split->refused_ns + REFUSED_NS;
+        had_bytes = split->refused_free_bytes;
+        gr_unlock(&split->lock);
+        return refused && driver->mem_info(context->handle, &free_bytes, &total) == 0 && free_bytes < bytes &&
+               free_bytes <= had_bytes;
+}
+
+/* Lock not held. */
+static void note_refused(struct gr_context *context, uint64_t bytes)
+{
+        const struct gr_driver *driver = context->core->driver;
+        struct gr_split *split = &context->split;
+        uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
+        bool known = driver->mem_info(context->handle, &free_bytes, &total) == 0;
+
+        gr_lock(&split->lock);
+        split->refused_bytes = known ? bytes : 0;
+        split->refused_free_bytes = free_bytes;
+        split->refused_ns = now_ns;
+        gr_unlock(&split->lock);
+}
+
+/*
+ * As back, for the holes of a busy range, lack_bytes in all. What came in vain goes back at once: were it cached the
+ * ladder would take it for memory that can be had, at each of its rungs. *ret_bytes, always written: how much more is
+ * mapped now, modulo 2^64. Lock not held.
+ */
+static int back_all(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t gone = 0;
+        int rc;
+
+        *ret_bytes = 0;
+        if (gr_budget_room(context->device) < lack_bytes)
+                return -EDQUOT;
+        if (was_refused(context, lack_bytes))
+                return -ENOMEM;
+        gr_releases_begin(context->device); /* or others would miss what is not to stay */
+        rc = back(context, range, GR_PAGE_BYTES, ret_bytes);
+        if (rc) {
+                gr_lock(&split->lock);
+                gr_remap_reap(context); /* what moved here goes only with its old addresses */
+                gr_unlock(&split->lock);
+                gone = gr_expandable_unmap(context, range, true);
+                *ret_bytes -= gone;
+        }
+        gr_releases_end(context->device, gone);
+        if (rc == -ENOMEM)
+                note_refused(context, lack_bytes);
+        return rc;
+}
+
+/* As gr_expandable_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
+static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_block **ret_block)
+{
+        struct gr_split *split = &context->split;
+        struct gr_range *range = NULL;
+        bool small = gr_is_small(bytes);
+        struct place place;
+        size_t place_bytes;
+        uint64_t lack_bytes, come;
+        int rc = 0;
+
+        gr_lock(&split->lock);
+        if (!split->heaps[small]) {
+                gr_unlock(&split->lock);
+                rc = gr_expandable_open(context, small);
+                if (rc)
+                        return rc;
+                gr_lock(&split->lock);
+        }
+        gr_segments_drain(context);
+        gr_remap_reap(context);
+        if (!split->heaps[small] || !choose(split->heaps[small], bytes, &place)) {
+                gr_unlock(&split->lock);
+                return -ENOSPC;
+        }
+        place_bytes = ahead ? widen(&place, bytes) : bytes;
+        ahead = place_bytes > bytes;
+        range = claim(split, &place, place_bytes);
+        if (!range) {
+                gr_unlock(&split->lock);
+                return -ENOMEM;
+        }
+        split->busy++;
+        gr_unlock(&split->lock);
+
+        /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
+        lack_bytes = place.hole_bytes;
+        if (!gr_slack_has_room(context, bytes, lack_bytes)) {
+                uint64_t begin_ns = context->core->driver->now_ns();
+
+                lack_bytes = gr_remap_fill(context, range, lack_bytes);
+                gr_slack_spend(context, context->core->driver->now_ns() - begin_ns);
+                if (lack_bytes > 0)
+                        gr_slack_make_room(context, bytes, lack_bytes);
+        }
+        /* What came ahead is part of what the request gets without. */
+        rc = ahead ? back(context, range, AHEAD_BYTES, &come) : back_all(context, range, lack_bytes, &come);
+
+        gr_lock(&split->lock);
+        split->busy--;
+        gr_segments_surplus(split, (int64_t)come);
+        if (rc == 0) {
+                *ret_block = gr_segments_carve(context, range, bytes);
+                rc = *ret_block ? 0 : -ENOMEM;
+        } else {
+                gr_pages_settle(split, range, GR_RANGE_FREE);
+                rc = ahead ? -EAGAIN : rc;
+        }
+        gr_unlock(&split->lock);
+        return rc;
+}
+
+/* Lock not held. */
+int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
+{
+        /* A call of the driver costs more than what it maps too much. */
+        int rc = grow(context, bytes, may_grow(context, bytes, AHEAD_BYTES), ret_block);
+        bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
+
+        if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* of a request for much that says nothing */
+                atomic_store(&context->split.ahead_refused, true);
+        return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
+}

@@ -1,0 +1,240 @@
+#include "segment/segments.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "cache/bins_trim.h"
+#include "core.h"
+#include "segment/extent.h"
+#include "segment/range.h"
+
+uint64_t gr_segment_stranded(const struct gr_segment *segment)
+{
+        return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
+}
+
+/* In its segment the range counts as used from now on (+1), or no longer (-1; its freed_epoch is set). */
+GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *range, int sign)
+{
+        struct gr_segment *segment = range->segment;
+        size_t bytes = range->block.capacity_bytes;
+        uint64_t before = gr_segment_stranded(segment);
+        bool surplus = segment->used_count == 0;
+
+        if (sign > 0) {
+                segment->used_count++;
+                segment->used_bytes += bytes;
+        } else {
+                segment->used_count--;
+                segment->used_bytes -= bytes;
+        }
+        if (segment->pages) {
+                gr_pages_use(context, range, sign);
+                return;
+        }
+        if (surplus || segment->used_count == 0)
+                gr_segments_surplus(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
+        gr_account_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);
+}
+
+GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
+{
+        if (sign > 0)
+                gr_budget_uncache(context->device, range->block.capacity_bytes);
+        else
+                gr_budget_cache(context->device, range->block.capacity_bytes);
+        count_used(context, range, sign);
+}
+
+/* What lies in fastbins, by next, on the account of what is cached otherwise; NULL. */
+static struct gr_block *empty_fastbins(struct gr_context *context)
+{
+        struct gr_cached *cached = &context->fastbins.cached;
+        struct gr_block *blocks;
+
+        gr_arena_lock(&context->first_arena);
+        blocks = gr_fastbin_empty(&context->fastbins);
+        gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
+        gr_cached_add(cached, -(int64_t)cached->bytes);
+        gr_arena_unlock(&context->first_arena);
+        return blocks;
+}
+
+GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block, *next, *freed = NULL;
+        uint64_t epoch = atomic_load(&split->ahead_epoch);
+
+        for (block = empty_fastbins(context); block; block = next) {
+                next = block->next;
+                epoch = gr_max(epoch, block->freed_epoch);
+                gr_ledger_drop(&context->core->ledger, block);
+                count_used(context, gr_range_of(block), -1);
+                gr_range_of(block)->state = GR_RANGE_FREED;
+                DL_PREPEND(freed, block);
+        }
+        atomic_store(&split->ahead_epoch, epoch);
+        gr_range_free_all(split, freed);
+}
+
+void gr_segment_destroy(struct gr_segment *segment)
+{
+        struct gr_range *range, *after;
+
+        for (range = segment->first; range; range = after) {
+                after = range->after;
+                if (range->state != GR_RANGE_USED)
+                        gr_block_free(range);
+        }
+        free(segment->pages);
+        free(segment->begins);
+        gr_metadata_free(segment, sizeof(*segment));
+}
+
+GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block;
+
+        while ((block = split->queue) && gr_fence_usable(&context->fence, block->freed_epoch)) {
+                DL_DELETE(split->queue, block);
+                atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                split->free_count--;
+                gr_range_free(split, gr_range_of(block));
+        }
+}
+
+GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
+{
+        struct gr_split *split = &context->split;
+        struct gr_block *block = &range->block, *stale;
+        struct gr_range *rest;
+
+        block->state = GR_BLOCK_CACHED;
+        block->flags = GR_BLOCK_SPLIT;
+        block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
+        if (gr_ledger_add(&context->core->ledger, block, &stale)) {
+                gr_range_free(split, range);
+                return NULL;
+        }
+        if (stale && !(stale->flags & GR_BLOCK_SPLIT)) {
+                gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
+                gr_block_free(stale);
+        }
+        /* Without memory to say that the rest is free the block keeps it. */
+        rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
+        range->state = GR_RANGE_USED;
+        if (rest)
+                gr_range_free(split, rest);
+        gr_segments_use(context, range, 1);
+        return block;
+}
+
+size_t gr_segments_above(const struct gr_split *split, uint64_t ptr)
+{
+        size_t low = 0, high = split->segment_count;
+
+        while (low < high) {
+                size_t middle = (low + high) / 2;
+
+                if (split->segments[middle]->ptr <= ptr)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+bool gr_segments_add(struct gr_split *split, struct gr_segment *segment)
+{
+        size_t at;
+
+        if (split->segment_count == split->segment_room) {
+                size_t room = split->segment_room ? 2 * split->segment_room : 64;
+                struct gr_segment **grown = realloc(split->segments, room * sizeof(struct gr_segment *));
+
+                if (!grown)
+                        return false;
+                split->segments = grown;
+                split->segment_room = room;
+        }
+        at = gr_segments_above(split, segment->ptr);
+        memmove(&split->segments[at + 1], &split->segments[at],
+                (split->segment_count - at) * sizeof(struct gr_segment *));
+        split->segments[at] = segment;
+        split->segment_count++;
+        return true;
+}
+
+void gr_segments_remove(struct gr_context *context, size_t index)
+{
+        struct gr_split *split = &context->split;
+        struct gr_segment *segment = split->segments[index];
+
+        for (struct gr_range *range = segment->first; range; range = range->after) {
+                if (range->state == GR_RANGE_FREE) {
+                        gr_range_leave(split, range);
+                } else if (range->state == GR_RANGE_WAITING) {
+                        struct gr_block *block = &range->block;
+
+                        DL_DELETE(split->queue, block);
+                        atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                        split->free_count--;
+                }
+        }
+        gr_budget_uncache(context->device, segment->bytes);
+        gr_segments_surplus(split, -(int64_t)segment->bytes);
+        split->segment_count--;
+        memmove(&split->segments[index], &split->segments[index + 1],
+                (split->segment_count - index) * sizeof(struct gr_segment *));
+}
+
+int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment)
+{
+        struct gr_segment *segment = gr_metadata_alloc(sizeof(*segment));
+        struct gr_range *range = gr_block_new();
+        uint64_t reserved, ptr = 0;
+        int rc = -ENOMEM;
+
+        if (!segment || !range)
+                goto fail;
+        rc = gr_pages_reserve(context, bytes, &reserved);
+        if (rc)
+                goto fail;
+        rc = context->core->driver->mem_alloc(context->handle, bytes, &ptr);
+        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        if (rc)
+                goto fail;
+        segment->ptr = ptr;
+        segment->bytes = bytes;
+        segment->first = range;
+        range->segment = segment;
+        range->block.ptr = ptr;
+        range->block.capacity_bytes = bytes;
+        range->block.context = context;
+        range->block.flags = GR_BLOCK_SPLIT;
+        *ret_segment = segment;
+        return 0;
+fail:
+        gr_block_free(range);
+        gr_metadata_free(segment, sizeof(*segment));
+        return rc;
+}
+
+uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **segments, size_t count)
+{
+        uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
+
+        for (size_t i = 0; i < count; i++) {
+                ptrs[i] = segments[i]->ptr;
+                sizes[i] = segments[i]->bytes;
+        }
+        bytes = gr_bins_trim_ptrs(context, ptrs, sizes, count);
+        for (size_t i = 0; i < count; i++)
+                gr_segment_destroy(segments[i]);
+        return bytes;
+}

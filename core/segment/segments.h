@@ -1,0 +1,61 @@
+/*
+ * The segments of a context and their ranges: the list by address, which of their bytes are used, and how a range
+ * becomes a block or free memory. The split's lock is held, unless a comment says otherwise; it is never held across a
+ * call of the driver.
+ */
+#ifndef GR_SEGMENTS_H
+#define GR_SEGMENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "segment/split.h"
+
+struct gr_block;
+struct gr_context;
+struct gr_range;
+struct gr_segment;
+
+/* The index of the first segment above ptr. */
+size_t gr_segments_above(const struct gr_split *split, uint64_t ptr);
+
+/* Adds a segment to the list; false: out of memory. */
+bool gr_segments_add(struct gr_split *split, struct gr_segment *segment);
+
+/* Takes a segment without used ranges out; the caller frees it and returns its memory. */
+void gr_segments_remove(struct gr_context *context, size_t index);
+
+/* A segment from the driver, in nobody's list, charged and counted as cached. Calls the driver; lock not held. */
+int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment);
+
+/* Returns what segments hold, count of them in nobody's list, to the driver. Calls the driver; lock not held. */
+uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **segments, size_t count);
+
+/* Frees the structures, but those of used ranges, which the ledger owns. */
+void gr_segment_destroy(struct gr_segment *segment);
+
+/* Cached bytes that cannot go back because other ranges of the segment are used. */
+uint64_t gr_segment_stranded(const struct gr_segment *segment);
+
+/* A range is used and no longer cached from now on (+1), or cached and not used (-1; its freed_epoch is set). */
+void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
+
+/* What lies in fastbins becomes free ranges. */
+void gr_segments_merge_fastbins(struct gr_context *context);
+
+/* Ranges whose epoch has become usable leave the queue. */
+void gr_segments_drain(struct gr_context *context);
+
+/* The first bytes of range, in no list, become a block; the rest is free. NULL: out of memory, and all of it is free. */
+struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
+
+/* So much more, or less, could go back. */
+static inline void gr_segments_surplus(struct gr_split *split, int64_t bytes)
+{
+        split->surplus_bytes += (uint64_t)bytes;
+        if (split->surplus_bytes < split->surplus_low_bytes)
+                split->surplus_low_bytes = split->surplus_bytes;
+}
+
+#endif

@@ -1,0 +1,132 @@
+#include "segment/split_trim.h"
+
+#include "cache/bins_trim.h"
+#include "core.h"
+#include "segment/expandable.h"
+#include "segment/range.h"
+#include "segment/segments.h"
+
+#define IDLE_BATCH_BYTES (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
+
+/* An idle segment that is wholly free. */
+static bool segment_idle(struct gr_context *context, const struct gr_segment *segment)
+{
+        const struct gr_range *range = segment->first;
+
+        return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
+               gr_fence_idle(&context->fence, range->block.freed_epoch);
+}
+
+/* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
+static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
+{
+        struct gr_split *split = &context->split;
+        size_t count = 0, best = SIZE_MAX;
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < split->segment_count; i++) {
+                size_t size = split->segments[i]->bytes;
+
+                if (size >= want_bytes && (best == SIZE_MAX || size < split->segments[best]->bytes) &&
+                    segment_idle(context, split->segments[i]))
+                        best = i;
+        }
+        if (best != SIZE_MAX) {
+                segments[count++] = split->segments[best];
+                gr_segments_remove(context, best);
+                return count;
+        }
+        for (int small = 0; small < 2; small++)
+                for (size_t i = split->segment_count; i-- > 0 && count < room && bytes < want_bytes;) {
+                        struct gr_segment *segment = split->segments[i];
+
+                        if (segment->small != (small == 1) || !segment_idle(context, segment))
+                                continue;
+                        segments[count++] = segment;
+                        bytes += segment->bytes;
+                        gr_segments_remove(context, i);
+                }
+        return count;
+}
+
+uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
+{
+        struct gr_segment *segments[GR_TRIM_BATCH];
+        size_t count = 1;
+        uint64_t back;
+
+        gr_releases_begin(context->device);
+        gr_lock(&context->split.lock);
+        gr_segments_merge_fastbins(context);
+        gr_unlock(&context->split.lock);
+        back = gr_expandable_trim(context, want_bytes, UINT64_MAX);
+        while (count > 0 && back < want_bytes) {
+                gr_lock(&context->split.lock);
+                gr_segments_drain(context);
+                count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
+                gr_unlock(&context->split.lock);
+                if (count > 0)
+                        back += gr_segments_release(context, segments, count);
+        }
+        gr_releases_end(context->device, back);
+        return back;
+}
+
+uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
+{
+        struct gr_split *split = &context->split;
+        uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
+        uint64_t gone = gr_expandable_trim(context, batch_bytes, most_bytes);
+        struct gr_segment *segment = NULL;
+
+        if (gone > 0)
+                return gone;
+        gr_lock(&split->lock);
+        gr_segments_drain(context);
+        for (size_t i = 0; i < split->segment_count && !segment; i++) {
+                if (split->segments[i]->bytes > most_bytes || !segment_idle(context, split->segments[i]))
+                        continue;
+                segment = split->segments[i];
+                gr_segments_remove(context, i);
+        }
+        gr_unlock(&split->lock);
+        if (!segment)
+                return 0;
+        gone = segment->bytes;
+        gr_segments_release(context, &segment, 1);
+        return gone;
+}
+
+uint64_t gr_split_unneeded(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        uint64_t bytes;
+
+        gr_budget_rotate_peak(context->device);
+        gr_lock(&split->lock);
+        bytes = split->surplus_low_bytes;
+        gr_segments_merge_fastbins(context); /* so that it counts from now on */
+        split->surplus_low_bytes = split->surplus_bytes;
+        gr_unlock(&split->lock);
+        return bytes;
+}
+
+void gr_split_settle(struct gr_context *context)
+{
+        if (atomic_load(&context->fastbins.cached.bytes) == 0)
+                return;
+        gr_lock(&context->split.lock);
+        gr_segments_merge_fastbins(context);
+        gr_unlock(&context->split.lock);
+}
+
+bool gr_split_empty(struct gr_context *context)
+{
+        struct gr_split *split = &context->split;
+        bool empty;
+
+        gr_lock(&split->lock);
+        empty = split->surplus_bytes == 0 && atomic_load(&context->fastbins.cached.bytes) == 0;
+        gr_unlock(&split->lock);
+        return empty;
+}
