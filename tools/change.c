@@ -24,8 +24,14 @@ static int open_all(const char *command, struct card **ret_cards, size_t *ret_co
         int rc = cards_open(ret_cards, ret_count, &other);
 
         if (rc)
-                complain("%s: the regions cannot be read: %s", command, strerror(-rc));
+                complain("%s: the shared memory cannot be read: %s", command, strerror(-rc));
         return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int not_there(const char *command, unsigned pid)
+{
+        complain("%s: process %u does not run under gpureclaim, or is not yours", command, pid);
+        return EXIT_FAILURE;
 }
 
 static const char *failure(int rc)
@@ -63,56 +69,48 @@ static int change_one(const char *command, struct card *card, struct gr_member *
         return EXIT_SUCCESS;
 }
 
-static int change(int argc, char **argv)
+static int change(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--help"};
-        int status = EXIT_SUCCESS;
+        const char *command = arguments->command, *size = arguments->rest[1];
         struct card *cards;
         size_t count, found = 0;
         unsigned pid;
+        int status;
 
-        for (int i = 1; i < argc; i++) {
-                if (help_wanted(argv[0], argv[i]))
-                        return EXIT_SUCCESS;
-                if (strncmp(argv[i], "--", 2) == 0)
-                        return unknown_flag(argv[0], argv[i], known, 1);
-        }
-        if (argc != 3) {
-                complain("%s: needs a process id and a size", argv[0]);
+        if (arguments->count != 2) {
+                complain("%s: needs a process id and a size, such as gpureclaim %s 1234 4GiB", command, command);
                 return STATUS_USAGE;
         }
-        pid = parse_pid(argv[1]);
+        pid = parse_pid(arguments->rest[0]);
         if (!pid) {
-                complain("%s: %s: not a process id", argv[0], argv[1]);
+                complain("%s: %s: not a process id", command, arguments->rest[0]);
                 return STATUS_USAGE;
         }
-        if (!size_argument(argv[0], argv[2], 0, &(uint64_t){0}))
+        if (!size_argument(command, size, 0, &(uint64_t){0}))
                 return STATUS_USAGE;
-        status = open_all(argv[0], &cards, &count);
+        status = open_all(command, &cards, &count);
         for (size_t i = 0; i < count && status == EXIT_SUCCESS; i++)
                 for (size_t j = 0; j < cards[i].count && status == EXIT_SUCCESS; j++)
                         if (cards[i].members[j].same_namespace && cards[i].members[j].identity.pid == pid) {
                                 found++;
-                                status = change_one(argv[0], &cards[i], &cards[i].members[j], argv[2]);
+                                status = change_one(command, &cards[i], &cards[i].members[j], size);
                         }
-        if (status == EXIT_SUCCESS && found == 0) {
-                complain("%s: process %u does not run under gpureclaim", argv[0], pid);
-                return EXIT_FAILURE;
-        }
+        if (status == EXIT_SUCCESS && found == 0)
+                status = not_there(command, pid);
         return status;
 }
 
-int command_limit(int argc, char **argv)
+int command_limit(const struct arguments *arguments)
 {
-        return change(argc, argv);
+        return change(arguments);
 }
 
-int command_threshold(int argc, char **argv)
+int command_threshold(const struct arguments *arguments)
 {
-        return change(argc, argv);
+        return change(arguments);
 }
 
-/* The rungs that a process can be asked for. -1: none of them. */
+/* A rung that a process can be asked for; -1: none of them. */
 static int parse_level(const char *text)
 {
         static const char *const words[] = {
@@ -142,35 +140,25 @@ static int reclaim_from(struct card *card, const struct gr_member *member, int l
         return EXIT_SUCCESS;
 }
 
-int command_reclaim(int argc, char **argv)
+int command_reclaim(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--all", "--level", "--help"};
-        int level = GR_LEVEL_TRIM, status;
-        bool all = false;
+        const char *text = flag_value(arguments, "level");
+        int level = text ? parse_level(text) : GR_LEVEL_TRIM, status;
+        bool all = flag_value(arguments, "all");
         struct card *cards;
         size_t count, found = 0;
         unsigned pid = 0;
 
-        for (int i = 1; i < argc; i++) {
-                if (help_wanted("reclaim", argv[i]))
-                        return EXIT_SUCCESS;
-                if (strcmp(argv[i], "--all") == 0) {
-                        all = true;
-                } else if (strcmp(argv[i], "--level") == 0) {
-                        level = i + 1 < argc ? parse_level(argv[++i]) : -1;
-                        if (level < 0) {
-                                complain("reclaim: --level needs purge, trim, driver, sync or drop");
-                                return STATUS_USAGE;
-                        }
-                } else if (argv[i][0] == '-') {
-                        return unknown_flag("reclaim", argv[i], known, 3);
-                } else if (pid || !(pid = parse_pid(argv[i]))) {
-                        complain("reclaim: %s: not a process id", argv[i]);
-                        return STATUS_USAGE;
-                }
+        if (level < 0) {
+                complain("reclaim: --level %s: not understood (expected purge, trim, driver, sync or drop)", text);
+                return STATUS_USAGE;
         }
-        if (all == (pid != 0)) {
-                complain("reclaim: needs a process id or --all");
+        if (arguments->count != !all) {
+                complain("reclaim: needs a process id or --all, and not both");
+                return STATUS_USAGE;
+        }
+        if (!all && !(pid = parse_pid(arguments->rest[0]))) {
+                complain("reclaim: %s: not a process id", arguments->rest[0]);
                 return STATUS_USAGE;
         }
         status = open_all("reclaim", &cards, &count);
@@ -184,9 +172,7 @@ int command_reclaim(int argc, char **argv)
                         if (reclaim_from(&cards[i], member, level) != EXIT_SUCCESS)
                                 status = EXIT_FAILURE;
                 }
-        if (status == EXIT_SUCCESS && found == 0 && pid) {
-                complain("reclaim: process %u does not run under gpureclaim", pid);
-                return EXIT_FAILURE;
-        }
+        if (status == EXIT_SUCCESS && found == 0 && pid)
+                status = not_there("reclaim", pid);
         return status;
 }

@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/options.h"
+
+#define GR_FLAGS_MOST 64
+
 /* Beside EXIT_SUCCESS and EXIT_FAILURE; the last three as env(1) has them. */
 enum {
         STATUS_USAGE = 2,
@@ -14,36 +18,46 @@ enum {
         STATUS_NOT_FOUND = 127,
 };
 
-struct command {
-        const char *name;
-        const char *arguments;
-        const char *summary;
-        const char *help;
-        void (*print_more)(FILE *out); /* NULL where help says it all */
-        int (*run)(int argc, char **argv);
+/* What may follow the flags of a command. */
+enum rest { REST_NOTHING, REST_WORDS, REST_PROGRAM };
+
+struct arguments {
+        const char *command;
+        const char *values[GR_FLAGS_MOST]; /* of the flags, for flag_value and option_value */
+        char **rest;                       /* count words and a NULL: what follows the flags */
+        int count;
 };
 
-#define COMMAND(name, arguments, summary, help, print_more) int command_##name(int argc, char **argv);
+#define COMMAND(name, ...) int command_##name(const struct arguments *arguments);
+#define FLAG(...)
 #include "commands.def"
+#undef FLAG
 #undef COMMAND
 
-/* The generated part of the help of run: its flags. */
-void run_print_flags(FILE *out);
+/*
+ * Reads the arguments of command, argv[0] being its name. EXIT_SUCCESS; HELP_WANTED: --help or -h is among them;
+ * STATUS_USAGE: a mistake, of which it has complained.
+ */
+#define HELP_WANTED (-1)
+int read_arguments(const char *command, enum rest rest, int argc, char **argv, struct arguments *ret);
+
+/* The value of a flag of the command, "1" for one that takes none. NULL: not given. */
+const char *flag_value(const struct arguments *arguments, const char *name);
+
+/* The same for the flag of an option; of the command run only. */
+const char *option_value(const struct arguments *arguments, enum gr_option_id id);
+
+/* The flags of command, for its help. */
+void print_flags(const char *command);
 
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/*
- * Complains of an unknown flag of command, naming the one of known (count of them, NULLs skipped) that was probably
- * meant. Returns STATUS_USAGE.
- */
-int unknown_flag(const char *command, const char *flag, const char *const *known, size_t count);
-
 /* Writes to standard output; a gr_sink. */
 void print_piece(const char *text, size_t length, void *arg);
 
-/* True for -h and --help, after printing the help of command. */
-bool help_wanted(const char *command, const char *argument);
+/* Becomes the program argv[0]. Returns on failure only: the exit status, of which it has complained. */
+int become(const char *command, char **argv);
 
 /*
  * The folder of this program, absolute and without a slash at its end, from /proc/self/exe. 0 or -errno, buf untouched
@@ -70,10 +84,10 @@ int prepend_environment(const char *variable, const char *entry);
 void doctor_say(const char *topic, const char *state, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /*
- * The doctor's looks into the driver and into the shim, for a process of their own because either may crash it. They
- * print what they find; EXIT_SUCCESS where it is good enough for the shim.
+ * The doctor's looks at the driver and at the preloaded library, for a process of their own because either may crash
+ * it. They print what they find; EXIT_SUCCESS where it is good enough.
  */
 int probe_driver(void);
-int probe_shim(const char *library, bool name_symbols);
+int probe_library(const char *library, bool name_symbols);
 
 #endif

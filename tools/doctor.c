@@ -1,3 +1,4 @@
+/* gpureclaim doctor: whether the library works here. */
 #include <errno.h>
 #include <glob.h>
 #include <limits.h>
@@ -51,9 +52,10 @@ static void check_environment(void)
         if (!preload || !*preload)
                 doctor_say("preload", "ok", "LD_PRELOAD is empty");
         else if (strstr(preload, "libgpureclaim.so"))
-                doctor_say("preload", "note", "LD_PRELOAD holds the shim already: %s", preload);
+                doctor_say("preload", "note", "LD_PRELOAD has gpureclaim already: %s", preload);
         else
-                doctor_say("preload", "note", "LD_PRELOAD is kept behind the shim: %s", preload);
+                doctor_say("preload", "note", "LD_PRELOAD has other libraries, which come after gpureclaim: %s",
+                           preload);
         if (!visible)
                 doctor_say("visible", "ok", "CUDA_VISIBLE_DEVICES is not set: all devices");
         else if (!*visible || strcmp(visible, "-1") == 0)
@@ -137,11 +139,14 @@ static int wait_probe(pid_t pid, const char *topic)
 }
 
 /*
- * Runs this program once more as a probe: the loader reads LD_PRELOAD and LD_LIBRARY_PATH only at its start. preload
- * is also the probe's argument, and may be NULL.
+ * Runs this program once more as a probe, of the library to preload or, where that is NULL, of the driver: the loader
+ * reads LD_PRELOAD and LD_LIBRARY_PATH only at its start.
  */
-static int run_probe(const char *topic, const char *flag, const char *preload, const char *sim_dir)
+static int run_probe(const char *topic, const char *preload, bool name_symbols, const char *sim_dir)
 {
+        const char *argv[] = {
+                "gpureclaim", "doctor", preload ? "--probe-library" : "--probe-driver", preload, NULL, NULL,
+        };
         pid_t pid;
         size_t i;
 
@@ -162,7 +167,9 @@ static int run_probe(const char *topic, const char *flag, const char *preload, c
                            preload ? preload : sim_dir);
                 _exit(EXIT_FAILURE);
         }
-        execl("/proc/self/exe", "gpureclaim", "doctor", flag, preload, (char *)NULL);
+        if (preload && name_symbols)
+                argv[4] = "--symbols";
+        execv("/proc/self/exe", (char **)argv);
         doctor_say(topic, "fail", "cannot run this program again: %s", strerror(errno));
         _exit(EXIT_FAILURE);
 }
@@ -170,17 +177,16 @@ static int run_probe(const char *topic, const char *flag, const char *preload, c
 static int conclude(const char *reason)
 {
         if (!reason) {
-                printf("The shim would work here.\n");
+                printf("gpureclaim would work here.\n");
                 return EXIT_SUCCESS;
         }
-        printf("The shim would not work here: %s.\n", reason);
+        printf("gpureclaim would not work here: %s.\n", reason);
         return EXIT_FAILURE;
 }
 
 static int examine(bool sim, bool name_symbols)
 {
         char library[PATH_MAX], sim_dir[PATH_MAX];
-        const char *shim_flag = name_symbols ? "--probe-shim-symbols" : "--probe-shim";
         const char *reason = NULL;
 
         check_environment();
@@ -193,43 +199,25 @@ static int examine(bool sim, bool name_symbols)
                 check_nodes();
                 check_kernel_module();
         }
-        if (run_probe("driver", "--probe-driver", NULL, sim ? sim_dir : NULL) != EXIT_SUCCESS)
+        if (run_probe("driver", NULL, false, sim ? sim_dir : NULL) != EXIT_SUCCESS)
                 reason = "there is no usable CUDA driver";
         if (find_library(library, sizeof(library)) < 0) {
                 doctor_say("library", "fail", "libgpureclaim.so is neither beside this program nor in %s", GR_LIBDIR);
                 return conclude(reason ? reason : "libgpureclaim.so is missing");
         }
-        if (run_probe("library", shim_flag, library, sim ? sim_dir : NULL) != EXIT_SUCCESS && !reason)
+        if (run_probe("library", library, name_symbols, sim ? sim_dir : NULL) != EXIT_SUCCESS && !reason)
                 reason = "the library does not take over the driver's symbols";
         return conclude(reason);
 }
 
-int command_doctor(int argc, char **argv)
+int command_doctor(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--sim", "--symbols", "--help"};
-        bool sim = false, name_symbols = false;
-        int i;
+        const char *library = flag_value(arguments, "probe-library");
+        bool name_symbols = flag_value(arguments, "symbols");
 
-        /* How examine calls this program again; not for people. */
-        if (argc == 2 && strcmp(argv[1], "--probe-driver") == 0)
+        if (flag_value(arguments, "probe-driver"))
                 return probe_driver();
-        if (argc == 3 && strcmp(argv[1], "--probe-shim") == 0)
-                return probe_shim(argv[2], false);
-        if (argc == 3 && strcmp(argv[1], "--probe-shim-symbols") == 0)
-                return probe_shim(argv[2], true);
-        for (i = 1; i < argc; i++) {
-                if (help_wanted("doctor", argv[i]))
-                        return EXIT_SUCCESS;
-                if (strcmp(argv[i], "--sim") == 0) {
-                        sim = true;
-                } else if (strcmp(argv[i], "--symbols") == 0) {
-                        name_symbols = true;
-                } else if (argv[i][0] == '-') {
-                        return unknown_flag("doctor", argv[i], known, sizeof(known) / sizeof(known[0]));
-                } else {
-                        complain("doctor: %s: takes flags only", argv[i]);
-                        return STATUS_USAGE;
-                }
-        }
-        return examine(sim, name_symbols);
+        if (library)
+                return probe_library(library, name_symbols);
+        return examine(flag_value(arguments, "sim"), name_symbols);
 }

@@ -6,15 +6,19 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/options.h"
 #include "command.h"
 
 #define ITEMS(array) (sizeof(array) / sizeof((array)[0]))
 
-static const struct command commands[] = {
-#define COMMAND(name_, arguments_, summary_, help_, print_more_)                                                       \
-        {#name_, arguments_, summary_, help_, print_more_, command_##name_},
+static const struct command {
+        const char *name, *usage, *summary, *help;
+        enum rest rest;
+        int (*run)(const struct arguments *arguments);
+} commands[] = {
+#define COMMAND(name, rest, usage, summary, help) {#name, usage, summary, help, REST_##rest, command_##name},
+#define FLAG(...)
 #include "commands.def"
+#undef FLAG
 #undef COMMAND
 };
 
@@ -38,28 +42,9 @@ void print_piece(const char *text, size_t length, void *arg)
         fwrite(text, 1, length, stdout);
 }
 
-int unknown_flag(const char *command, const char *flag, const char *const *known, size_t count)
-{
-        const char *names[64], *nearest;
-        char name[64];
-        size_t i;
-
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(flag, "="), flag);
-        for (i = 0; i < count && i < ITEMS(names); i++)
-                names[i] = known[i] ? known[i] + strspn(known[i], "-") : NULL;
-        nearest = gr_nearest(name + strspn(name, "-"), names, i);
-        if (nearest)
-                complain("%s: unknown flag %s; did you mean --%s?", command, name, nearest);
-        else
-                complain("%s: unknown flag %s; see gpureclaim help %s", command, name, command);
-        return STATUS_USAGE;
-}
-
 static const struct command *find_command(const char *name)
 {
-        size_t i;
-
-        for (i = 0; i < ITEMS(commands); i++)
+        for (size_t i = 0; i < ITEMS(commands); i++)
                 if (strcmp(commands[i].name, name) == 0)
                         return &commands[i];
         return NULL;
@@ -68,9 +53,8 @@ static const struct command *find_command(const char *name)
 static int unknown_command(const char *name)
 {
         const char *names[ITEMS(commands)], *nearest;
-        size_t i;
 
-        for (i = 0; i < ITEMS(commands); i++)
+        for (size_t i = 0; i < ITEMS(commands); i++)
                 names[i] = commands[i].name;
         nearest = gr_nearest(name, names, ITEMS(commands));
         if (nearest)
@@ -82,77 +66,71 @@ static int unknown_command(const char *name)
 
 static void print_command(const struct command *command)
 {
-        printf("Usage: gpureclaim %s %s\n%c%s.\n\n%s", command->name, command->arguments,
+        printf("Usage: gpureclaim %s%s%s\n%c%s.\n\n%s", command->name, *command->usage ? " " : "", command->usage,
                command->summary[0] - 'a' + 'A', command->summary + 1, command->help);
-        if (command->print_more)
-                command->print_more(stdout);
+        print_flags(command->name);
 }
 
-static void print_commands(FILE *out)
+static void print_commands(void)
 {
-        size_t i;
-
-        fprintf(out, "Usage: gpureclaim COMMAND [ARGUMENT...]\n"
-                     "Serve the device memory of unmodified CUDA programs from a caching pool, within limits.\n\n");
-        for (i = 0; i < ITEMS(commands); i++)
-                fprintf(out, "  %-9s  %s\n", commands[i].name, commands[i].summary);
-        fprintf(out, "\n  gpureclaim help COMMAND tells more; gpureclaim --version tells the version.\n");
+        printf("Usage: gpureclaim COMMAND [ARGUMENT...]\n"
+               "Serve the device memory of unmodified CUDA programs from a cache, within limits.\n\n");
+        for (size_t i = 0; i < ITEMS(commands); i++)
+                printf("  %-9s  %s\n", commands[i].name, commands[i].summary);
+        printf("\n  gpureclaim help COMMAND tells more; gpureclaim --version prints the version.\n");
 }
 
-bool help_wanted(const char *command, const char *argument)
-{
-        if (strcmp(argument, "-h") != 0 && strcmp(argument, "--help") != 0)
-                return false;
-        print_command(find_command(command));
-        return true;
-}
-
-int command_help(int argc, char **argv)
+int command_help(const struct arguments *arguments)
 {
         const struct command *command;
 
-        if (argc > 2) {
-                complain("help: one command at a time, please");
+        if (arguments->count > 1) {
+                complain("help: %s: takes one command only", arguments->rest[1]);
                 return STATUS_USAGE;
         }
-        if (argc < 2) {
-                print_commands(stdout);
+        if (arguments->count == 0) {
+                print_commands();
                 return EXIT_SUCCESS;
         }
-        if (help_wanted("help", argv[1]))
-                return EXIT_SUCCESS;
-        command = find_command(argv[1]);
+        command = find_command(arguments->rest[0]);
         if (!command)
-                return unknown_command(argv[1]);
+                return unknown_command(arguments->rest[0]);
         print_command(command);
         return EXIT_SUCCESS;
 }
 
+int become(const char *command, char **argv)
+{
+        int error;
+
+        execvp(argv[0], argv);
+        error = errno;
+        complain("%s: %s: %s", command, argv[0], strerror(error));
+        return error == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
+}
+
 #if defined(GR_HAVE_TOP) && !defined(GR_IS_TOP)
 /* Only top needs a terminal library, so it is a program of its own beside this one: this very program, and top.c. */
-int command_top(int argc, char **argv)
+int command_top(const struct arguments *arguments)
 {
         char path[PATH_MAX + sizeof("/gpureclaim-top")];
-        char **arguments = calloc((size_t)argc + 2, sizeof(*arguments));
+        char top[] = "top", *argv[] = {path, top, NULL};
 
-        if (!arguments || find_self_dir(path, PATH_MAX) != 0) {
+        (void)arguments;
+        if (find_self_dir(path, PATH_MAX) != 0) {
                 complain("top: cannot find gpureclaim-top");
-                free(arguments);
                 return EXIT_FAILURE;
         }
         strcat(path, "/gpureclaim-top");
-        arguments[0] = path;
-        memcpy(arguments + 1, argv, (size_t)argc * sizeof(*argv));
-        execv(path, arguments);
-        complain("top: %s: %s", path, strerror(errno));
-        free(arguments);
-        return EXIT_FAILURE;
+        return become("top", argv);
 }
 #endif
 
 static int dispatch(int argc, char **argv)
 {
         const struct command *command;
+        struct arguments arguments;
+        int status;
 
         if (argc < 2) {
                 complain("no command given; see gpureclaim help");
@@ -163,7 +141,7 @@ static int dispatch(int argc, char **argv)
                 return EXIT_SUCCESS;
         }
         if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
-                print_commands(stdout);
+                print_commands();
                 return EXIT_SUCCESS;
         }
         if (argv[1][0] == '-') {
@@ -171,7 +149,14 @@ static int dispatch(int argc, char **argv)
                 return STATUS_USAGE;
         }
         command = find_command(argv[1]);
-        return command ? command->run(argc - 1, argv + 1) : unknown_command(argv[1]);
+        if (!command)
+                return unknown_command(argv[1]);
+        status = read_arguments(command->name, command->rest, argc - 1, argv + 1, &arguments);
+        if (status == HELP_WANTED) {
+                print_command(command);
+                return EXIT_SUCCESS;
+        }
+        return status == EXIT_SUCCESS ? command->run(&arguments) : status;
 }
 
 int main(int argc, char **argv)

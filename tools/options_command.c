@@ -1,3 +1,4 @@
+/* gpureclaim options: the configuration that the environment gives, and the table of all options. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -136,37 +137,20 @@ static void print_json(const struct gr_options *options)
         gr_json_end(&json);
 }
 
-int command_options(int argc, char **argv)
+int command_options(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--markdown", "--json", "--help"};
         static struct gr_options options;
-        bool markdown = false, json = false;
-        int i;
 
-        for (i = 1; i < argc; i++) {
-                if (help_wanted("options", argv[i]))
-                        return EXIT_SUCCESS;
-                if (strcmp(argv[i], "--markdown") == 0) {
-                        markdown = true;
-                } else if (strcmp(argv[i], "--json") == 0) {
-                        json = true;
-                } else if (argv[i][0] == '-') {
-                        return unknown_flag("options", argv[i], known, sizeof(known) / sizeof(known[0]));
-                } else {
-                        complain("options: %s: takes flags only", argv[i]);
-                        return STATUS_USAGE;
-                }
-        }
-        if (markdown && json) {
+        if (flag_value(arguments, "markdown") && flag_value(arguments, "json")) {
                 complain("options: --markdown and --json exclude each other");
                 return STATUS_USAGE;
         }
-        if (markdown) {
+        if (flag_value(arguments, "markdown")) {
                 print_markdown();
                 return EXIT_SUCCESS;
         }
         gr_options_load(&options, get, environ, warn, NULL);
-        if (json)
+        if (flag_value(arguments, "json"))
                 print_json(&options);
         else
                 gr_options_dump(&options, print_line, NULL);

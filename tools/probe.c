@@ -246,7 +246,7 @@ static int say_hooks(const char *const *symbols, const void *library_base, bool 
         return EXIT_SUCCESS;
 }
 
-int probe_shim(const char *library, bool name_symbols)
+int probe_library(const char *library, bool name_symbols)
 {
         const char *const *(*hooked_symbols)(void) = NULL;
         const char *(*version)(void) = NULL;

@@ -121,33 +121,18 @@ static void print_text(const struct card *cards, size_t count, size_t other)
                 printf("%zu more files are of another version of gpureclaim, or no regions.\n", other);
 }
 
-int command_status(int argc, char **argv)
+int command_status(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--json", "--help"};
         struct card *cards;
         size_t count, other;
-        bool json = false;
-        int rc;
+        int rc = cards_open(&cards, &count, &other);
 
-        for (int i = 1; i < argc; i++) {
-                if (help_wanted("status", argv[i]))
-                        return EXIT_SUCCESS;
-                if (strcmp(argv[i], "--json") == 0) {
-                        json = true;
-                } else if (argv[i][0] == '-') {
-                        return unknown_flag("status", argv[i], known, 2);
-                } else {
-                        complain("status: %s: takes flags only", argv[i]);
-                        return STATUS_USAGE;
-                }
-        }
-        rc = cards_open(&cards, &count, &other);
         if (rc) {
-                complain("status: the regions cannot be read: %s", strerror(-rc));
+                complain("status: the shared memory cannot be read: %s", strerror(-rc));
                 return EXIT_FAILURE;
         }
         for (size_t i = 0; i < count; i++)
                 card_read(&cards[i], true);
-        (json ? print_json : print_text)(cards, count, other);
+        (flag_value(arguments, "json") ? print_json : print_text)(cards, count, other);
         return EXIT_SUCCESS;
 }

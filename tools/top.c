@@ -188,18 +188,9 @@ static void act(int key)
                          gr_size_format(given, a, sizeof(a)));
 }
 
-int command_top(int argc, char **argv)
+int command_top(const struct arguments *arguments)
 {
-        static const char *const known[] = {"--help"};
-
-        for (int i = 1; i < argc; i++) {
-                if (help_wanted("top", argv[i]))
-                        return EXIT_SUCCESS;
-                if (argv[i][0] == '-')
-                        return unknown_flag("top", argv[i], known, 1);
-                complain("top: %s: takes nothing", argv[i]);
-                return STATUS_USAGE;
-        }
+        (void)arguments;
         if (!isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) {
                 complain("top: needs a terminal; gpureclaim status prints once");
                 return STATUS_USAGE;

@@ -1,5 +1,5 @@
 /* gpureclaim wait: start a program when the card has room for it. */
-#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,66 +42,52 @@ static bool room(const char *device, uint64_t *ret_bytes)
         return known || total > 0;
 }
 
-int command_wait(int argc, char **argv)
+/* The program's own first device. */
+static const char *first_device(void)
 {
-        static const char *const known[] = {"--free", "--device", "--timeout", "--help"};
-        uint64_t want = 0, have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
-        const char *device = getenv("CUDA_VISIBLE_DEVICES");
-        char first[96] = "0";
-        bool wanted = false;
-        int i = 1;
+        static char first[96] = "0";
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
 
-        /* The program's own first device, unless told otherwise. */
-        if (device && device[0] && strcspn(device, ",") < sizeof(first))
-                snprintf(first, sizeof(first), "%.*s", (int)strcspn(device, ","), device);
-        device = first;
+        if (visible && visible[0] && strcspn(visible, ",") < sizeof(first))
+                snprintf(first, sizeof(first), "%.*s", (int)strcspn(visible, ","), visible);
+        return first;
+}
 
-        while (i < argc && argv[i][0] == '-') {
-                if (help_wanted("wait", argv[i]))
-                        return EXIT_SUCCESS;
-                if (strcmp(argv[i], "--") == 0) {
-                        i++;
-                        break;
-                }
-                if (strcmp(argv[i], "--free") != 0 && strcmp(argv[i], "--device") != 0 &&
-                    strcmp(argv[i], "--timeout") != 0)
-                        return unknown_flag("wait", argv[i], known, 4);
-                if (i + 1 >= argc) {
-                        complain("wait: %s needs a value", argv[i]);
-                        return STATUS_USAGE;
-                }
-                if (argv[i][2] == 'f') {
-                        if (!size_argument("wait", argv[i + 1], 0, &want))
-                                return STATUS_USAGE;
-                        wanted = want > 0 && want != GR_SIZE_NONE;
-                } else if (argv[i][2] == 'd') {
-                        device = argv[i + 1];
-                        if (strspn(device, "0123456789") != strlen(device) && strncmp(device, "GPU-", 4) != 0 &&
-                            strncmp(device, "MIG-", 4) != 0) {
-                                complain("wait: --device %s: neither a number nor GPU-... or MIG-...", device);
-                                return STATUS_USAGE;
-                        }
-                } else if (gr_duration_parse(argv[i + 1], &timeout_ns) != 0) {
-                        complain("wait: --timeout %s: not understood (expected a time such as 90s)", argv[i + 1]);
-                        return STATUS_USAGE;
-                }
-                i += 2;
-        }
-        if (!wanted || i >= argc) {
-                complain("wait: needs --free SIZE in bytes and a program after --");
+int command_wait(const struct arguments *arguments)
+{
+        const char *free_text = flag_value(arguments, "free"), *device = flag_value(arguments, "device");
+        const char *timeout = flag_value(arguments, "timeout");
+        uint64_t have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
+        struct gr_size want;
+
+        if (!free_text) {
+                complain("wait: needs --free SIZE");
                 return STATUS_USAGE;
         }
-        while (room(device, &have) && have < want) {
+        if (gr_size_parse(free_text, &want) != 0 || want.is_percent || want.bytes == 0 || want.bytes == GR_SIZE_NONE) {
+                complain("wait: --free %s: not understood (expected a size such as 20GiB or 512MB)", free_text);
+                return STATUS_USAGE;
+        }
+        if (device && strspn(device, "0123456789") != strlen(device) && strncmp(device, "GPU-", 4) != 0 &&
+            strncmp(device, "MIG-", 4) != 0) {
+                complain("wait: --device %s: not understood (expected a number, GPU-... or MIG-...)", device);
+                return STATUS_USAGE;
+        }
+        if (timeout && gr_duration_parse(timeout, &timeout_ns) != 0) {
+                complain("wait: --timeout %s: not understood (expected a time such as 90s)", timeout);
+                return STATUS_USAGE;
+        }
+        if (!device)
+                device = first_device();
+        while (room(device, &have) && have < want.bytes) {
                 if (gr_system_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 
-                        complain("wait: only %s of %s are to be had, and the time is up",
-                                 gr_size_format(have, a, sizeof(a)), gr_size_format(want, b, sizeof(b)));
+                        complain("wait: the time is up, and only %s of %s are free or cached",
+                                 gr_size_format(have, a, sizeof(a)), gr_size_format(want.bytes, b, sizeof(b)));
                         return EXIT_FAILURE;
                 }
                 usleep(PAUSE_US);
         }
-        execvp(argv[i], argv + i);
-        complain("wait: %s: %s", argv[i], strerror(errno));
-        return errno == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
+        return become("wait", arguments->rest);
 }

@@ -59,19 +59,35 @@ mistake() {
 
 # Help and version
 want 0 "$tool" help
-has "$out" "run a program under the shim"
+has "$out" "run a program under gpureclaim"
 is "$err" ""
 all_help=$out
 want 0 "$tool" --help
 is "$out" "$all_help"
 want 0 "$tool" --version
 has "$out" "gpureclaim [0-9]*.[0-9]"
-for command in run options doctor help; do
-        want 0 "$tool" help $command
-        has "$out" "Usage: gpureclaim $command "
+read -ra commands < <(sed -n 's/^  \([a-z]*\)  .*/\1/p' <<<"$all_help" | tr '\n' ' ')
+[[ " ${commands[*]} " == *" run status "*" limit threshold reclaim wait options doctor help " ]] || is "${commands[*]}" all
+for command in "${commands[@]}"; do
+        want 0 "$tool" help "$command"
+        has "$out" "Usage: gpureclaim $command"
+        has "$out" "Exit status: "
+        is "$(awk 'length > 120' <<<"$out")" ""
+        # Hidden flags are not shown.
+        [[ $out == *probe* ]] && is "$out" "no hidden flag"
         text=$out
-        want 0 "$tool" $command --help
+        want 0 "$tool" "$command" --help
         is "$out" "$text"
+        want 0 "$tool" "$command" -h
+        is "$out" "$text"
+        # Each flag that is shown is one; each that is not is named.
+        while read -r flag value; do
+                [ -n "$value" ] && mistake 2 "$command: $flag needs a value" "$tool" "$command" "$flag"
+                [ -n "$value" ] || mistake 2 "$command: $flag=x: takes no value" "$tool" "$command" "$flag=x"
+        done < <(sed -n 's/^  \(--[a-z]*\)\( [A-Z]*\)\{0,1\}  .*/\1\2/p' <<<"$text" | grep -v '(')
+        mistake 2 "$command: unknown flag --xyzzy; see gpureclaim help $command" "$tool" "$command" --xyzzy
+        mistake 2 "$command: unknown flag --xyzzy; see gpureclaim help $command" "$tool" "$command" --xyzzy=1
+        mistake 2 "$command: unknown flag -z" "$tool" "$command" -z
 done
 want 0 "$tool" help run
 for flag in --limit --soft-limit --threshold --reuse --pool --stats --stats-file --log --sim; do
@@ -98,11 +114,43 @@ mistake 2 "--reuse fast: not understood (expected auto|barrier|poll|sync)" "$too
 mistake 2 "--stats 2: not understood" "$tool" run --stats=2 -- true
 mistake 2 "no program given" "$tool" run
 mistake 2 "no program given" "$tool" run --stats --
+mistake 2 "did you mean --json?" "$tool" status --jsn
+mistake 2 "status: now: takes flags only" "$tool" status --json now
+mistake 2 "limit: needs a process id and a size" "$tool" limit
+mistake 2 "limit: needs a process id and a size" "$tool" limit 1 4GiB 5
+mistake 2 "limit: python3: not a process id" "$tool" limit python3 4GiB
+mistake 2 "limit: 0: not a process id" "$tool" limit 0 4GiB
+mistake 2 "limit: 4194305: not a process id" "$tool" limit 4194305 4GiB
+mistake 2 "limit: 4XiB: not understood" "$tool" limit 1 4XiB
+mistake 2 "threshold: : not understood" "$tool" threshold 1 ""
+mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim
+mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim 1 2
+mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim --all 1
+mistake 2 "reclaim: x: not a process id" "$tool" reclaim x --level sync
+mistake 2 "reclaim: --level fast: not understood" "$tool" reclaim --level fast 1
+mistake 2 "reclaim: --level needs a value" "$tool" reclaim 1 --level
+mistake 2 "wait: no program given" "$tool" wait --free 1GiB
+mistake 2 "wait: needs --free SIZE" "$tool" wait -- true
+mistake 2 "wait: --free 50%: not understood" "$tool" wait --free 50% -- true
+mistake 2 "wait: --free none: not understood" "$tool" wait --free=none true
+mistake 2 "wait: --free 0: not understood" "$tool" wait --free 0 true
+mistake 2 "wait: --device first: not understood" "$tool" wait --free 1GiB --device first true
+mistake 2 "wait: --timeout 90: not understood" "$tool" wait --free 1GiB --timeout 90 true
+mkdir "$tree/none"
+export GPURECLAIM_REGION_DIR=$tree/none
+mistake 1 "limit: process 4194303 does not run under gpureclaim" "$tool" limit 4194303 4GiB
+mistake 1 "limit: process 4194303 does not run under gpureclaim" "$tool" limit -- 4194303 4GiB
+mistake 1 "reclaim: process 4194303 does not run under gpureclaim" "$tool" reclaim 4194303 --level=sync
+want 0 "$tool" status
+is "$out" "No process of yours runs under gpureclaim on a GPU here."
+want 0 "$tool" status --json
+is "$(tr -d ' \n' <<<"$out")" '{"schema":1,"other_files":0,"gpus":[]}'
+unset GPURECLAIM_REGION_DIR
 mistake 2 "did you mean --json?" "$tool" options --jsn
 mistake 2 "takes flags only" "$tool" options json
 mistake 2 "exclude each other" "$tool" options --json --markdown
-mistake 2 "did you mean --symbols?" "$tool" doctor --symbol
-mistake 2 "one command" "$tool" help run run
+mistake 2 "did you mean --symbols?" "$tool" doctor --smybols
+mistake 2 "takes one command only" "$tool" help run run
 mistake 127 "/nonexistent/app: No such file" "$tool" run -- /nonexistent/app
 mistake 127 "no-such-program-anywhere: " "$tool" run no-such-program-anywhere
 mistake 126 "/etc/passwd: Permission denied" "$tool" run -- /etc/passwd
@@ -188,7 +236,7 @@ has "$out" "driver    fail  crashed: Aborted"
 has "$out" "would not work here: there is no usable CUDA driver"
 want 1 env CUDA_VISIBLE_DEVICES= LD_PRELOAD="$tree/lib/other.so" GPURECLAIM_REUSE=fast "$tool" doctor --sim
 has "$out" 'visible   note  CUDA_VISIBLE_DEVICES="" hides all devices'
-has "$out" "preload   note  LD_PRELOAD is kept behind the shim: $tree/lib/other.so"
+has "$out" "preload   note  LD_PRELOAD has other libraries, which come after gpureclaim: $tree/lib/other.so"
 has "$out" "options   note  GPURECLAIM_REUSE=fast: not understood"
 echo 'not a library' >"$shim"
 want 1 "$tool" doctor --sim
