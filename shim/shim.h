@@ -33,7 +33,6 @@ CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CU
 
 #define GR_EXPORT   __attribute__((visibility("default")))
 #define GR_HOT_DATA __attribute__((section("gr_hot"))) /* read by each call: together in one cache line */
-#define GR_VERSION  "0.1.0"
 
 /*
  * A pointer that is no allocation: the driver answers for it as for one that was freed (docs/measurements.md,

@@ -16,6 +16,7 @@ for line in "the simulated device" "device 0  ok" "fences    ok" "library   ok" 
 done
 [[ $out != *newer* ]] || fail "doctor --sim: the simulated device has what the library does not know"
 printf '%s\n' "$out"
+[[ $out == *", version $("$1" --version | cut -d ' ' -f 2)"* ]] || fail "library and command say different versions"
 out=$("$1" doctor --sim --symbols)
 [[ $out == *" cuMemAlloc_v2"* ]] || fail "doctor --symbols does not name cuMemAlloc_v2"
 # shellcheck disable=SC2016

@@ -8,6 +8,7 @@
  * would cost.
  */
 #include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -280,21 +281,28 @@ static int evaluate(const char *path)
 
 int main(int argc, char **argv)
 {
-        int rc = 0;
+        static const struct option flags[] = {
+                {"lag", required_argument, NULL, 'l'},
+                {"streams", no_argument, NULL, 's'},
+                {"verbose", no_argument, NULL, 'v'},
+                {NULL, 0, NULL, 0},
+        };
+        bool understood = true;
+        int flag, rc = 0;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--lag=", 6) && gr_duration_parse(argv[i] + 6, &counting.lag_ns) == 0)
-                        continue;
-                else if (!strcmp(argv[i], "--streams"))
+        while ((flag = getopt_long(argc, argv, "", flags, NULL)) != -1)
+                if (flag == 's')
                         counting.streams = true;
-                else if (!strcmp(argv[i], "--verbose"))
+                else if (flag == 'v')
                         gr_log_set_level(GR_LOG_DEBUG);
-                else if (argv[i][0] != '-' && evaluate(argv[i]) == 0)
-                        continue;
                 else
-                        rc = 2;
-        }
-        if (rc || argc < 2)
+                        understood &= flag == 'l' && gr_duration_parse(optarg, &counting.lag_ns) == 0;
+        if (!understood || optind == argc) {
                 fprintf(stderr, "usage: policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...\n");
-        return argc < 2 ? 2 : rc;
+                return 2;
+        }
+        for (int i = optind; i < argc; i++)
+                if (evaluate(argv[i]) != 0)
+                        rc = 1;
+        return rc;
 }
