@@ -27,7 +27,7 @@ static void context_init(struct gr_context *context, struct gr_core *core, int d
 {
         context->core = core;
         context->device = &core->devices[device];
-        gr_fence_init(context);
+        gr_fence_init(&context->fence, core, context->device, context);
         gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
         gr_arena_init(&context->first_arena, context, 0);
         atomic_init(&context->arenas[0], &context->first_arena);
@@ -42,7 +42,7 @@ static void context_fini(struct gr_context *context)
                 gr_metadata_free(gr_arena_at(context, i), sizeof(struct gr_arena));
         gr_lock_destroy(&context->spilled.lock);
         gr_split_destroy(context);
-        gr_fence_destroy(context);
+        gr_fence_destroy(&context->fence);
 }
 
 void gr_core_destroy(struct gr_core *core)
@@ -72,8 +72,8 @@ static bool reach_each_other(struct gr_context *other, void *arg)
         struct gr_context *context = arg;
 
         if (other != context) {
-                gr_fence_add_accessor(context, other);
-                gr_fence_add_accessor(other, context);
+                gr_fence_add_accessor(&context->fence, other);
+                gr_fence_add_accessor(&other->fence, context);
         }
         return true;
 }
@@ -116,7 +116,7 @@ out:
 
 static bool close_before(struct gr_context *context, void *arg)
 {
-        gr_fence_close_before(context, arg != NULL);
+        gr_fence_close_before(&context->fence, arg != NULL);
         return true;
 }
 
@@ -142,7 +142,7 @@ void gr_core_stream_waits(struct gr_core *core)
 void gr_core_will_capture(struct gr_core *core)
 {
         gr_core_each_context(core, -1, close_before, core);
-        close_before(&core->everyone, core);
+        gr_fence_close_before(&core->process_fence, true);
 }
 
 /* In all others, those that are about to end among them, as they may stay. Without a call of the driver. */
@@ -156,7 +156,7 @@ static void forget_everywhere(struct gr_context *gone)
         gr_unlock(&core->contexts_lock);
         for (; context; context = context->next) /* the list only grows, at its head */
                 if (context != gone)
-                        gr_fence_forget(context, gone);
+                        gr_fence_forget(&context->fence, gone);
 }
 
 static bool is_alone(struct gr_context *context)
@@ -191,7 +191,7 @@ void gr_context_ending(struct gr_context *context)
         /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
          */
         if (!is_alone(context))
-                gr_fence_wait_work(context);
+                gr_fence_wait_work(&context->fence);
         forget_everywhere(context);
         gr_pinned_ending(context);
 }
@@ -203,7 +203,7 @@ void gr_context_drop(struct gr_context *context)
         gr_context_close_visits(context);
         forget_everywhere(context);
         gr_arenas_quiesce(context);
-        gr_fence_reset(context);
+        gr_fence_reset(&context->fence);
         gr_split_drop(context);
         gr_ledger_drop_context(&core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);

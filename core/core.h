@@ -22,6 +22,7 @@
 #include "cache/arena.h"
 #include "cache/ledger.h"
 #include "cache/preallocate.h"
+#include "fence/capture_gate.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
 #include "host/pinned_alloc.h"
@@ -102,7 +103,7 @@ struct gr_core {
         struct gr_device devices[GR_DEVICES_MAX];
         struct gr_device host; /* no device: what is pinned of the host's memory, and its limits */
         struct gr_pinned pinned;
-        struct gr_context everyone; /* none of the driver's: only its fence is used, which covers all contexts */
+        struct gr_fence process_fence; /* all contexts are its accessors: for pinned memory, which all can reach */
         struct gr_stats stats;
         struct gr_registry registry;
         struct gr_proactive proactive;
@@ -222,7 +223,8 @@ static inline bool gr_split_active(struct gr_context *context)
  */
 static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_split_active(context) && (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context));
+        return gr_split_active(context) &&
+               (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(&context->fence));
 }
 
 #endif

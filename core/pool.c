@@ -27,7 +27,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
         unsigned class = gr_class_of(bytes);
         struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
 
-        if (!block && gr_fence_barrier_for(context, gr_arena_oldest_epoch(arena, class)) == 0)
+        if (!block && gr_fence_barrier_for(&context->fence, gr_arena_oldest_epoch(arena, class)) == 0)
                 block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
         return block ? block : gr_pool_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
@@ -74,21 +74,22 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                    (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {
                 return NULL;
         }
-        if (gr_fence_barrier_is_cheap(context)) {
+        if (gr_fence_barrier_is_cheap(&context->fence)) {
                 barrier = true;
         } else {
                 uint64_t bound = gr_budget_held(context->device) / 4;
 
-                gr_fence_look_for(context, own_oldest(context, bytes));
+                gr_fence_look_for(&context->fence, own_oldest(context, bytes));
                 block = gr_pool_take(context, bytes, false);
                 if (block)
                         return block;
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
-                barrier = gr_fence_quarantine_bytes(&context->fence) > bound && gr_fence_barrier_is_safe(context) &&
+                barrier = gr_fence_quarantine_bytes(&context->fence) > bound &&
+                          gr_fence_barrier_is_safe(&context->fence) &&
                           (!gr_split_serves(context, bytes) || gr_split_would_help(context, bytes));
         }
-        if (!barrier || gr_fence_barrier(context))
+        if (!barrier || gr_fence_barrier(&context->fence))
                 return NULL;
         return gr_pool_take(context, bytes, false);
 }
@@ -123,7 +124,7 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
 {
         struct gr_block *block;
 
-        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context) &&
+        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(&context->fence) &&
             !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
                 if (context->core->config.reuse == GR_REUSE_AUTO && gr_preallocate_wanted(context, bytes))
                         return NULL;
@@ -260,7 +261,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         int rc;
 
         if (!never) {
-                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
+                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(&context->fence) : -EBUSY;
                 if (!rc)
                         epoch = 0;
                 else if (rc == -EBUSY)
@@ -270,7 +271,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         }
         rc = gr_split_put(block, epoch, by_driver, &should_close);
         if (!rc && should_close)
-                gr_fence_close(context);
+                gr_fence_close(&context->fence);
         wake_if_needed(context);
         return rc;
 }
@@ -279,7 +280,7 @@ GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool should_close)
 {
         /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
         if (should_close)
-                gr_fence_close_soon(context);
+                gr_fence_close_soon(&context->fence);
         wake_if_needed(context);
 }
 
@@ -332,7 +333,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, order);
 
-        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context) : -EBUSY;
+        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(&context->fence) : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, order);
         gr_arena_put(context, block, rc == 0, &should_close);

@@ -131,7 +131,7 @@ static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_s
         arena->open_bytes = before + bytes;
         *ret_should_close =
                 __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
-                arena->open_bytes >= gr_fence_close_bytes(arena->context); /* looked at once in each step */
+                arena->open_bytes >= gr_fence_close_bytes(&arena->context->fence); /* looked at once in each step */
         if (*ret_should_close)
                 arena->open_bytes = 0; /* a capture may keep the epoch open: ask no more for a while */
         return epoch;
@@ -287,7 +287,7 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
         struct gr_arena *arena = gr_thread.used;
 
         if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
-            !gr_fence_barrier_is_cheap(arena->context))
+            !gr_fence_barrier_is_cheap(&arena->context->fence))
                 return NULL;
         return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
 }

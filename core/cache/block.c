@@ -59,8 +59,8 @@ void gr_block_leave(struct gr_block *block)
         block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
         DL_APPEND(context->leaving, block);
         gr_arena_unlock(&context->first_arena);
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_blocks_left(context);
 }
 

@@ -1,5 +1,6 @@
 #include "fence/fence.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,101 +20,24 @@
 #define KERNEL_FAILED    700 /* CUDA errors from here on are the program's own, and it sees them at its every call */
 #define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
 
-void gr_gate_init(struct gr_gate *gate)
+void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner)
 {
-        pthread_rwlock_init(&gate->lock, NULL);
-        atomic_init(&gate->captures, 0);
-        atomic_init(&gate->awaited, 0);
-        atomic_init(&gate->times, 0);
-        atomic_init(&gate->vain, 0);
-}
-
-void gr_gate_destroy(struct gr_gate *gate)
-{
-        pthread_rwlock_destroy(&gate->lock);
-}
-
-void gr_gate_begin_enter(struct gr_gate *gate)
-{
-        for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
-                gr_pause(n);
-        gr_rank_enter(GR_RANK_GATE);
-        /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
-        if (atomic_fetch_add(&gate->captures, 1) == 0)
-                atomic_fetch_add(&gate->times, 1);
-        pthread_rwlock_wrlock(&gate->lock);
-}
-
-void gr_gate_begin_leave(struct gr_gate *gate, bool began)
-{
-        if (!began)
-                atomic_fetch_sub(&gate->captures, 1);
-        pthread_rwlock_unlock(&gate->lock);
-        gr_rank_leave(GR_RANK_GATE);
-}
-
-void gr_gate_end(struct gr_gate *gate)
-{
-        atomic_fetch_sub(&gate->captures, 1);
-}
-
-void gr_gate_await_begin(struct gr_gate *gate)
-{
-        atomic_fetch_add(&gate->awaited, 1);
-}
-
-void gr_gate_await_end(struct gr_gate *gate)
-{
-        atomic_fetch_sub(&gate->awaited, 1);
-}
-
-void gr_gate_note_vain(struct gr_gate *gate)
-{
-        atomic_store(&gate->vain, atomic_load(&gate->times));
-}
-
-bool gr_gate_is_vain(struct gr_gate *gate)
-{
-        return atomic_load(&gate->captures) > 0 && atomic_load(&gate->vain) == atomic_load(&gate->times);
-}
-
-/* Holds captures off until gate_leave; false while one is going on. */
-static bool gate_enter(struct gr_gate *gate)
-{
-        if (atomic_load(&gate->captures) > 0)
-                return false;
-        gr_rank_enter(GR_RANK_GATE);
-        pthread_rwlock_rdlock(&gate->lock);
-        if (atomic_load(&gate->captures) == 0)
-                return true;
-        pthread_rwlock_unlock(&gate->lock);
-        gr_rank_leave(GR_RANK_GATE);
-        return false;
-}
-
-static void gate_leave(struct gr_gate *gate)
-{
-        pthread_rwlock_unlock(&gate->lock);
-        gr_rank_leave(GR_RANK_GATE);
-}
-
-void gr_fence_init(struct gr_context *context)
-{
-        struct gr_fence *fence = &context->fence;
-
         memset(fence, 0, sizeof(*fence));
+        fence->core = core;
+        fence->device = device;
+        fence->owner = owner;
         atomic_init(&fence->open_epoch, 1);
         gr_lock_init(&fence->lock, GR_RANK_FENCE);
         gr_lock_init(&fence->events_lock, GR_RANK_EVENTS);
-        fence->accessors[0] = context;
-        fence->accessor_count = 1;
+        fence->accessors[0] = owner;
+        fence->accessor_count = owner != NULL;
 }
 
-void gr_fence_destroy(struct gr_context *context)
+void gr_fence_destroy(struct gr_fence *fence)
 {
-        free(context->fence.idle_events);
-        gr_lock_destroy(&context->fence.lock);
-        gr_lock_destroy(&context->fence.events_lock);
+        free(fence->idle_events);
+        gr_lock_destroy(&fence->lock);
+        gr_lock_destroy(&fence->events_lock);
 }
 
 /* An event of owner: an idle one, or a new one. */
@@ -172,6 +96,7 @@ static void epoch_recycle(struct gr_epoch *epoch)
         epoch->event_count = 0;
 }
 
+/* A counter never falls. Fence lock held. */
 static void advance(_Atomic uint64_t *counter, uint64_t to)
 {
         if (atomic_load_explicit(counter, memory_order_relaxed) < to)
@@ -181,6 +106,8 @@ static void advance(_Atomic uint64_t *counter, uint64_t to)
 /* Fence lock held. */
 static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
 {
+        gr_assert_locked(&fence->lock);
+        assert(epoch->number < atomic_load(&fence->open_epoch));
         advance(&fence->usable_bytes, epoch->freed_bytes);
         advance(&fence->usable_epoch, epoch->number);
 }
@@ -191,19 +118,20 @@ static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
         set_usable(fence, epoch);
         advance(&fence->idle_epoch, epoch->number);
         advance(&fence->waits_over, epoch->waits);
+        assert(atomic_load(&fence->idle_epoch) <= atomic_load(&fence->usable_epoch));
 }
 
 /*
  * A capture that nobody announced, or a driver that has no memory for it, only delays: -EBUSY. Any other failure means
  * that no fence can be trusted.
  */
-static int failed(struct gr_context *context, int rc)
+static int failed(struct gr_fence *fence, int rc)
 {
         static _Atomic bool told;
 
         if (rc == -EBUSY || rc == -ENOMEM)
                 return -EBUSY;
-        atomic_store(&context->fence.broken, rc);
+        atomic_store(&fence->broken, rc);
         if (!atomic_exchange(&told, true))
                 gr_log(gr_driver_code(rc) < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
                        "the driver's fences fail (CUDA error %d): from now on freed memory goes straight back to it",
@@ -212,15 +140,15 @@ static int failed(struct gr_context *context, int rc)
 }
 
 /* Fence lock and gate held. always: also where nothing was freed. */
-static int close_locked(struct gr_context *context, bool always)
+static int close_locked(struct gr_fence *fence, bool always)
 {
-        struct gr_fence *fence = &context->fence;
-        const struct gr_driver *driver = context->core->driver;
+        const struct gr_driver *driver = fence->core->driver;
         uint64_t freed_bytes = gr_fence_freed_bytes(fence);
-        uint64_t waits = atomic_load(&context->core->waits_given);
+        uint64_t waits = atomic_load(&fence->core->waits_given);
         struct gr_epoch *epoch;
         int rc = 0;
 
+        gr_assert_locked(&fence->lock);
         if (!driver->context_record)
                 return -ENOTSUP;
         if (freed_bytes == atomic_load(&fence->closed_bytes) && !always)
@@ -234,6 +162,8 @@ static int close_locked(struct gr_context *context, bool always)
 
         /* From here frees go to the next epoch; what went into this one was submitted before the records below. */
         epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
+        assert(epoch->number > atomic_load(&fence->usable_epoch));
+        assert(fence->pending_count == 0 || epoch->number > pending_at(fence, fence->pending_count - 1)->number);
         epoch->freed_bytes = freed_bytes;
         epoch->waits = waits;
         epoch->closed_ns = driver->now_ns();
@@ -249,9 +179,9 @@ static int close_locked(struct gr_context *context, bool always)
         }
         if (rc) {
                 epoch_recycle(epoch);
-                return failed(context, rc);
+                return failed(fence, rc);
         }
-        gr_count(context->core, GR_STAT_epochs, 1);
+        gr_count(fence->core, GR_STAT_epochs, 1);
         fence->pending_count++;
         atomic_store(&fence->closed_bytes, freed_bytes);
         atomic_store(&fence->closed_waits, waits);
@@ -259,36 +189,34 @@ static int close_locked(struct gr_context *context, bool always)
 }
 
 /* *ret_epoch: the one that was open. */
-static int close_by(struct gr_context *context, bool always, uint64_t *ret_epoch)
+static int close_by(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
 {
-        struct gr_fence *fence = &context->fence;
         int rc;
 
-        if (!gate_enter(&context->core->gate))
+        if (!gr_gate_enter(&fence->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
         *ret_epoch = atomic_load(&fence->open_epoch);
-        rc = close_locked(context, always);
+        rc = close_locked(fence, always);
         gr_unlock(&fence->lock);
-        gate_leave(&context->core->gate);
+        gr_gate_leave(&fence->core->gate);
         return rc;
 }
 
-int gr_fence_close(struct gr_context *context)
+int gr_fence_close(struct gr_fence *fence)
 {
         uint64_t epoch;
 
-        return close_by(context, false, &epoch);
+        return close_by(fence, false, &epoch);
 }
 
-void gr_fence_close_before(struct gr_context *context, bool waits)
+void gr_fence_close_before(struct gr_fence *fence, bool waits)
 {
-        struct gr_fence *fence = &context->fence;
         uint64_t epoch;
 
-        waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&context->core->waits_given);
+        waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&fence->core->waits_given);
         if (waits || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes))
-                close_by(context, waits, &epoch);
+                close_by(fence, waits, &epoch);
 }
 
 /* Whether the turn to fence is the caller's. */
@@ -303,25 +231,24 @@ static void lead_end(struct gr_fence *fence)
         atomic_store_explicit(&fence->led, false, memory_order_release);
 }
 
-uint64_t gr_fence_close_bytes(struct gr_context *context)
+uint64_t gr_fence_close_bytes(struct gr_fence *fence)
 {
         uint64_t bytes;
 
         /* Not by live memory: to know it is to take from each thread the cache line that its every hit writes. */
-        if (gr_fence_barrier_is_cheap(context))
-                return gr_max(atomic_load_explicit(&context->device->total_bytes, memory_order_relaxed) /
-                                      CLOSE_CARD_PART,
+        if (gr_fence_barrier_is_cheap(fence))
+                return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) / CLOSE_CARD_PART,
                               GR_FENCE_CLOSE_BYTES);
-        bytes = gr_budget_held(context->device) / CLOSE_LIVE_PART;
+        bytes = gr_budget_held(fence->device) / CLOSE_LIVE_PART;
         return gr_min(gr_max(bytes, GR_FENCE_CLOSE_BYTES), CLOSE_MOST_BYTES);
 }
 
-void gr_fence_close_soon(struct gr_context *context)
+void gr_fence_close_soon(struct gr_fence *fence)
 {
-        if (!lead_try(&context->fence))
+        if (!lead_try(fence))
                 return;
-        gr_fence_close(context);
-        lead_end(&context->fence);
+        gr_fence_close(fence);
+        lead_end(fence);
 }
 
 /* 0: passed; -EAGAIN: not yet; else the driver's error. */
@@ -340,20 +267,20 @@ static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
  * How many pending epochs have passed, in *ret_count. None passes before those ahead of it, so the steps between the
  * epochs asked about double while they have passed, and halve once one has not. As epoch_query. Fence lock held.
  */
-static int count_passed(struct gr_context *context, unsigned *ret_count)
+static int count_passed(struct gr_fence *fence, unsigned *ret_count)
 {
-        struct gr_fence *fence = &context->fence;
         unsigned passed = 0, running = fence->pending_count, step = 1;
         bool found = false;
 
+        gr_assert_locked(&fence->lock);
         while (passed < running) {
                 unsigned asked = passed + step <= running ? passed + step - 1 : running - 1;
                 int rc;
 
                 if (found) /* one that has not passed */
                         asked = passed + (running - passed) / 2;
-                rc = epoch_query(context->core->driver, pending_at(fence, asked));
-                gr_count(context->core, GR_STAT_polls, 1);
+                rc = epoch_query(fence->core->driver, pending_at(fence, asked));
+                gr_count(fence->core, GR_STAT_polls, 1);
                 if (rc == -EAGAIN) {
                         running = asked;
                         found = true;
@@ -368,44 +295,43 @@ static int count_passed(struct gr_context *context, unsigned *ret_count)
         return 0;
 }
 
-int gr_fence_poll(struct gr_context *context)
+int gr_fence_poll(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         unsigned passed = 0;
         int rc;
 
         gr_lock(&fence->lock);
-        rc = count_passed(context, &passed);
+        rc = count_passed(fence, &passed);
         if (passed > 0) {
                 struct gr_epoch *newest = pending_at(fence, passed - 1);
 
                 set_idle(fence, newest);
-                fence->passed_ns = context->core->driver->now_ns();
+                fence->passed_ns = fence->core->driver->now_ns();
         }
         for (unsigned i = 0; i < passed; i++)
                 epoch_recycle(pending_at(fence, i));
         fence->first_pending = (fence->first_pending + passed) % GR_EPOCHS_PENDING;
         fence->pending_count -= passed;
         if (rc)
-                failed(context, rc);
+                failed(fence, rc);
         gr_unlock(&fence->lock);
         return rc;
 }
 
 /* Waits on the host for every context in reach; gate held, fence lock held, as nothing may be freed into the middle. */
-static int sync_locked(struct gr_context *context)
+static int sync_locked(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
-                               .waits = atomic_load(&context->core->waits_given)};
+                               .waits = atomic_load(&fence->core->waits_given)};
         int rc = 0;
 
+        gr_assert_locked(&fence->lock);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
-                rc = context->core->driver->context_sync(fence->accessors[i]->handle);
+                rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
         if (rc)
-                return failed(context, rc);
-        gr_count(context->core, GR_STAT_syncs, 1);
+                return failed(fence, rc);
+        gr_count(fence->core, GR_STAT_syncs, 1);
         while (fence->pending_count > 0)
                 epoch_recycle(pending_at(fence, --fence->pending_count));
         atomic_store(&fence->closed_bytes, all.freed_bytes);
@@ -413,30 +339,30 @@ static int sync_locked(struct gr_context *context)
         return 0;
 }
 
-GR_HOT_CODE bool gr_fence_barrier_is_cheap(struct gr_context *context)
+GR_HOT_CODE bool gr_fence_barrier_is_cheap(struct gr_fence *fence)
 {
-        const struct gr_core *core = context->core;
+        const struct gr_core *core = fence->core;
 
         return core->config.reuse == GR_REUSE_BARRIER ||
-               (core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(context) == 1 &&
+               (core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(fence) == 1 &&
                 !atomic_load_explicit(&core->overlaps, memory_order_relaxed) &&
                 !atomic_load_explicit(&core->waits_for_others, memory_order_relaxed));
 }
 
-bool gr_fence_barrier_is_safe(struct gr_context *context)
+bool gr_fence_barrier_is_safe(struct gr_fence *fence)
 {
-        return context->core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(context) == 1 &&
-               !atomic_load_explicit(&context->core->waits_for_others, memory_order_relaxed) &&
-               gr_fence_stuck_ns(context) < STUCK_NS;
+        return fence->core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(fence) == 1 &&
+               !atomic_load_explicit(&fence->core->waits_for_others, memory_order_relaxed) &&
+               gr_fence_stuck_ns(fence) < STUCK_NS;
 }
 
 /* Fence lock and gate held. */
-static int wait_for_epoch(struct gr_context *context, const struct gr_epoch *epoch)
+static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
 {
-        struct gr_core *core = context->core;
-        struct gr_fence *fence = &context->fence;
+        struct gr_core *core = fence->core;
         int rc = 0;
 
+        gr_assert_locked(&fence->lock);
         /* Asked again, as streams may have begun to wait for others meanwhile: not in front of this barrier. */
         atomic_fetch_add(&core->barriers_begun, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
@@ -450,46 +376,45 @@ static int wait_for_epoch(struct gr_context *context, const struct gr_epoch *epo
 }
 
 /* Unless epoch is usable by then. */
-static int barrier_for(struct gr_context *context, uint64_t epoch)
+static int barrier_for(struct gr_fence *fence, uint64_t epoch)
 {
-        struct gr_fence *fence = &context->fence;
-        const struct gr_driver *driver = context->core->driver;
+        const struct gr_driver *driver = fence->core->driver;
         int rc = 0;
 
         if (gr_fence_usable(fence, epoch))
                 return 0;
-        if (!gate_enter(&context->core->gate))
+        if (!gr_gate_enter(&fence->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
         if (gr_fence_usable(fence, epoch))
                 goto out;
         if (!driver->context_record || !driver->context_wait) {
-                rc = sync_locked(context);
+                rc = sync_locked(fence);
                 goto out;
         }
-        rc = close_locked(context, false);
+        rc = close_locked(fence, false);
         if (!rc && fence->pending_count > 0) {
                 struct gr_epoch *newest = pending_at(fence, fence->pending_count - 1);
 
                 if (gr_fence_usable(fence, newest->number))
                         goto out;
-                rc = wait_for_epoch(context, newest);
+                rc = wait_for_epoch(fence, newest);
                 if (rc) {
-                        rc = failed(context, rc);
+                        rc = failed(fence, rc);
                         goto out;
                 }
-                gr_count(context->core, GR_STAT_barriers, 1);
+                gr_count(fence->core, GR_STAT_barriers, 1);
                 set_usable(fence, newest);
         }
 out:
         gr_unlock(&fence->lock);
-        gate_leave(&context->core->gate);
+        gr_gate_leave(&fence->core->gate);
         return rc;
 }
 
-int gr_fence_barrier(struct gr_context *context)
+int gr_fence_barrier(struct gr_fence *fence)
 {
-        return barrier_for(context, UINT64_MAX);
+        return barrier_for(fence, UINT64_MAX);
 }
 
 /*
@@ -511,31 +436,31 @@ static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
         return false;
 }
 
-int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch)
+int gr_fence_barrier_for(struct gr_fence *fence, uint64_t epoch)
 {
         bool mine;
         int rc;
 
-        if (lead_wait(&context->fence, epoch, &mine))
+        if (lead_wait(fence, epoch, &mine))
                 return 0;
-        rc = barrier_for(context, epoch);
+        rc = barrier_for(fence, epoch);
         if (mine)
-                lead_end(&context->fence);
+                lead_end(fence);
         return rc;
 }
 
-void gr_fence_look_for(struct gr_context *context, uint64_t epoch)
+void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch)
 {
         bool mine;
 
-        if (lead_wait(&context->fence, epoch, &mine))
+        if (lead_wait(fence, epoch, &mine))
                 return;
-        if (!gr_fence_usable(&context->fence, epoch)) {
-                gr_fence_close(context);
-                gr_fence_poll(context);
+        if (!gr_fence_usable(fence, epoch)) {
+                gr_fence_close(fence);
+                gr_fence_poll(fence);
         }
         if (mine)
-                lead_end(&context->fence);
+                lead_end(fence);
 }
 
 /* The contexts to wait for, and how many have been. */
@@ -569,46 +494,47 @@ static bool drain_one(struct gr_context *context, void *arg)
 static bool wait_one(struct gr_context *context, void *arg)
 {
         struct drain *drain = arg;
-        uint64_t last_epoch = gr_fence_closed_epoch(&context->fence);
+        struct gr_fence *fence = &context->fence;
+        uint64_t last_epoch = gr_fence_closed_epoch(fence);
 
         drain->rc = 0;
         if (is_wanted(drain, context))
-                while (drain->rc == 0 && !gr_fence_idle(&context->fence, last_epoch))
-                        drain->rc = gr_fence_wait_oldest(context, drain->deadline_ns);
+                while (drain->rc == 0 && !gr_fence_idle(fence, last_epoch))
+                        drain->rc = gr_fence_wait_oldest(fence, drain->deadline_ns);
         return drain->rc != -ETIMEDOUT;
 }
 
 /* Lock held. */
-static void copy_accessors(struct gr_context *context, struct drain *drain)
+static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 {
-        memcpy(drain->accessors, context->fence.accessors, sizeof(drain->accessors));
-        drain->accessor_count = context->fence.accessor_count;
+        gr_assert_locked(&fence->lock);
+        memcpy(drain->accessors, fence->accessors, sizeof(drain->accessors));
+        drain->accessor_count = fence->accessor_count;
 }
 
 /*
  * As sync_locked, beside captures. Without the fence's lock, as other threads need it to submit what the GPU may wait
  * for; what is freed meanwhile belongs to a later epoch.
  */
-static int drain(struct gr_context *context)
+static int drain(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         struct drain drain = {0};
         struct gr_epoch all = {0};
 
-        if (!context->core->driver->context_drain)
+        if (!fence->core->driver->context_drain)
                 return -EBUSY;
         gr_lock(&fence->lock);
-        copy_accessors(context, &drain);
+        copy_accessors(fence, &drain);
         all.freed_bytes = gr_fence_freed_bytes(fence);
-        all.waits = atomic_load(&context->core->waits_given);
+        all.waits = atomic_load(&fence->core->waits_given);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         gr_unlock(&fence->lock);
-        gr_core_each_context(context->core, -1, drain_one, &drain);
+        gr_core_each_context(fence->core, -1, drain_one, &drain);
         if (drain.rc)
-                return failed(context, drain.rc);
+                return failed(fence, drain.rc);
         if (drain.drained < drain.accessor_count)
                 return -EBUSY;
-        gr_count(context->core, GR_STAT_syncs, 1);
+        gr_count(fence->core, GR_STAT_syncs, 1);
         gr_lock(&fence->lock);
         while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all.number) {
                 epoch_recycle(pending_at(fence, 0));
@@ -625,105 +551,101 @@ static int drain(struct gr_context *context)
  * By a record of its own. No lock is held meanwhile: captures may begin, and other threads submit what the GPU may wait
  * for. -EBUSY, -ENOTSUP: none can be had; -ETIMEDOUT.
  */
-static int wait_behind_record(struct gr_context *context, uint64_t deadline_ns)
+static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
 {
-        struct gr_fence *fence = &context->fence;
         uint64_t epoch;
-        int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(context, true, &epoch);
+        int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(fence, true, &epoch);
 
         /* Work that is nearly done is not worth a sleep. */
         for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
-                rc = gr_fence_poll(context);
+                rc = gr_fence_poll(fence);
                 gr_pause(n);
         }
         while (!rc && !gr_fence_idle(fence, epoch)) {
-                rc = gr_fence_wait_oldest(context, deadline_ns);
+                rc = gr_fence_wait_oldest(fence, deadline_ns);
                 if (rc == -ENOENT) /* another thread has seen it pass */
                         rc = 0;
         }
         if (!rc)
-                gr_count(context->core, GR_STAT_syncs, 1);
+                gr_count(fence->core, GR_STAT_syncs, 1);
         return rc;
 }
 
 /* Without end. */
-static int wait_without_record(struct gr_context *context)
+static int wait_without_record(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         int rc = -EBUSY;
 
-        if (gate_enter(&context->core->gate)) {
+        if (gr_gate_enter(&fence->core->gate)) {
                 gr_lock(&fence->lock);
-                rc = sync_locked(context);
+                rc = sync_locked(fence);
                 gr_unlock(&fence->lock);
-                gate_leave(&context->core->gate);
+                gr_gate_leave(&fence->core->gate);
         }
-        return rc == -EBUSY ? drain(context) : rc;
+        return rc == -EBUSY ? drain(fence) : rc;
 }
 
-int gr_fence_sync(struct gr_context *context)
+int gr_fence_sync(struct gr_fence *fence)
 {
-        int rc = wait_behind_record(context, UINT64_MAX);
+        int rc = wait_behind_record(fence, UINT64_MAX);
 
-        return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(context) : rc;
+        return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(fence) : rc;
 }
 
 /* Whether streams may still wait for what the program does later. Such work is in front of no epoch that has passed. */
-static bool may_wait(struct gr_context *context)
+static bool may_wait(struct gr_fence *fence)
 {
-        return atomic_load(&context->core->waits_begun) != atomic_load(&context->fence.waits_over);
+        return atomic_load(&fence->core->waits_begun) != atomic_load(&fence->waits_over);
 }
 
-int gr_fence_wait_driver(struct gr_context *context)
+int gr_fence_wait_driver(struct gr_fence *fence)
 {
         int rc;
 
-        if (!gate_enter(&context->core->gate))
+        if (!gr_gate_enter(&fence->core->gate))
                 return -EBUSY;
-        rc = context->core->driver->context_sync(context->handle);
-        gate_leave(&context->core->gate);
+        rc = fence->core->driver->context_sync(fence->owner->handle);
+        gr_gate_leave(&fence->core->gate);
         return rc;
 }
 
-int gr_fence_wait_work(struct gr_context *context)
+int gr_fence_wait_work(struct gr_fence *fence)
 {
-        const struct gr_driver *driver = context->core->driver;
-        int rc = gr_fence_wait_driver(context);
+        const struct gr_driver *driver = fence->core->driver;
+        int rc = gr_fence_wait_driver(fence);
 
         if (rc && driver->context_drain)
-                rc = driver->context_drain(context->handle);
+                rc = driver->context_drain(fence->owner->handle);
         /* A capture that breaks is a lesser evil than work that nobody waits for. */
-        return rc ? driver->context_sync(context->handle) : 0;
+        return rc ? driver->context_sync(fence->owner->handle) : 0;
 }
 
-int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns)
+int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns)
 {
-        struct gr_fence *fence = &context->fence;
         struct drain drain = {.deadline_ns = deadline_ns};
         int rc;
 
         gr_lock(&fence->lock);
-        copy_accessors(context, &drain);
+        copy_accessors(fence, &drain);
         gr_unlock(&fence->lock);
-        gr_core_each_context(context->core, -1, wait_one, &drain);
+        gr_core_each_context(fence->core, -1, wait_one, &drain);
         if (drain.rc == -ETIMEDOUT)
                 return drain.rc;
-        rc = wait_behind_record(context, deadline_ns);
+        rc = wait_behind_record(fence, deadline_ns);
         if (rc != -EBUSY && rc != -ENOTSUP)
                 return rc;
-        return rc == -EBUSY && may_wait(context) ? rc : wait_without_record(context);
+        return rc == -EBUSY && may_wait(fence) ? rc : wait_without_record(fence);
 }
 
-int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)
+int gr_fence_wait_oldest(struct gr_fence *fence, uint64_t deadline_ns)
 {
-        struct gr_fence *fence = &context->fence;
-        const struct gr_driver *driver = context->core->driver;
+        const struct gr_driver *driver = fence->core->driver;
         uint64_t before = atomic_load(&fence->idle_epoch);
         uint64_t pause_ns = POLL_FIRST_NS;
 
         for (;;) {
                 bool pending;
-                int rc = gr_fence_poll(context);
+                int rc = gr_fence_poll(fence);
 
                 if (rc)
                         return rc;
@@ -742,9 +664,8 @@ int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns)
         }
 }
 
-uint64_t gr_fence_stuck_ns(struct gr_context *context)
+uint64_t gr_fence_stuck_ns(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         uint64_t since_ns = UINT64_MAX, now_ns;
 
         gr_lock(&fence->lock);
@@ -754,41 +675,37 @@ uint64_t gr_fence_stuck_ns(struct gr_context *context)
                         since_ns = fence->passed_ns;
         }
         gr_unlock(&fence->lock);
-        now_ns = context->core->driver->now_ns();
+        now_ns = fence->core->driver->now_ns();
         return now_ns > since_ns ? now_ns - since_ns : 0;
 }
 
-unsigned gr_fence_accessors(struct gr_context *context)
+unsigned gr_fence_accessors(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
-
         return gr_fence_overflow(fence) ? GR_ACCESSORS_MAX + 1
                                         : atomic_load_explicit(&fence->accessor_count, memory_order_relaxed);
 }
 
-bool gr_fence_has_peer(struct gr_context *context)
+bool gr_fence_has_peer(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         bool has;
 
         gr_lock(&fence->lock);
         has = fence->overflow_peer;
         for (unsigned i = 0; i < fence->accessor_count; i++)
-                has |= fence->accessors[i]->device != context->device;
+                has |= fence->accessors[i]->device != fence->device;
         gr_unlock(&fence->lock);
         return has;
 }
 
 /* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
-static int join_barrier(struct gr_context *context, struct gr_context *other)
+static int join_barrier(struct gr_fence *fence, struct gr_context *other)
 {
-        struct gr_fence *fence = &context->fence;
         uint64_t usable = atomic_load(&fence->usable_epoch);
         int rc = 0;
 
-        if (usable <= atomic_load(&fence->idle_epoch) || !context->core->driver->context_wait)
+        if (usable <= atomic_load(&fence->idle_epoch) || !fence->core->driver->context_wait)
                 return 0;
-        if (!gate_enter(&context->core->gate))
+        if (!gr_gate_enter(&fence->core->gate))
                 return -EBUSY;
         gr_lock(&fence->lock);
         for (unsigned i = fence->pending_count; i-- > 0;) {
@@ -799,17 +716,16 @@ static int join_barrier(struct gr_context *context, struct gr_context *other)
                         continue;
                 for (unsigned j = 0; j < epoch->event_count && !rc; j++)
                         if (epoch->events[j].context)
-                                rc = context->core->driver->context_wait(other->handle, epoch->events[j].handle);
+                                rc = fence->core->driver->context_wait(other->handle, epoch->events[j].handle);
                 break;
         }
         gr_unlock(&fence->lock);
-        gate_leave(&context->core->gate);
+        gr_gate_leave(&fence->core->gate);
         return rc;
 }
 
-void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
+void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
 {
-        struct gr_fence *fence = &context->fence;
         uint64_t usable_epoch;
         bool known = false;
 
@@ -820,23 +736,22 @@ void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other)
                 fence->accessors[fence->accessor_count++] = other;
         } else if (!known) {
                 atomic_store(&fence->accessor_overflow, true);
-                fence->overflow_peer |= other->device != context->device;
+                fence->overflow_peer |= other->device != fence->device;
         }
         gr_unlock(&fence->lock);
-        if (known || join_barrier(context, other) == 0)
+        if (known || join_barrier(fence, other) == 0)
                 return;
         usable_epoch = atomic_load(&fence->usable_epoch);
-        while (!gr_fence_idle(fence, usable_epoch) && gr_fence_wait_oldest(context, UINT64_MAX) == 0)
+        while (!gr_fence_idle(fence, usable_epoch) && gr_fence_wait_oldest(fence, UINT64_MAX) == 0)
                 ;
 }
 
 /* Lock held. */
-static void forget(struct gr_context *context, struct gr_context *other)
+static void forget(struct gr_fence *fence, struct gr_context *other)
 {
-        struct gr_fence *fence = &context->fence;
-
+        gr_assert_locked(&fence->lock);
         for (unsigned i = 0; i < fence->accessor_count; i++)
-                if (fence->accessors[i] == other && other != context) {
+                if (fence->accessors[i] == other && other != fence->owner) {
                         fence->accessors[i] = fence->accessors[--fence->accessor_count];
                         break;
                 }
@@ -849,21 +764,17 @@ static void forget(struct gr_context *context, struct gr_context *other)
         }
 }
 
-void gr_fence_forget(struct gr_context *context, struct gr_context *other)
+void gr_fence_forget(struct gr_fence *fence, struct gr_context *other)
 {
-        struct gr_fence *fence = &context->fence;
-
         gr_lock(&fence->lock);
-        forget(context, other);
+        forget(fence, other);
         gr_unlock(&fence->lock);
 }
 
-void gr_fence_reset(struct gr_context *context)
+void gr_fence_reset(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
-
         gr_lock(&fence->lock);
-        forget(context, context);
+        forget(fence, fence->owner);
         fence->accessor_count = 1;
         atomic_store(&fence->accessor_overflow, false);
         fence->overflow_peer = false;
@@ -874,9 +785,8 @@ void gr_fence_reset(struct gr_context *context)
         gr_unlock(&fence->events_lock);
 }
 
-bool gr_fence_waiting(struct gr_context *context)
+bool gr_fence_waiting(struct gr_fence *fence)
 {
-        struct gr_fence *fence = &context->fence;
         bool waiting;
 
         gr_lock(&fence->lock);

@@ -32,18 +32,12 @@
 #include "base/shard.h"
 
 struct gr_context;
+struct gr_core;
+struct gr_device;
 
 #define GR_EPOCHS_PENDING    64 /* closed epochs whose events have not passed; when full, the newest two merge */
 #define GR_FENCE_CLOSE_BYTES (UINT64_C(32) << 20) /* an epoch is never closed for less than this */
 #define GR_ACCESSORS_MAX     16                   /* contexts that can reach a context's blocks, itself included */
-
-/* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
-struct gr_gate {
-        pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
-        _Atomic int captures;         /* going on, or about to begin */
-        _Atomic int awaited;          /* threads that wait for those going on to end: no other begins meanwhile */
-        _Atomic unsigned times, vain; /* how often there came to be some; and which of these was waited for in vain */
-};
 
 struct gr_event {
         struct gr_context *context; /* where it was created; NULL: that context is gone, so its work is done */
@@ -67,6 +61,8 @@ struct gr_fence {
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
         _Atomic bool accessor_overflow;  /* more can reach it than fit: freed blocks go to the driver; likewise */
+        struct gr_core *core;            /* constant, as are ... */
+        struct gr_context *owner;        /* ... whose fence it is; NULL: of core->process_fence */
 
         struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
         struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
@@ -83,7 +79,8 @@ struct gr_fence {
         struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */
         unsigned first_pending, pending_count;
         uint64_t passed_ns;                             /* when an epoch was last seen to have passed */
-        struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the context itself; of core->everyone, any */
+        struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the owner, if there is one */
+        struct gr_device *device;                       /* of the owner; constant */
         bool overflow_peer;                             /* one that did not fit is of another device */
 
         struct gr_lock events_lock; /* guards what follows */
@@ -91,48 +88,31 @@ struct gr_fence {
         unsigned idle_event_count, idle_event_room;
 };
 
-void gr_gate_init(struct gr_gate *gate);
-void gr_gate_destroy(struct gr_gate *gate);
-
-/* Around the driver's begin of a capture: no record or wait runs in between. began: whether the capture is on. */
-void gr_gate_begin_enter(struct gr_gate *gate);
-void gr_gate_begin_leave(struct gr_gate *gate, bool began);
-
-/* A capture is over. */
-void gr_gate_end(struct gr_gate *gate);
-
 /*
- * Around a bounded wait for the captures that go on to end. Others hold off meanwhile: where threads capture in turn,
- * one is always going on.
+ * Makes fence that of owner, a context of device. NULL: the fence has no context of its own, and covers those that
+ * become its accessors (core->process_fence).
  */
-void gr_gate_await_begin(struct gr_gate *gate);
-void gr_gate_await_end(struct gr_gate *gate);
+void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner);
 
-/* The captures that go on have been waited for in vain; and whether that is so, of them or those that have joined. */
-void gr_gate_note_vain(struct gr_gate *gate);
-bool gr_gate_is_vain(struct gr_gate *gate);
-
-/* Below, fence is the one inside context; its lock must not be held. */
-
-void gr_fence_init(struct gr_context *context);
+/* Below, no fence lock is held. */
 
 /* Without calling the driver: the context and its events may be gone already. */
-void gr_fence_destroy(struct gr_context *context);
+void gr_fence_destroy(struct gr_fence *fence);
 
 /*
- * Says that other can now reach context's blocks. What a barrier has made usable before is not safe for other's work
+ * Says that other can now reach the owner's blocks. What a barrier has made usable before is not safe for other's work
  * yet: it is made to wait too, or, while a capture is on, the host waits (for what the program had submitted before).
  */
-void gr_fence_add_accessor(struct gr_context *context, struct gr_context *other);
+void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other);
 
-/* other has gone: its events count as passed, it no longer reaches context's blocks. */
-void gr_fence_forget(struct gr_context *context, struct gr_context *other);
+/* other has gone: its events count as passed, it no longer reaches the owner's blocks. */
+void gr_fence_forget(struct gr_fence *fence, struct gr_context *other);
 
-/* The context itself has gone, its work and events with it. */
-void gr_fence_reset(struct gr_context *context);
+/* The owner has gone, its work and events with it. */
+void gr_fence_reset(struct gr_fence *fence);
 
 /* Whether something freed is not known to be idle yet. */
-bool gr_fence_waiting(struct gr_context *context);
+bool gr_fence_waiting(struct gr_fence *fence);
 
 static inline bool gr_fence_overflow(struct gr_fence *fence)
 {
@@ -221,92 +201,92 @@ static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
  * Closes the open epoch where something was freed in it. 0: closed, or nothing to close. -EBUSY: a capture is going on.
  * -ENOTSUP: the driver has no record. Else the driver's error, and the fence is broken.
  */
-int gr_fence_close(struct gr_context *context);
+int gr_fence_close(struct gr_fence *fence);
 
 /* The same where no other thread closes or lays a barrier at this moment: there is no hurry, and it may be asked again.
  */
-void gr_fence_close_soon(struct gr_context *context);
+void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
  * The same before work that may not end, or that no fence may lie behind; it costs little where there is nothing to
  * close. waits: also where streams wait for others and no epoch would say when that is over.
  */
-void gr_fence_close_before(struct gr_context *context, bool waits);
+void gr_fence_close_before(struct gr_fence *fence, bool waits);
 
 /*
  * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
  * later: a small part of live memory, as each costs a record and a query, or, where barriers are cheap and close it
  * anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
  */
-uint64_t gr_fence_close_bytes(struct gr_context *context);
+uint64_t gr_fence_close_bytes(struct gr_fence *fence);
 
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
-int gr_fence_poll(struct gr_context *context);
+int gr_fence_poll(struct gr_fence *fence);
 
 /* Both, unless what another thread does at this moment, which is waited for briefly, has made epoch usable. */
-void gr_fence_look_for(struct gr_context *context, uint64_t epoch);
+void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch);
 
 /*
  * Whether a barrier costs nothing but its call: all work goes to the default stream, which runs one thing after the
  * other anyway, it waits for nobody, and nobody else can reach the context's blocks. A program may also ask for
  * barriers whatever they cost.
  */
-bool gr_fence_barrier_is_cheap(struct gr_context *context);
+bool gr_fence_barrier_is_cheap(struct gr_fence *fence);
 
 /*
  * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
  * where streams wait for others.
  */
-bool gr_fence_barrier_is_safe(struct gr_context *context);
+bool gr_fence_barrier_is_safe(struct gr_fence *fence);
 
 /*
  * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
  * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.
  */
-int gr_fence_barrier(struct gr_context *context);
+int gr_fence_barrier(struct gr_fence *fence);
 
 /* The same for blocks of this and earlier epochs: another thread's barrier, waited for briefly, may do for the caller.
  */
-int gr_fence_barrier_for(struct gr_context *context, uint64_t epoch);
+int gr_fence_barrier_for(struct gr_fence *fence, uint64_t epoch);
 
 /*
  * Waits on the host until the oldest pending epoch has passed, polling gently, at most until deadline_ns. 0: one more
  * has passed; -ENOENT: none is pending; -ETIMEDOUT; or as gr_fence_poll.
  */
-int gr_fence_wait_oldest(struct gr_context *context, uint64_t deadline_ns);
+int gr_fence_wait_oldest(struct gr_fence *fence, uint64_t deadline_ns);
 
 /*
  * How long the oldest closed epoch has been the oldest, in ns; 0 where none is. A GPU that is behind the host keeps
  * passing epochs, however old; one that passes none runs a kernel that does not end.
  */
-uint64_t gr_fence_stuck_ns(struct gr_context *context);
+uint64_t gr_fence_stuck_ns(struct gr_fence *fence);
 
 /*
  * Waits for all work in every context that can reach the blocks, also while captures are going on: then by the driver's
  * own way of waiting for a free. -EBUSY: that cannot be had, or one of the contexts is about to end; or the driver's
  * error. No lock above the ladder's is held. Where events can be had captures may begin meanwhile.
  */
-int gr_fence_sync(struct gr_context *context);
+int gr_fence_sync(struct gr_fence *fence);
 
 /* Waits for all work of the context itself, likewise. 0, or the driver's error. */
-int gr_fence_wait_work(struct gr_context *context);
+int gr_fence_wait_work(struct gr_fence *fence);
 
 /*
  * The driver waits for the context by itself, where no capture is open: what was freed in the order of its streams goes
  * back only after such a wait, whatever events say. For work that is known to have finished. -EBUSY: a capture is open.
  */
-int gr_fence_wait_driver(struct gr_context *context);
+int gr_fence_wait_driver(struct gr_fence *fence);
 
 /*
  * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
  * contexts, has not passed by deadline_ns; -EBUSY where no fence can be had and streams may still wait for others.
  */
-int gr_fence_sync_by(struct gr_context *context, uint64_t deadline_ns);
+int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns);
 
 /* How many contexts can reach the blocks, 1 for the owner alone. Takes no lock. */
-unsigned gr_fence_accessors(struct gr_context *context);
+unsigned gr_fence_accessors(struct gr_fence *fence);
 
 /* Whether a context of another device can reach the blocks. */
-bool gr_fence_has_peer(struct gr_context *context);
+bool gr_fence_has_peer(struct gr_fence *fence);
 
 #endif

@@ -33,24 +33,21 @@ static bool out_of_memory(int rc)
 
 void gr_pinned_init(struct gr_core *core)
 {
-        core->everyone.core = core;
-        core->everyone.device = &core->host;
-        gr_fence_init(&core->everyone);
-        core->everyone.fence.accessor_count = 0; /* it is not a context, and has no work of its own */
+        gr_fence_init(&core->process_fence, core, &core->host, NULL);
         gr_lock_init(&core->pinned.unpin_lock, GR_RANK_UNPIN);
         gr_lock_init(&core->pinned.lock, GR_RANK_PINNED);
 }
 
 void gr_pinned_destroy(struct gr_core *core)
 {
-        gr_fence_destroy(&core->everyone);
+        gr_fence_destroy(&core->process_fence);
         gr_lock_destroy(&core->pinned.unpin_lock);
         gr_lock_destroy(&core->pinned.lock);
 }
 
 static bool broken(struct gr_core *core)
 {
-        return atomic_load_explicit(&core->everyone.fence.broken, memory_order_relaxed) != 0;
+        return atomic_load_explicit(&core->process_fence.broken, memory_order_relaxed) != 0;
 }
 
 static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)
@@ -97,7 +94,7 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
 
         gr_assert_locked(&core->pinned.lock);
         /* No barrier is laid on this fence, so usable means idle. */
-        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->everyone.fence, block->freed_epoch);
+        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->process_fence, block->freed_epoch);
              n++) {
                 DL_DELETE(bin->waiting, block);
                 ((struct pinned *)block)->ready = true;
@@ -150,14 +147,14 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
 /* Finds out which epochs have passed. */
 static void refresh(struct gr_core *core)
 {
-        struct gr_fence *fence = &core->everyone.fence;
+        struct gr_fence *fence = &core->process_fence;
 
         /*
          * Each free closes its epoch, except during captures, so mostly there is nothing to close and no lock to take.
          */
         if (gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
-                gr_fence_close(&core->everyone);
-        gr_fence_poll(&core->everyone);
+                gr_fence_close(&core->process_fence);
+        gr_fence_poll(&core->process_fence);
 }
 
 struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsigned kind)
@@ -182,12 +179,12 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
  */
 static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 {
-        struct gr_fence *fence = &core->everyone.fence;
+        struct gr_fence *fence = &core->process_fence;
         uint64_t epoch = gr_fence_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
-        int rc = gr_fence_close(&core->everyone);
+        int rc = gr_fence_close(&core->process_fence);
 
         while (!rc) {
-                rc = gr_fence_poll(&core->everyone);
+                rc = gr_fence_poll(&core->process_fence);
                 if (gr_fence_idle(fence, epoch))
                         return true;
                 if (core->driver->now_ns() >= deadline_ns)
@@ -218,7 +215,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
 int gr_pinned_free(struct gr_core *core, uint64_t ptr)
 {
-        struct gr_fence *fence = &core->everyone.fence;
+        struct gr_fence *fence = &core->process_fence;
         struct gr_pinned *pinned = &core->pinned;
         struct gr_block_info info;
         struct gr_block *block;
@@ -236,7 +233,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
                 return free_by_driver(core, block);
         /* Without such events the free waits, as the driver's own does. */
-        rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(&core->everyone)
+        rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(&core->process_fence)
                                                                                   : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
@@ -252,7 +249,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
                 return free_by_driver(core, block); /* as slow as without the cache; what fills the cache decays */
         /* Work that starts before the epoch is closed delays its blocks, and a miss costs as much as 1,000 records. */
         if (rc)
-                gr_fence_close(&core->everyone);
+                gr_fence_close(&core->process_fence);
         if (core->wake && core->config.decay_ns && !atomic_load(&core->decay_armed))
                 core->wake(core);
         return 0;
@@ -272,7 +269,7 @@ static struct pinned *older(struct gr_core *core, struct gr_block *list, struct 
                 struct pinned *own = (struct pinned *)block;
 
                 if (own->freed_ns > before_ns || (oldest && own->freed_ns >= oldest->freed_ns) ||
-                    !gr_fence_idle(&core->everyone.fence, block->freed_epoch))
+                    !gr_fence_idle(&core->process_fence, block->freed_epoch))
                         break; /* those behind it were freed later */
                 if (!context || block->context == context)
                         return own;
@@ -367,8 +364,8 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
                 return rc;
         rc = retry(core, bytes, attempt, arg, false);
         /* Where no event can be recorded, as during a capture, the host waits for the GPU by itself. */
-        if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->everyone) == -EBUSY &&
-            gr_fence_sync_by(&core->everyone, core->driver->now_ns() + WAIT_NS) == 0)
+        if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->process_fence) == -EBUSY &&
+            gr_fence_sync_by(&core->process_fence, core->driver->now_ns() + WAIT_NS) == 0)
                 rc = retry(core, bytes, attempt, arg, true);
         return rc;
 }
@@ -427,7 +424,7 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns
 
 void gr_pinned_join(struct gr_context *context)
 {
-        gr_fence_add_accessor(&context->core->everyone, context);
+        gr_fence_add_accessor(&context->core->process_fence, context);
 }
 
 void gr_pinned_ending(struct gr_context *context)
@@ -437,7 +434,7 @@ void gr_pinned_ending(struct gr_context *context)
         gr_lock(&core->pinned.unpin_lock);
         if (gr_budget_cached(&core->host) > 0)
                 unpin(core, context, UINT64_MAX, UINT64_MAX, true);
-        gr_fence_forget(&core->everyone, context);
+        gr_fence_forget(&core->process_fence, context);
         gr_unlock(&core->pinned.unpin_lock);
 }
 
@@ -460,7 +457,7 @@ void gr_pinned_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        gr_fence_forget(&core->everyone, context);
+        gr_fence_forget(&core->process_fence, context);
         gr_lock(&core->pinned.lock);
         EACH_BIN(core, bin)
         {

@@ -10,7 +10,7 @@
  * The GPU may still read or write freed memory, and every context of the process reaches it, whatever its flags
  * (unified addressing). The next user is the processor, which may write at once, so a barrier on the GPU does not help:
  * a block is handed out again only when events of all contexts, recorded after its free, have passed. Until then fresh
- * memory is taken. One fence does this (core->everyone): all contexts are its accessors, and no barrier is laid on it.
+ * memory is taken. One fence does this (core->process_fence): all contexts are its accessors, and no barrier is laid on it.
  * Where an older driver cannot do that each free waits, as the driver's own does.
  *
  * Blocks are in the ledger with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the

@@ -118,8 +118,8 @@ bool gr_spill_collect(struct gr_context *context)
         if (!waiting || (broken && atomic_load(&core->waits_for_others)))
                 return false;
         if (!broken) {
-                gr_fence_close(context);
-                gr_fence_poll(context);
+                gr_fence_close(&context->fence);
+                gr_fence_poll(&context->fence);
         }
         for (;;) {
                 gr_lock(&spilled->lock);

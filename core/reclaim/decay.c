@@ -150,8 +150,8 @@ static bool decay_one(struct gr_context *context, void *arg)
                 for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
                         age(context, class, steps, passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
-                gr_fence_close(context);
-                gr_fence_poll(context);
+                gr_fence_close(&context->fence);
+                gr_fence_poll(&context->fence);
                 give_back(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)

@@ -59,8 +59,8 @@ static bool trim_one(struct gr_context *context, void *arg)
 {
         struct reclaim *reclaim = arg;
 
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -72,7 +72,7 @@ static int sync_unlocked(struct gr_context *context, const struct reclaim *recla
 
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        rc = gr_fence_sync_by(context, deadline_ns);
+        rc = gr_fence_sync_by(&context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
@@ -85,7 +85,7 @@ static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim
 
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        rc = gr_fence_wait_oldest(context, deadline_ns);
+        rc = gr_fence_wait_oldest(&context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
@@ -97,7 +97,7 @@ static int close_soon(struct gr_context *context)
         struct gr_gate *gate = &context->core->gate;
         const struct gr_driver *driver = context->core->driver;
         uint64_t deadline_ns = driver->now_ns() + GATE_NS;
-        int rc = gr_fence_close(context);
+        int rc = gr_fence_close(&context->fence);
 
         if (rc != -EBUSY || gr_gate_is_vain(gate))
                 return rc;
@@ -108,8 +108,8 @@ static int close_soon(struct gr_context *context)
                         break;
                 }
                 driver->sleep_ns(GATE_PAUSE_NS);
-                gr_fence_poll(context);
-                rc = gr_fence_close(context);
+                gr_fence_poll(&context->fence);
+                rc = gr_fence_close(&context->fence);
         }
         gr_gate_await_end(gate);
         return rc;
@@ -118,7 +118,7 @@ static int close_soon(struct gr_context *context)
 /* Whether no work waits for later work of the program, so that all of it ends by itself. */
 static bool is_patient(struct gr_context *context)
 {
-        return !gr_fence_has_peer(context) && !atomic_load(&context->core->waits_for_others);
+        return !gr_fence_has_peer(&context->fence) && !atomic_load(&context->core->waits_for_others);
 }
 
 /*
@@ -136,8 +136,8 @@ static bool sync_one(struct gr_context *context, void *arg)
         uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence), last_epoch;
         int closed = 0, rc;
 
-        if (gr_fence_waiting(context))
-                closed = patient ? gr_fence_close(context) : close_soon(context);
+        if (gr_fence_waiting(&context->fence))
+                closed = patient ? gr_fence_close(&context->fence) : close_soon(context);
         last_epoch = gr_fence_closed_epoch(&context->fence);
         do {
                 bool all_idle = gr_fence_idle(&context->fence, last_epoch);
@@ -148,7 +148,7 @@ static bool sync_one(struct gr_context *context, void *arg)
                         rc = wait_oldest_unlocked(context, reclaim, deadline_ns);
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
-                if ((closed || rc != -ENOENT) && gr_fence_waiting(context))
+                if ((closed || rc != -ENOENT) && gr_fence_waiting(&context->fence))
                         rc = sync_unlocked(context, reclaim, deadline_ns);
                 if (gr_driver_code(rc)) /* a wait may have failed once: try again */
                         rc = sync_unlocked(context, reclaim, deadline_ns);
@@ -182,8 +182,8 @@ static uint64_t trim_driver(struct gr_context *context)
 
 static bool wait_driver(struct gr_context *context, void *deadline_ns)
 {
-        if (gr_fence_sync_by(context, *(uint64_t *)deadline_ns) == 0)
-                gr_fence_wait_driver(context);
+        if (gr_fence_sync_by(&context->fence, *(uint64_t *)deadline_ns) == 0)
+                gr_fence_wait_driver(&context->fence);
         return true;
 }
 
@@ -341,12 +341,12 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         if (level == GR_LEVEL_FENCE) {
                 /* Work of other devices, or that waits for others, may wait for later work of the program: a barrier
                  * between the two would hang, so none is laid. */
-                gr_fence_close(climb->context);
-                gr_fence_poll(climb->context);
+                gr_fence_close(&climb->context->fence);
+                gr_fence_poll(&climb->context->fence);
                 if (core->config.reuse == GR_REUSE_BARRIER ||
-                    (core->config.reuse != GR_REUSE_POLL && gr_fence_accessors(climb->context) == 1 &&
+                    (core->config.reuse != GR_REUSE_POLL && gr_fence_accessors(&climb->context->fence) == 1 &&
                      !atomic_load(&core->waits_for_others)))
-                        gr_fence_barrier(climb->context);
+                        gr_fence_barrier(&climb->context->fence);
         }
         block = gr_pool_take(climb->context, climb->bytes, true);
         climb->tries[level]++;
@@ -539,7 +539,8 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
                 if (out_of_memory(rc))
                         rc = from_rung(climb,
-                                       own && gr_fence_close(climb->context) == -EBUSY ? GR_LEVEL_SYNC : GR_LEVEL_TRIM,
+                                       own && gr_fence_close(&climb->context->fence) == -EBUSY ? GR_LEVEL_SYNC
+                                                                                               : GR_LEVEL_TRIM,
                                        ret_block);
                 if (out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);

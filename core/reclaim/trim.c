@@ -49,13 +49,13 @@ static bool maintain_one(struct gr_context *context, void *arg)
          * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
          * can launch meanwhile, not even what the GPU waits for: only a request that needs the memory does that.
          */
-        if (gr_fence_close(context) == -ENOTSUP)
-                gr_fence_sync(context); /* an older driver: only this thread waits */
-        gr_fence_poll(context);
+        if (gr_fence_close(&context->fence) == -ENOTSUP)
+                gr_fence_sync(&context->fence); /* an older driver: only this thread waits */
+        gr_fence_poll(&context->fence);
         /* Bins still serve the smallest classes. Blocks that are not idle yet are asked for again later. */
         gr_bins_trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1);
         gr_trim(context, gr_budget_excess(context->device));
-        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context))
+        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(&context->fence))
                 *waiting = true;
         return true;
 }

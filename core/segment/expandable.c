@@ -315,7 +315,7 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, 
 {
         struct gr_split *split = &context->split;
         struct gr_range *ranges[2] = {NULL};
-        bool quiet = gr_fence_sync(context) == 0;
+        bool quiet = gr_fence_sync(&context->fence) == 0;
 
         gr_lock(&split->lock);
         if (quiet) {
@@ -342,7 +342,7 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, 
  */
 static bool make_quiet(struct gr_context *context)
 {
-        if (gr_fence_sync(context))
+        if (gr_fence_sync(&context->fence))
                 return false;
         gr_lock(&context->split.lock);
         gr_remap_reap(context);

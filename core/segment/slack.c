@@ -151,7 +151,7 @@ static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t abo
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
                        split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
                        split->credit_ns / 1000, split->waited_ns / 1000,
-                       gr_fence_barrier_is_cheap(context) ? "free" : "dear");
+                       gr_fence_barrier_is_cheap(&context->fence) ? "free" : "dear");
         }
         gr_unlock(&split->lock);
 }
@@ -196,21 +196,21 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
         credit_ns = credit(context, 0);
         above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         if (above > 0) {
-                gr_fence_close(context);
-                gr_fence_poll(context);
+                gr_fence_close(&context->fence);
+                gr_fence_poll(&context->fence);
                 trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
         while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(&context->split)) {
                 uint64_t wait_ns = driver->now_ns();
 
-                rc = gr_fence_wait_oldest(context, begin_ns + WAIT_MOST_NS);
+                rc = gr_fence_wait_oldest(&context->fence, begin_ns + WAIT_MOST_NS);
                 waited_ns += driver->now_ns() - wait_ns;
                 if (rc == 0)
                         trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context) ? waited_ns : 0));
+        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(&context->fence) ? waited_ns : 0));
         tell(context, growth_bytes, above, waited_ns);
         return above == 0;
 }

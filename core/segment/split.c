@@ -165,7 +165,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
 /* Whether ranges of the segment may be free ahead of their fence: then the one who hands them out lays a barrier. */
 static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
-        return !segment->small && gr_fence_barrier_is_cheap(context);
+        return !segment->small && gr_fence_barrier_is_cheap(&context->fence);
 }
 
 /* A usable block of this size from a fastbin. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
@@ -209,9 +209,9 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
         block = fastbins ? take_from_fastbin(context, bytes, &epoch) : NULL;
         if (!block && fastbins && is_slight(context, bytes))
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
-        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(context)) {
+        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(&context->fence)) {
                 gr_unlock(&split->lock);
-                gr_fence_barrier_for(context, epoch);
+                gr_fence_barrier_for(&context->fence, epoch);
                 gr_lock(&split->lock);
                 block = take_from_fastbin(context, bytes, &epoch);
         }
@@ -224,9 +224,9 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
         }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 epoch = range->block.freed_epoch;
-                if (gr_fence_barrier_is_cheap(context)) {
+                if (gr_fence_barrier_is_cheap(&context->fence)) {
                         gr_unlock(&split->lock);
-                        gr_fence_barrier_for(context, epoch);
+                        gr_fence_barrier_for(&context->fence, epoch);
                         gr_lock(&split->lock);
                 }
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
@@ -302,7 +302,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 
         if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
             !gr_slack_is_exceeded(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
-            !gr_fence_barrier_is_safe(context) || gr_fence_barrier(context))
+            !gr_fence_barrier_is_safe(&context->fence) || gr_fence_barrier(&context->fence))
                 return NULL;
         return gr_split_take(context, bytes, false);
 }
@@ -402,7 +402,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         *ret_should_close = split->open_bytes >= split->close_bytes;
         if (*ret_should_close) {
                 split->open_bytes = 0;
-                split->close_bytes = gr_fence_close_bytes(context);
+                split->close_bytes = gr_fence_close_bytes(&context->fence);
         }
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;

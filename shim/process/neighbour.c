@@ -187,7 +187,7 @@ static bool look_for_waiting(struct gr_context *context, void *arg)
 {
         struct give *give = arg;
 
-        give->waiting |= gr_fence_waiting(context);
+        give->waiting |= gr_fence_waiting(&context->fence);
         return !give->waiting;
 }
 

@@ -148,8 +148,8 @@ static void warm(struct gr_context *context)
         }
         for (size_t i = 0; i < count; i++)
                 gr_pool_free(context->core, ptrs[i]);
-        gr_fence_close(context);
-        gr_fence_wait_oldest(context, gr_driver.now_ns() + WAIT_NS / 10);
+        gr_fence_close(&context->fence);
+        gr_fence_wait_oldest(&context->fence, gr_driver.now_ns() + WAIT_NS / 10);
         atomic_fetch_sub(taken, atomic_load(taken) - before);
         gr_lock(&context->split.lock);
         context->split.hits -= served(context) - hits;

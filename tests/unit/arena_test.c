@@ -60,7 +60,7 @@ static uint64_t alloc_recent(size_t bytes)
         uint64_t ptr = alloc(bytes);
 
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK_EQ(alloc(bytes), ptr);
         GR_CHECK_EQ(homes(ptr), 1);
         return ptr;
@@ -115,7 +115,7 @@ static void test_handouts(void)
                 GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
                 GR_CHECK_EQ(info.generation, times);
                 GR_CHECK_EQ(sg_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 GR_CHECK_EQ(alloc(4096), ptr);
         }
         finish();
@@ -135,7 +135,7 @@ static void test_other_thread(void)
         GR_CHECK_EQ(sg_cached_bytes(device), 4096);
 
         /* Another thread gets the address, and this one frees it for it. */
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         work = (struct elsewhere){.bytes = 4096};
         GR_CHECK_EQ(elsewhere(&work), 0);
         GR_CHECK_EQ(work.ptr, ptr);
@@ -164,7 +164,7 @@ static void test_many(void)
                 for (int i = 0; i < MANY; i++)
                         GR_CHECK_EQ(gr_pool_free(&core, ptrs[i]), -EALREADY);
                 GR_CHECK_EQ(sg_cached_bytes(device), MANY * 512);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         }
         GR_CHECK(recent > 512 && recent <= 1u << GR_RECENT_LOG2);
         GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), MANY);
@@ -211,7 +211,7 @@ static void test_shut(void)
         start();
         ptr = alloc(4096);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         gr_arenas_quiesce(context);
         gr_arenas_quiesce(context);
         gr_arenas_resume(context); /* one that wants it so is left */
@@ -220,7 +220,7 @@ static void test_shut(void)
         GR_CHECK_EQ(homes(ptr), 0);
         gr_arenas_resume(context);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK_EQ(alloc(4096), ptr);
         GR_CHECK_EQ(homes(ptr), 1);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
@@ -304,7 +304,7 @@ static void test_first_alone(void)
         first->next = gr_check_wall();
         GR_CHECK(gr_arena_take(arena, class, class, 4096, SIZE_MAX) == NULL);
         first->next = second;
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         second->next = gr_check_wall();
         taken = gr_arena_take(arena, class, class, 4096, SIZE_MAX);
         second->next = third;
@@ -325,13 +325,13 @@ static void test_unneeded(void)
                 ptrs[i] = alloc(4096);
         for (int i = 0; i < 4; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
         for (int i = 0; i < 3; i++)
                 ptrs[i] = alloc(4096);
         for (int i = 0; i < 3; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4096);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
@@ -383,7 +383,7 @@ static void *do_deed(void *arg)
 
         recent = alloc_recent(4096);
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         arena = gr_arena_own(context);
         block = gr_arena_take(main_arena, class, class, 4096, SIZE_MAX);
         sem_post(&waiter->there);
@@ -445,7 +445,7 @@ static void test_locked(void)
                         ptrs[i] = alloc(4096);
                 for (int i = 0; i < 6; i++)
                         GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 waiter.main_arena = gr_arena_own(context);
                 sem_init(&waiter.there, 0, 0);
                 sem_init(&waiter.go, 0, 0);
@@ -599,7 +599,7 @@ static void test_race(void)
         start();
         GR_CHECK_EQ(pthread_create(&thread, NULL, race_main, NULL), 0);
         for (int round = 1; round <= ROUNDS; round++) {
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 GR_CHECK_EQ(gr_pool_alloc(context, 4096, &ptr), 0);
                 atomic_store(&race.ptr, ptr);
                 atomic_store(&race.freed, 0);
@@ -625,12 +625,12 @@ static void test_epoch_bytes(void)
 
         start();
         atomic_store(&device->total_bytes, 1024 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(context), 32 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * SG_MIB);
         for (int i = 0; i < BLOCKS; i++)
                 ptrs[i] = alloc(SG_MIB);
         for (int i = 0; i < FIRST; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
         for (int i = FIRST; i < FIRST + SECOND; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);

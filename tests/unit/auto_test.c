@@ -132,7 +132,7 @@ static void test_quick(void)
         /* All of it goes back where memory is asked for. */
         charged = gr_budget_cached(gpu_device());
         gpu_sync();
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), charged);
         gpu_give(rest, 64 * MIB);
         gpu_settle();
@@ -208,7 +208,7 @@ static void test_quick_threads(void)
         gpu_give(a, 6 * MIB); /* handed out the slow path, and yet */
         GR_CHECK_EQ(context->fastbins.frees, frees + 3);
         GR_CHECK_EQ(quick_bytes(), 13 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB + 512), 0);
         GR_CHECK_EQ(context->fastbins.hits, hits);
         GR_CHECK_EQ(gpu_take(6 * MIB - 100), a);
@@ -265,7 +265,7 @@ static void test_slight(void)
         a = gpu_take(80 * MIB);
         gpu_give(a, 80 * MIB);
         gpu_sync();
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         a = gpu_take(71 * MIB); /* 9 MiB are left that need no barrier */
         barriers = core.stats.counters[GR_STAT_barriers];
         b = gpu_take(more);
@@ -326,7 +326,7 @@ static void test_handouts(void)
                 a = gpu_take(6 * MIB); /* behind a barrier */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
-                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
                 a = gpu_take(6 * MIB); /* the fast path */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
@@ -480,7 +480,7 @@ static void test_quick_locked(void)
                 gpu_give(ptr, 6 * MIB);
                 gpu_give(other, 4 * MIB);
                 gpu_sync();
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 if (deed == ADOPT || deed == PUT) {
                         waiter.block = gr_split_take(context, 6 * MIB, false);
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);

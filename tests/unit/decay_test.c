@@ -228,7 +228,7 @@ static void test_looks(void)
         cache_blocks(4, BLOCK);
         gr_decay_look(context, clock_ns);
         GR_CHECK_EQ(decay->idle_bytes, 0); /* in no known time */
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         cache_blocks(1, BLOCK);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS - 1);
         GR_CHECK_EQ(decay->idle_bytes, 0);

@@ -76,8 +76,8 @@ static void test_heap(bool moves)
         GR_CHECK(gpu_device()->reserved_bytes <= 76 * MIB);
         gpu_give(b, 10 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
         d = gpu_take(50 * MIB);
@@ -133,7 +133,7 @@ static void test_bins_leave(bool woken)
         gpu_give(small, GR_SPLIT_LEAST_AUTO_BYTES);
         for (int i = 0; i < 2; i++)
                 gpu_give(idle[i], 160 * MIB);
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         gpu_sync();
         cached = gr_arenas_cached(context);
         GR_CHECK_EQ(cached, 320 * MIB + GR_SPLIT_LEAST_AUTO_BYTES);
@@ -153,7 +153,7 @@ static void test_bins_leave(bool woken)
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
         gpu_give(c, 20 * MIB); /* of split, which keeps it */
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         gpu_sync();
         atomic_store(&context->split.unwanted_bytes, cached);
         gr_core_maintain(&core);
@@ -342,13 +342,13 @@ static void test_ahead_halfway(void)
         b = gpu_take(2 * MIB);
         gpu_give(a, 4 * MIB);
         gpu_sync();
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         c = gpu_take(6 * MIB);
         GR_CHECK_EQ(c, b + 2 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_give(c, 6 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
         gr_split_unneeded(context); /* fastbins are merged */
         atomic_store(&context->split.ahead_refused, false);
@@ -417,7 +417,7 @@ static void test_quick_late(int looks)
 
         gpu_give(rest, 400 * MIB);
         gpu_sync();
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
         live = gpu_take(40 * MIB);
         for (int i = 0; i < looks; i++)
@@ -487,7 +487,7 @@ static void test_fit(void)
         GR_CHECK_EQ(d, a + 4 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(d, 4 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
         GR_CHECK_EQ(d, a + 3 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
@@ -513,7 +513,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         ready = gpu_take(ready_bytes);
         last = gpu_take(3 * MIB);
         gpu_give(ready, ready_bytes);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         gpu_give(ahead, bytes);
         gr_split_unneeded(context); /* auto: no fastbins */
         ptr = gpu_take(bytes);
@@ -541,7 +541,7 @@ static void test_best(void)
         }
         for (int i = 0; i < COUNT; i++)
                 gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         for (int i = 0; i < COUNT; i++) {
                 int n = i * 57 % COUNT;
 
@@ -648,8 +648,8 @@ static void test_heap_moves(bool possible)
         gpu_give(c, 120 * MIB);
         gpu_give(d, 40 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         c = gpu_take(200 * MIB); /* now they are free */
         gpu_give(c, 200 * MIB);
         gpu_give(b, 2 * MIB);
@@ -678,7 +678,7 @@ static void test_behind(bool stuck)
                 context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
                 context->split.credit_ns = -1;
                 gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
-                gr_fence_close(context); /* its age says that nothing passes */
+                gr_fence_close(&context->fence); /* its age says that nothing passes */
                 gpu.now_ns += stuck ? 60 * ms : 10 * ms;
         }
         if (stuck)
@@ -710,8 +710,8 @@ static void test_many_holes(void)
         for (int i = 0; i < MANY; i += 2)
                 gpu_give(ptrs[i], 2 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_trim(context, UINT64_MAX / 2);
         heap = context->split.heaps[false];
         last = heap->holes;
@@ -737,8 +737,8 @@ static void test_many_holes(void)
         gpu_give(ptrs[MANY - 1], 2 * MIB);
         gpu_give(ptrs[MANY - 3], 2 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK(heap->end && heap->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
         gr_lock(&context->split.lock);
@@ -749,8 +749,8 @@ static void test_many_holes(void)
         gr_unlock(&context->split.lock);
         gpu_give(ptrs[1], 2 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
         a = gpu_take(4 * MIB);
         GR_CHECK_EQ(a, ptrs[0]);
@@ -773,10 +773,10 @@ static void test_heap_trim(void)
         b = gpu_take(3 * MIB);
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
         gpu_sync();
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         GR_CHECK_EQ(gr_trim(context, 2 * MIB), 2 * MIB); /* no more than that */
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
@@ -792,9 +792,9 @@ static void test_heap_trim(void)
         gpu_give(a, 2 * MIB);
         gpu_give(c, 2 * MIB);
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         gpu_give(b, 2 * MIB);
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         GR_CHECK_EQ(context->split.free_count, 1);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
@@ -1112,8 +1112,8 @@ static void test_large_extents(void)
         GR_CHECK_EQ(b, a + 6 * MIB);
         gpu_give(a, 6 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 4 * MIB);
@@ -1179,7 +1179,7 @@ static void test_old_addresses(void)
         gpu_give(c, 120 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         gr_lock(&split->lock);
         stale = split->stale_pages;
         if (stale) {

@@ -80,7 +80,7 @@ static void cache(unsigned count, size_t bytes, uint64_t ns)
                 if (ns)
                         sg_work(context->handle, 0, ptrs[i], ns);
                 free_ok(ptrs[i]);
-                gr_fence_close(context);
+                gr_fence_close(&context->fence);
         }
 }
 
@@ -92,7 +92,7 @@ static void test_ready(void)
         beside = alloc(10 * MIB);
         large = alloc(30 * MIB);
         free_ok(large);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         sg_log_clear();
         ptr = alloc(28 * MIB); /* too small for it by the rules of every day */
         GR_CHECK_EQ(ptr, large);
@@ -216,7 +216,7 @@ static int give_ready(void *arg, int of_device, uint64_t want_bytes)
         if (to_give)
                 free_ok(to_give);
         to_give = 0;
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         return 0;
 }
 
@@ -240,7 +240,7 @@ static void test_trim(void)
 {
         start();
         cache(15, 4 * MIB, 0);
-        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
         sg_log_clear();
         alloc(34 * MIB); /* 4 are free, 30 are missing: 8 blocks */
         check_tried_until(GR_LEVEL_TRIM);
@@ -272,7 +272,7 @@ static void test_trim(void)
 
                 context = far;
                 cache(10, 4 * MIB, 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 context = own;
         }
         GR_CHECK_EQ(gr_reclaim(context, GR_LEVEL_TRIM, 8 * MIB), 0);
@@ -346,7 +346,7 @@ static void test_sync_contexts(unsigned own, bool peer)
         for (unsigned i = 0; i < own; i++)
                 gr_context_add(&core, sg_context_new(0), 0);
         if (peer)
-                gr_fence_add_accessor(context, gr_context_add(&core, sg_context_new(1), 1));
+                gr_fence_add_accessor(&context->fence, gr_context_add(&core, sg_context_new(1), 1));
         for (unsigned i = 0; i < 14; i++)
                 blocks[i] = alloc(4 * MIB);
         for (unsigned i = 0; i < 14; i++)
@@ -373,7 +373,7 @@ static void sleep_at_work(uint64_t ns)
         if (sg_alloc(context, MIB, &block) == 0) {
                 sg_work(context->handle, 1, block, work_share * ns);
                 free_ok(block);
-                gr_fence_close(context);
+                gr_fence_close(&context->fence);
         }
         inside = false;
 }
@@ -404,7 +404,7 @@ static void test_sync_by_at_work(void)
         work_share = 1;
         start_with(&driver, GR_REUSE_AUTO);
         cache(4, 4 * MIB, 5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_sync_by(context, sg_driver.now_ns() + 60000 * SG_MS), 0);
+        GR_CHECK_EQ(gr_fence_sync_by(&context->fence, sg_driver.now_ns() + 60000 * SG_MS), 0);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 500 * SG_MS);
         finish();
 }
@@ -735,7 +735,7 @@ static void test_capture_stuck(uint64_t ms, bool ends, bool of_other, bool in_ot
                 GR_CHECK_EQ(sg_alloc(i < 2 ? busy : owner, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
         sg_work(busy->handle, 0, blocks[0], ms * SG_MS);
         free_ok(blocks[0]); /* which gives nothing back by itself */
-        gr_fence_close(busy);
+        gr_fence_close(&busy->fence);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -916,7 +916,7 @@ static int polled_release(void *handle, const uint64_t *ptrs, size_t count, size
 {
         if (polled) {
                 sg_advance(10 * SG_MS);
-                GR_CHECK_EQ(gr_fence_poll(polled), 0);
+                GR_CHECK_EQ(gr_fence_poll(&polled->fence), 0);
                 polled = NULL;
         }
         return sg_driver.mem_release(handle, ptrs, count, ret_done);
@@ -937,7 +937,7 @@ static void test_sync_polled(void)
         for (int i = 1; i < 3; i++) {
                 sg_work(other->handle, 0, blocks[i], 2 * SG_MS);
                 free_ok(blocks[i]); /* the first gives nothing back by itself */
-                gr_fence_close(other);
+                gr_fence_close(&other->fence);
         }
         polled = other;
         GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), 0);
@@ -1111,7 +1111,7 @@ static void test_what_lacks(bool by_limit)
 {
         start();
         cache(7, 4 * MIB, 0);
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         if (by_limit)
                 atomic_store(&device->hard_bytes, 32 * MIB);
         else
@@ -1176,7 +1176,7 @@ static void test_returning(void)
         start_with(&slow_driver, GR_REUSE_AUTO);
         atomic_store(&device->hard_bytes, 32 * MIB);
         cache(1, 20 * MIB, 0);
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         atomic_store(&taking, false);
         atomic_store(&slept, false);
         if (pthread_create(&thread, NULL, trim, NULL))
@@ -1323,7 +1323,7 @@ static void test_others_returns(void)
 
                 if (cached)
                         cache(1, 20 * MIB, 0);
-                gr_fence_poll(context);
+                gr_fence_poll(&context->fence);
                 seen = gr_releases_of_others(device);
                 if (pthread_create(&thread, NULL, trim_all, NULL))
                         abort();
@@ -1332,7 +1332,7 @@ static void test_others_returns(void)
                 GR_CHECK(!gr_releases_in_flight(device));
         }
         cache(1, 20 * MIB, 0);
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         seen = gr_releases_of_others(device);
         GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
         GR_CHECK_EQ(gr_releases_of_others(device), seen);

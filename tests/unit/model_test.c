@@ -168,7 +168,7 @@ static void step(const struct plan *plan)
         else if (kind < 970)
                 gr_reclaim(contexts[0], GR_LEVEL_TRIM + draw(3), draw(40) * MIB);
         else if (kind < 975)
-                gr_fence_close(contexts[draw(context_count)]);
+                gr_fence_close(&contexts[draw(context_count)]->fence);
         else if (kind < (capturing ? 990 : 977))
                 step_capture();
         else if (kind < 992) /* a capture that nobody announced */
@@ -197,7 +197,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         if (plan->peer) {
                 contexts[context_count] = gr_context_add(&core, sg_context_new(1), 1);
                 for (unsigned i = 0; i < context_count; i++)
-                        gr_fence_add_accessor(contexts[i], contexts[context_count]);
+                        gr_fence_add_accessor(&contexts[i]->fence, contexts[context_count]);
         }
         held_count = 0;
         capturing = false;
@@ -215,7 +215,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         while (held_count > 0 && strict)
                 step_free();
         for (unsigned i = 0; i < context_count && strict; i++) {
-                GR_CHECK_EQ(gr_fence_sync(contexts[i]), 0);
+                GR_CHECK_EQ(gr_fence_sync(&contexts[i]->fence), 0);
                 gr_trim(contexts[i], UINT64_MAX);
         }
         if (strict) {

@@ -62,7 +62,7 @@ static uint64_t cached(void)
 /* Everything freed so far becomes idle. */
 static void settle(void)
 {
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
 }
 
 static void test_hit_and_miss(void)
@@ -120,7 +120,7 @@ static void test_fifo(void)
         for (int i = 0; i < 4; i++) {
                 sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
                 free_ok(blocks[i]);
-                gr_fence_close(context);
+                gr_fence_close(&context->fence);
         }
         for (int i = 0; i < 4; i++) {
                 sg_advance(10 * SG_MS);
@@ -287,7 +287,7 @@ static void test_capture_threshold(void)
                 sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
         }
         free_ok(blocks[0]);
-        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -337,7 +337,7 @@ static void test_straight_to_driver(void)
         b = alloc(4 * MIB);
         free_ok(b);
         sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(700));
-        GR_CHECK_EQ(gr_fence_close(context), gr_driver_error(700));
+        GR_CHECK_EQ(gr_fence_close(&context->fence), gr_driver_error(700));
         free_ok(a);
         GR_CHECK_EQ(sg_size(a), 0);
         GR_CHECK(alloc(4 * MIB) != b);
@@ -496,7 +496,7 @@ static void test_threshold(void)
 static void test_threshold_unasked(enum gr_pool_kind pool)
 {
         struct gr_cached *all;
-        uint64_t live, ptr;
+        uint64_t live, ptr, usable;
 
         start_with(&sg_driver, GR_REUSE_AUTO, pool);
         atomic_store(&device->threshold_bytes, 64 * MIB);
@@ -507,6 +507,7 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
         settle();
         gr_arena_own(context)->note_at = UINT64_MAX; /* the peak of live memory is another question */
         all = atomic_load(&device->cached_elsewhere);
+        usable = atomic_load(&context->fence.usable_epoch);
         atomic_store(&device->cached_elsewhere, gr_check_wall());
         for (int i = 0; i < 1000; i++) {
                 GR_CHECK_EQ(alloc(65536), ptr);
@@ -515,6 +516,7 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
                 atomic_store(&context->fence.usable_epoch, 1000); /* as all work has ended */
         }
         atomic_store(&device->cached_elsewhere, all);
+        atomic_store(&context->fence.usable_epoch, usable);
         free_ok(live);
         GR_CHECK(gr_pool_wants_wake(context)); /* 100 MiB are too much */
         finish();
@@ -579,7 +581,7 @@ static void test_threshold_kept(bool moves)
         gr_context_drop(contexts[1]);
         gr_thread.shard = own;
         gr_thread.used = NULL;
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         gr_core_maintain(&core);
         finish();
 }
@@ -891,7 +893,7 @@ static void test_short_looks(void)
         after = end->next;
         end->next = gr_check_wall();
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
-        GR_CHECK_EQ(gr_fence_close(context), 0);
+        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
         end->next = after;
 

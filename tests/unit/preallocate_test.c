@@ -36,7 +36,7 @@ static void start(uint64_t card_bytes)
 /* All memory can be had back, and nothing was handed out while it was in use. */
 static void finish(void)
 {
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         gr_trim(context, UINT64_MAX);
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 0);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
@@ -126,7 +126,7 @@ static void test_not_moved(void)
         GR_CHECK_EQ(gr_arena_oldest_epoch(own, class), 0);
         GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch - 1), 0);
         GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 32);
-        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
         GR_CHECK_EQ(gr_arena_move(other, own, class, 5, epoch), 5);
         GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 27);
         GR_CHECK_EQ(gr_bin_count(&own->bins[class]), 5);
@@ -142,7 +142,7 @@ static void pass_epochs(int count)
 {
         for (int i = 0; i < count; i++) {
                 pairs(4096, 1);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         }
 }
 
@@ -267,7 +267,7 @@ static void test_bounds(void)
         GR_CHECK(atomic_load(&device->preallocated_bytes) > 8 * MIB);
         GR_CHECK(atomic_load(&device->preallocated_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->reserved_bytes) <= 4096 * MIB / 256 + 2 * MIB);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK(gr_trim_class(context, gr_class_of(MIB), 4 * MIB) > 0);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 4096 * MIB / 256 - 4 * MIB);
         pairs(MIB, 3000);
@@ -303,7 +303,7 @@ static void test_ends(void)
                 context = gr_context_add(&core, sg_context_new(0), 0);
         }
         GR_CHECK(atomic_load(&other->preallocated_bytes) > 0);
-        GR_CHECK_EQ(gr_fence_sync(other), 0);
+        GR_CHECK_EQ(gr_fence_sync(&other->fence), 0);
         gr_trim(other, UINT64_MAX);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 0);
         finish();
@@ -339,34 +339,34 @@ static void test_barrier_for(void)
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
         GR_CHECK(!gr_fence_usable(&context->fence, epoch));
-        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
         GR_CHECK(gr_fence_usable(&context->fence, epoch));
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
-        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
 
         /* The same for those who only look. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
-        gr_fence_look_for(context, epoch);
+        gr_fence_look_for(&context->fence, epoch);
         GR_CHECK(gr_fence_usable(&context->fence, epoch));
         queries = sg_calls(SG_EVENT_QUERY);
         GR_CHECK(queries > 0);
-        gr_fence_look_for(context, epoch);
+        gr_fence_look_for(&context->fence, epoch);
         GR_CHECK_EQ(sg_calls(SG_EVENT_QUERY), queries);
 
         /* Whose turn never ends keeps nobody from a fence of his own, and from closing only for the moment. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
         atomic_store(&context->fence.led, true);
-        gr_fence_close_soon(context);
+        gr_fence_close_soon(&context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2);
-        GR_CHECK_EQ(gr_fence_barrier_for(context, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 2);
         GR_CHECK(atomic_load(&context->fence.led));
         atomic_store(&context->fence.led, false);
         pairs(MIB, 1);
-        gr_fence_close_soon(context);
+        gr_fence_close_soon(&context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 4);
         GR_CHECK(!atomic_load(&context->fence.led));
         finish();
@@ -483,10 +483,10 @@ static void *disturb(void *arg)
                         sg_capture(-1);
                         gr_gate_end(&core.gate);
                 } else if (i % 3 == 1) {
-                        gr_fence_poll(context);
+                        gr_fence_poll(&context->fence);
                         gr_trim(context, 4 * MIB);
                 } else {
-                        gr_fence_sync(context);
+                        gr_fence_sync(&context->fence);
                 }
                 sg_advance(20000);
         }

@@ -484,7 +484,7 @@ void gpu_settle(void)
         uint64_t left;
 
         gpu_sync();
-        gr_fence_sync(context);
+        gr_fence_sync(&context->fence);
         gr_trim(context, UINT64_MAX / 2);
         left = gpu_device()->reserved_bytes;
         if (core.config.pool == GR_POOL_SPLIT) {

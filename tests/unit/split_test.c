@@ -74,13 +74,13 @@ static void test_least(void)
         GR_CHECK_EQ(gpu_take(GR_SPLIT_LEAST_BYTES), a); /* behind a barrier */
         gpu_give(a, GR_SPLIT_LEAST_BYTES);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         GR_CHECK(gr_arena_alloc(context, GR_SPLIT_LEAST_BYTES) == a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         GR_CHECK_EQ(gr_pool_free(&core, a), 0);
-        GR_CHECK_EQ(gr_fence_barrier(context), 0);
+        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
         a = gpu_take(1000); /* though much is free in split */
         GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
         gpu_give(a, 1000);
@@ -136,13 +136,13 @@ static void test_least_make_room(bool behind_barrier)
                 small[i] = gpu_take(GR_SPLIT_LEAST_BYTES);
         for (int i = 0; i < COUNT; i++)
                 gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         gpu_sync();
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         if (behind_barrier) {
                 other = gpu_take(MIB);
                 gpu_give(other, MIB);
-                GR_CHECK_EQ(gr_fence_barrier(context), 0);
+                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
                 context->split.credit_ns = -1; /* it may not wait for that work */
                 context->split.credit_at_ns = gpu.now_ns;
         }
@@ -150,7 +150,7 @@ static void test_least_make_room(bool behind_barrier)
         if (behind_barrier) {
                 GR_CHECK(gr_arenas_cached(context) >= 120 * MIB);
                 gpu_sync();
-                gr_fence_poll(context);
+                gr_fence_poll(&context->fence);
                 other = gpu_take(2 * MIB);
                 gpu_give(other, 2 * MIB);
         }
@@ -207,8 +207,8 @@ static void test_held(void)
         context->split.credit_at_ns = gpu.now_ns;
         a = gpu_take(7 * MIB);
         gpu_sync();
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK(gpu_device()->reserved_bytes <= (COUNT * 6 + 28) * MIB);
         gpu_give(a, 7 * MIB);
@@ -252,16 +252,16 @@ static void test_fence(void)
         c = gpu_take(4 * MIB);
         GR_CHECK(c != a); /* its work is not done */
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_poll(context), 0);
+        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
         GR_CHECK_EQ(gpu_take(4 * MIB), a);
         gpu_give(a, 4 * MIB);
         gpu_give(b, 4 * MIB);
         gpu_give(c, 4 * MIB);
-        gr_fence_close(context);
-        gr_fence_poll(context);
+        gr_fence_close(&context->fence);
+        gr_fence_poll(&context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* usable or not: nothing is idle */
         gpu_sync();
-        gr_fence_poll(context);
+        gr_fence_poll(&context->fence);
         GR_CHECK_EQ(gr_trim(context, 3 * MIB), 4 * MIB);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 8 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
@@ -309,7 +309,7 @@ static void test_ahead(void)
         barriers = core.stats.counters[GR_STAT_barriers];
         ranges = context->split.free_count;
         gpu_give(a, 11 * MIB - 700 * KIB);
-        gr_fence_close(context);
+        gr_fence_close(&context->fence);
         gpu_give(b, MIB + 512);
         GR_CHECK_EQ(context->split.free_count, ranges); /* one with what was left between them and the end */
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
@@ -521,8 +521,8 @@ static void *walk(void *arg)
                 } else if (dice < 97) {
                         gr_trim(context, random_bytes(&walk->seed));
                 } else if (dice < 98) {
-                        gr_fence_close(context);
-                        gr_fence_poll(context);
+                        gr_fence_close(&context->fence);
+                        gr_fence_poll(&context->fence);
                 } else if (dice < 99 || !walk->captures) {
                         gr_core_maintain(&core);
                 } else {

@@ -186,7 +186,7 @@ static void test_figures(void)
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &a), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &b), 0);
         GR_CHECK_EQ(sg_free(&core, a), 0);
-        GR_CHECK_EQ(gr_fence_sync(context), 0);
+        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &c), 0); /* a again */
         GR_CHECK_EQ(sg_free(&core, b), 0);
         atomic_store(&core.devices[0].hard_bytes, 128 * MIB);

@@ -182,7 +182,7 @@ static void *come_and_go(void *arg)
                                 allocs++;
                 for (int i = 0; i < 16; i += 2)
                         free_one(ptrs[i]);
-                gr_fence_close(context);
+                gr_fence_close(&context->fence);
                 pthread_mutex_lock(&end_lock);
                 gr_context_ending(context); /* who gives its memory back at this moment is waited for */
                 pthread_mutex_unlock(&end_lock);
@@ -286,7 +286,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
 
         /* And all of it can be had back. */
         for (int i = 0; i < 2; i++) {
-                GR_CHECK_EQ(gr_fence_sync(contexts[i]), 0);
+                GR_CHECK_EQ(gr_fence_sync(&contexts[i]->fence), 0);
                 gr_trim(contexts[i], UINT64_MAX);
         }
         GR_CHECK_EQ(sg_used_bytes(0), 0);

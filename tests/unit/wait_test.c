@@ -302,7 +302,7 @@ static void test_spill_returns(void)
                 sg_hold(0, ROOM_BYTES, 0);
                 GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 sem_init(&slow.inside, 0, 0);
                 sem_init(&slow.go_on, 0, 0);
                 driver.host_free = slow_host_free;
@@ -317,7 +317,7 @@ static void test_spill_returns(void)
                 driver.host_free = host_free;
                 if (ends)
                         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(context), 0);
+                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 GR_CHECK(!gr_core_maintain(&core));
                 GR_CHECK_EQ(sg_counter(&core, GR_STAT_spills), ends ? 2 : 1);
                 /* All is back: there is nothing to wait for. */
@@ -345,7 +345,7 @@ static void test_spill_returns(void)
                 GR_CHECK_EQ(host_blocks, 1);
                 GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * SG_MIB), 1);
                 GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(asker), 0);
+                GR_CHECK_EQ(gr_fence_sync(&asker->fence), 0);
                 GR_CHECK(!gr_core_maintain(&core));
                 finish();
         }

@@ -1,0 +1,80 @@
+#include "fence/capture_gate.h"
+
+#include "base/lock.h"
+
+void gr_gate_init(struct gr_gate *gate)
+{
+        pthread_rwlock_init(&gate->lock, NULL);
+        atomic_init(&gate->captures, 0);
+        atomic_init(&gate->awaited, 0);
+        atomic_init(&gate->times, 0);
+        atomic_init(&gate->vain, 0);
+}
+
+void gr_gate_destroy(struct gr_gate *gate)
+{
+        pthread_rwlock_destroy(&gate->lock);
+}
+
+void gr_gate_begin_enter(struct gr_gate *gate)
+{
+        for (unsigned n = 1; atomic_load(&gate->awaited) > 0; n++)
+                gr_pause(n);
+        gr_rank_enter(GR_RANK_GATE);
+        /* First, so that no new fence comes in: the lock alone would let them pass by whoever waits for it. */
+        if (atomic_fetch_add(&gate->captures, 1) == 0)
+                atomic_fetch_add(&gate->times, 1);
+        pthread_rwlock_wrlock(&gate->lock);
+}
+
+void gr_gate_begin_leave(struct gr_gate *gate, bool began)
+{
+        if (!began)
+                atomic_fetch_sub(&gate->captures, 1);
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
+
+void gr_gate_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->captures, 1);
+}
+
+void gr_gate_await_begin(struct gr_gate *gate)
+{
+        atomic_fetch_add(&gate->awaited, 1);
+}
+
+void gr_gate_await_end(struct gr_gate *gate)
+{
+        atomic_fetch_sub(&gate->awaited, 1);
+}
+
+void gr_gate_note_vain(struct gr_gate *gate)
+{
+        atomic_store(&gate->vain, atomic_load(&gate->times));
+}
+
+bool gr_gate_is_vain(struct gr_gate *gate)
+{
+        return atomic_load(&gate->captures) > 0 && atomic_load(&gate->vain) == atomic_load(&gate->times);
+}
+
+bool gr_gate_enter(struct gr_gate *gate)
+{
+        if (atomic_load(&gate->captures) > 0)
+                return false;
+        gr_rank_enter(GR_RANK_GATE);
+        pthread_rwlock_rdlock(&gate->lock);
+        if (atomic_load(&gate->captures) == 0)
+                return true;
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+        return false;
+}
+
+void gr_gate_leave(struct gr_gate *gate)
+{
+        pthread_rwlock_unlock(&gate->lock);
+        gr_rank_leave(GR_RANK_GATE);
+}
