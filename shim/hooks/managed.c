@@ -5,8 +5,7 @@
  *
  * It is not cached. A block that is handed out again would have to be like a new one: read-mostly, preferred location
  * and accessed-by unset for every processor, attachment global (which no query tells), no page left where the last
- * owner had it (which no call undoes). A cache would gain little (docs/measurements.md, managed-cost);
- * tests/gpu/caches compares its gain with the cost of these resets.
+ * owner had it (which no call undoes). A cache would gain little (docs/measurements.md, managed-cost).
  */
 #include <errno.h>
 
