@@ -6,14 +6,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "check.h"
+
 enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
 /* Of two that are compared, and differ by hundredths where a processor's pace changes by tenths: more, and shorter. */
 enum { TWINS = 2, TWIN_REPETITIONS = 31 };
 
 #define TOO_LONG_US 15e6
-
-#define KIB ((size_t)1 << 10)
-#define MIB ((size_t)1 << 20)
 
 struct result {
         const char *name;

@@ -89,7 +89,7 @@ static double footprint_mib(void)
 
         if (!gt_footprint(&gt, &bytes))
                 return -1;
-        return ((double)bytes - (double)gt.context_bytes) / (double)GT_MIB;
+        return ((double)bytes - (double)gt.context_bytes) / (double)MIB;
 }
 
 enum { DEMO_BLOCKS = 96, DEMO_LOOPS = 4000, DEMO_KEEP = 4, DEMO_STREAMS = 8 };
@@ -102,11 +102,11 @@ static double demo_loop(int n)
         for (int i = 0; i < n; i++) {
                 CUdeviceptr p;
 
-                GT_MUST(cuMemAlloc(&p, GT_MIB + (size_t)(i % 7) * 64 * GT_KIB));
-                GT_MUST((CUresult)work(1 + i % 2, (void *)(uintptr_t)p, 10));
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemAlloc(&p, MIB + (size_t)(i % 7) * 64 * KIB));
+                GR_MUST((CUresult)work(1 + i % 2, (void *)(uintptr_t)p, 10));
+                GR_MUST(cuMemFree(p));
         }
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         return (gt_now_us() - begin) / n;
 }
 
@@ -117,8 +117,8 @@ static double demo_pair(int n)
         for (int i = 0; i < n; i++) {
                 CUdeviceptr p;
 
-                GT_MUST(cuMemAlloc(&p, GT_MIB));
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemAlloc(&p, MIB));
+                GR_MUST(cuMemFree(p));
         }
         return (gt_now_us() - begin) / n;
 }
@@ -131,8 +131,8 @@ static void demo(void)
         double pair, loop;
         int n = gt.simulated ? DEMO_LOOPS / 10 : DEMO_LOOPS;
 
-        GT_MUST(cuMemGetInfo(&available, &total));
-        budget = (available / 4 < 16 * GT_GIB ? available / 4 : 16 * GT_GIB) / DEMO_BLOCKS;
+        GR_MUST(cuMemGetInfo(&available, &total));
+        budget = (available / 4 < 16 * GIB ? available / 4 : 16 * GIB) / DEMO_BLOCKS;
         demo_pair(100);
         pair = demo_pair(n);
         demo_loop(100);
@@ -140,27 +140,27 @@ static void demo(void)
         for (int i = 0; i < DEMO_BLOCKS; i++) {
                 size_t bytes = 1 + gt_random(&seed) % (2 * budget);
 
-                GT_MUST(cuMemAlloc(&blocks[i], bytes));
-                GT_MUST(gt_fill(&gt, stream_of(1 + i % DEMO_STREAMS), blocks[i], 1,
+                GR_MUST(cuMemAlloc(&blocks[i], bytes));
+                GR_MUST(gt_fill(&gt, stream_of(1 + i % DEMO_STREAMS), blocks[i], 1,
                                 bytes / 4 < 1024 ? bytes / 4 : 1024));
                 asked += bytes;
                 kept += i < DEMO_KEEP ? bytes : 0;
         }
         printf("pair_us %.3f\n", pair);
         printf("loop_us %.3f\n", loop);
-        printf("peak_asked_mib %.1f\n", (double)asked / (double)GT_MIB);
+        printf("peak_asked_mib %.1f\n", (double)asked / (double)MIB);
         printf("peak_mib %.1f\n", footprint_mib());
         for (int i = DEMO_KEEP; i < DEMO_BLOCKS; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
         /* The program goes on with little: this is when memory it no longer needs ought to be back with the card. */
         for (int i = 0; i < 10; i++) {
                 demo_loop(20);
                 gt_sleep_us(20000);
         }
-        printf("after_asked_mib %.1f\n", (double)kept / (double)GT_MIB);
+        printf("after_asked_mib %.1f\n", (double)kept / (double)MIB);
         printf("after_mib %.1f\n", footprint_mib());
         for (int i = 0; i < DEMO_KEEP; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
 }
 
 /* The pool at its best: it gives nothing back. */
@@ -169,13 +169,13 @@ static void keep_all(void)
         cuuint64_t all = UINT64_MAX;
         CUmemoryPool pool;
 
-        GT_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
-        GT_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+        GR_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
 }
 
 enum { FIRST_BLOCKS = 500 };
 
-#define FIRST_BYTES (3 * GT_MIB / 2)
+#define FIRST_BYTES (3 * MIB / 2)
 
 /* What no cache can serve: the start of a process, and its first allocations of many blocks. */
 static int first(void)
@@ -190,24 +190,24 @@ static int first(void)
                 fprintf(stderr, "skipped: no CUDA device (%s)\n", gt_result_name(result));
                 return GT_SKIPPED;
         }
-        GT_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GT_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         made = bench_now_us();
-        GT_MUST(cuMemAlloc(&p, GT_MIB));
+        GR_MUST(cuMemAlloc(&p, MIB));
         allocated = bench_now_us();
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         freed = bench_now_us();
         printf("init_us %.1f\ncontext_us %.1f\nalloc_us %.1f\nfree_us %.1f\n", initialised - begin, made - initialised,
                allocated - made, freed - allocated);
         begin = bench_now_us();
         for (int i = 0; i < FIRST_BLOCKS; i++)
-                GT_MUST(cuMemAlloc(&blocks[i], FIRST_BYTES));
+                GR_MUST(cuMemAlloc(&blocks[i], FIRST_BYTES));
         allocated = bench_now_us();
         for (int i = 0; i < FIRST_BLOCKS; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
         freed = bench_now_us();
         printf("allocs_us %.1f\nfrees_us %.1f\n", allocated - begin, freed - allocated);
-        GT_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
         return 0;
 }
 

@@ -22,12 +22,12 @@ static bool async, idle;
 static void one(const struct gr_trace_op *op, CUdeviceptr *p)
 {
         if (op->is_free) {
-                GT_MUST(async ? cuMemFreeAsync(*p, NULL) : cuMemFree(*p));
+                GR_MUST(async ? cuMemFreeAsync(*p, NULL) : cuMemFree(*p));
                 return;
         }
-        GT_MUST(async ? cuMemAllocAsync(p, op->bytes, NULL) : cuMemAlloc(p, op->bytes));
+        GR_MUST(async ? cuMemAllocAsync(p, op->bytes, NULL) : cuMemAlloc(p, op->bytes));
         if (!idle && op->bytes >= 4)
-                GT_MUST(gt_fill(&gt, NULL, *p, 1, op->bytes / 4 < 16384 ? op->bytes / 4 : 16384));
+                GR_MUST(gt_fill(&gt, NULL, *p, 1, op->bytes / 4 < 16384 ? op->bytes / 4 : 16384));
 }
 
 int main(int argc, char **argv)
@@ -81,12 +81,12 @@ int main(int argc, char **argv)
                         peak_held = held - before;
                 begin = gt_now_us();
         }
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         spent += gt_now_us() - begin;
         printf("operations %zu\nus_per_operation %.3f\npeak_live_mib %.1f\n", trace.count, spent / (double)trace.count,
-               (double)trace.peak_live_bytes / (double)GT_MIB);
+               (double)trace.peak_live_bytes / (double)MIB);
         if (known)
-                printf("peak_held_mib %.1f\nratio %.3f\n", (double)peak_held / (double)GT_MIB,
+                printf("peak_held_mib %.1f\nratio %.3f\n", (double)peak_held / (double)MIB,
                        (double)peak_held / (double)trace.peak_live_bytes);
         free(ptrs);
         free(trace.ops);

@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 enum { THREADS = 4, SLOTS = 48, ARGUMENTS = 5, DOORS = 7, RUNTIME_DOOR = 5, RESOLVED_DOOR, LEGACY = 0, OWN = 1 };
-static const size_t ends_bytes = 64 * GT_KIB; /* of a larger block only both ends are written and compared */
+static const size_t ends_bytes = 64 * KIB; /* of a larger block only both ends are written and compared */
 
 enum kind { DEVICE, MANAGED, HOST, POOLED, MAPPED, OF_GRAPH };
 
@@ -170,9 +170,9 @@ static void open_doors(void)
         snprintf(name, sizeof name, "%s", #symbol);                                                                    \
         if (strstr(name, "_v2"))                                                                                       \
                 *strstr(name, "_v2") = '\0';                                                                           \
-        GT_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_LEGACY_STREAM, NULL));                \
+        GR_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_LEGACY_STREAM, NULL));                \
         memcpy(&doors[3].symbol, &found, sizeof found);                                                                \
-        GT_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));    \
+        GR_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL));    \
         memcpy(&doors[4].symbol, &found, sizeof found);
         DOOR_LIST(X)
 #undef X
@@ -270,7 +270,7 @@ static bool enter(int context)
 
 static void leave(void)
 {
-        GT_MUST(cuCtxPopCurrent(&(CUcontext){NULL}));
+        GR_MUST(cuCtxPopCurrent(&(CUcontext){NULL}));
 }
 
 /* Of a call that natively may be made in relaxed mode only, while a capture of another mode is open. */
@@ -419,7 +419,7 @@ static size_t live_bytes(int device, size_t *ret_small, size_t *ret_asked)
                 if (!m->live || m->kind == HOST || m->kind == MANAGED || m->kind == OF_GRAPH ||
                     device_of(m->context) != device)
                         continue;
-                if (m->bytes > GT_MIB)
+                if (m->bytes > MIB)
                         live += gt_pages(m->bytes);
                 else
                         small += m->bytes;
@@ -437,7 +437,7 @@ static size_t managed_bytes(int device)
 
         for (int i = 0; limited && i < SLOTS; i++)
                 if (memories[i].live && memories[i].kind == MANAGED && device_of(memories[i].context) == device)
-                        bytes += memories[i].bytes > GT_MIB ? gt_pages(memories[i].bytes) : memories[i].bytes;
+                        bytes += memories[i].bytes > MIB ? gt_pages(memories[i].bytes) : memories[i].bytes;
         return bytes;
 }
 
@@ -640,11 +640,11 @@ static void run_map(struct op *op)
         access.location = prop.location;
         created = cuMemCreate(&m->handle, m->bytes, &prop, 0);
         if (created == CUDA_SUCCESS) {
-                GT_MUST(cuMemAddressReserve(&m->at, m->bytes, 0, 0, 0));
+                GR_MUST(cuMemAddressReserve(&m->at, m->bytes, 0, 0, 0));
                 mapped = cuMemMap(m->at, m->bytes, 0, m->handle, 0);
                 set = cuMemSetAccess(m->at, m->bytes, &access, 1);
                 if (op->arg[3]) {
-                        GT_MUST(cuMemRelease(m->handle));
+                        GR_MUST(cuMemRelease(m->handle));
                         m->handle = 0;
                 }
         }
@@ -676,8 +676,8 @@ static CUresult unmap(struct memory *m)
         if (result != CUDA_SUCCESS)
                 return result;
         if (m->handle)
-                GT_MUST(cuMemRelease(m->handle));
-        GT_MUST(cuMemAddressFree(m->at, m->bytes));
+                GR_MUST(cuMemRelease(m->handle));
+        GR_MUST(cuMemAddressFree(m->at, m->bytes));
         return CUDA_SUCCESS;
 }
 
@@ -830,9 +830,9 @@ static const char *checked(struct memory *m)
                 return "unknown";
         result = cuStreamSynchronize(handle_of(m->home));
         if (result == CUDA_SUCCESS) {
-                GT_MUST(cuMemcpyDtoHAsync(&seen[0], m->at, 4, handle_of(m->home)));
-                GT_MUST(cuMemcpyDtoHAsync(&seen[1], m->at + (words - 1) * 4, 4, handle_of(m->home)));
-                GT_MUST(cuStreamSynchronize(handle_of(m->home)));
+                GR_MUST(cuMemcpyDtoHAsync(&seen[0], m->at, 4, handle_of(m->home)));
+                GR_MUST(cuMemcpyDtoHAsync(&seen[1], m->at + (words - 1) * 4, 4, handle_of(m->home)));
+                GR_MUST(cuStreamSynchronize(handle_of(m->home)));
         }
         leave();
         return result != CUDA_SUCCESS ? "refused" : seen[0] == m->value && seen[1] == m->value ? "right" : "WRONG";
@@ -878,11 +878,11 @@ static size_t reserved_bytes(int device)
         cuuint64_t bytes = 0, sum = 0;
         CUmemoryPool pool;
 
-        GT_MUST(cuDeviceGetDefaultMemPool(&pool, device));
+        GR_MUST(cuDeviceGetDefaultMemPool(&pool, device));
         for (int i = 0; i < (device ? 1 : SLOTS); i++) {
                 if (i > 0 && !pools[i].live)
                         continue;
-                GT_MUST(cuMemPoolGetAttribute(i ? pools[i].handle : pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                GR_MUST(cuMemPoolGetAttribute(i ? pools[i].handle : pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
                                               &bytes));
                 sum += bytes;
         }
@@ -905,7 +905,7 @@ static void run_info(struct op *op)
 static void run_most(struct op *op)
 {
         int device = device_of(current());
-        size_t small, asked, live = live_bytes(device, &small, &asked), others = 16 * GT_MIB, want;
+        size_t small, asked, live = live_bytes(device, &small, &asked), others = 16 * MIB, want;
         CUdeviceptr p;
         CUresult result, freed = CUDA_SUCCESS;
 
@@ -952,12 +952,12 @@ static int be_partner(int socket)
 
                 returned.opened = (int)cuIpcOpenMemHandle(&at, lent.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
                 if (returned.opened == CUDA_SUCCESS) {
-                        GT_MUST(cuMemcpyDtoH(&seen[0], at, 4));
-                        GT_MUST(cuMemcpyDtoH(&seen[1], at + (words - 1) * 4, 4));
+                        GR_MUST(cuMemcpyDtoH(&seen[0], at, 4));
+                        GR_MUST(cuMemcpyDtoH(&seen[1], at + (words - 1) * 4, 4));
                         returned.right = seen[0] == lent.expected && seen[1] == lent.expected;
-                        GT_MUST(cuMemsetD32(at, lent.written, part));
-                        GT_MUST(cuMemsetD32(at + (words - part) * 4, lent.written, part));
-                        GT_MUST(cuCtxSynchronize());
+                        GR_MUST(cuMemsetD32(at, lent.written, part));
+                        GR_MUST(cuMemsetD32(at + (words - part) * 4, lent.written, part));
+                        GR_MUST(cuCtxSynchronize());
                         returned.closed = (int)cuIpcCloseMemHandle(at);
                 }
                 peer_send(socket, &returned, sizeof returned, -1);
@@ -976,12 +976,12 @@ static void run_lend(struct op *op)
         CUresult result;
         int fd;
 
-        if (m->kind != DEVICE || !m->known || m->bytes <= 2 * GT_MIB || !at_home(m) || open_captures ||
+        if (m->kind != DEVICE || !m->known || m->bytes <= 2 * MIB || !at_home(m) || open_captures ||
             device_of(m->context) || !enter(m->context)) {
                 say(op, "skip");
                 return;
         }
-        GT_MUST(cuStreamSynchronize(handle_of(m->home)));
+        GR_MUST(cuStreamSynchronize(handle_of(m->home)));
         result = cuIpcGetMemHandle(&lent.handle, m->at);
         leave();
         m->shared = true;
@@ -1140,7 +1140,7 @@ static void run_end(struct op *op)
                 }
         result = cuStreamEndCapture(s->handle, &handle);
         if (g->live)
-                GT_MUST(cuGraphDestroy(g->handle));
+                GR_MUST(cuGraphDestroy(g->handle));
         *g = (struct graph){.handle = handle, .live = handle != NULL, .stream = (int)op->arg[0], .context = s->context};
         if (capture)
                 g->fills = captures[capture].fills;
@@ -1163,7 +1163,7 @@ static void run_instantiate(struct op *op)
         CUresult result;
 
         if (x->live)
-                GT_MUST(cuGraphExecDestroy(x->exec));
+                GR_MUST(cuGraphExecDestroy(x->exec));
         *x = *g;
         result = cuGraphInstantiate(&x->exec, g->handle, (unsigned long long)op->arg[2]);
         x->live = result == CUDA_SUCCESS;
@@ -1270,7 +1270,7 @@ static void run_pool_current(struct op *op)
         CUmemoryPool pool = pools[op->arg[0]].handle;
 
         if (op->arg[0] == 0)
-                GT_MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+                GR_MUST(cuDeviceGetDefaultMemPool(&pool, 0));
         say_code(op, cuDeviceSetMemPool(0, pool));
 }
 
@@ -1419,7 +1419,7 @@ static void *work(void *argument)
         if (w->succeeds)
                 pthread_join(w->before, NULL);
         if (contexts[0].live)
-                GT_MUST(cuCtxSetCurrent(contexts[0].handle));
+                GR_MUST(cuCtxSetCurrent(contexts[0].handle));
         if (w->succeeds) {
                 w->succeeds = false;
                 say(&ops[w->next], "done");
@@ -1529,7 +1529,7 @@ static void close_program(void)
 
         for (int i = 0; i < SLOTS; i++)
                 if (streams[i].live && streams[i].capture) {
-                        GT_MUST(cuStreamDestroy(streams[i].handle));
+                        GR_MUST(cuStreamDestroy(streams[i].handle));
                         lose_capture(captures[streams[i].capture].stream == i ? streams[i].capture : 0);
                         streams[i].live = false;
                 }
@@ -1557,16 +1557,16 @@ static void close_program(void)
                         say(&op, "c%d %d", c, (int)cuCtxDestroy(contexts[c].handle)), lose_context(c);
         if (!contexts[0].live)
                 run_retain(&op);
-        GT_MUST(cuCtxSetCurrent(contexts[0].handle));
+        GR_MUST(cuCtxSetCurrent(contexts[0].handle));
         say(&op, "synchronised %d", (int)cuCtxSynchronize());
         for (int i = 0; i < SLOTS; i++)
                 if (pools[i].live)
-                        GT_MUST(cuMemPoolDestroy(pools[i].handle));
+                        GR_MUST(cuMemPoolDestroy(pools[i].handle));
         for (int device = 0; device < devices; device++) {
-                GT_MUST(cuDevicePrimaryCtxRetain(&contexts[0].handle, device));
-                GT_MUST(cuCtxSetCurrent(contexts[0].handle));
+                GR_MUST(cuDevicePrimaryCtxRetain(&contexts[0].handle, device));
+                GR_MUST(cuCtxSetCurrent(contexts[0].handle));
                 contexts[0].device = device;
-                GT_MUST(cuMemGetInfo(&available, &total));
+                GR_MUST(cuMemGetInfo(&available, &total));
                 say(&op, "free %zu of %zu", available >> 10, total >> 10);
                 op.arg[0] = 98;
                 run_most(&op);
@@ -1595,10 +1595,10 @@ int main(int argc, char **argv)
         if (!path)
                 gt_die("usage: program [--race] [--own-frees] [--wide] [--limited] FILE");
         alarm(60);
-        GT_MUST(cuInit(0));
-        GT_MUST(cuDeviceTotalMem(&total_bytes, 0));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDeviceTotalMem(&total_bytes, 0));
         gt_open(&gt);
-        GT_MUST(cuDeviceGetCount(&devices));
+        GR_MUST(cuDeviceGetCount(&devices));
         open_doors();
         read_program(path);
         contexts[0].retained = 1;

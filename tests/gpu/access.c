@@ -15,7 +15,7 @@ static CUresult leave(CUresult result)
 {
         CUcontext ctx;
 
-        GT_MUST(cuCtxPopCurrent(&ctx));
+        GR_MUST(cuCtxPopCurrent(&ctx));
         return result;
 }
 
@@ -35,7 +35,7 @@ static CUresult joined_kernels(const struct scene *s, CUstream stream, CUdevicep
         CUresult result;
         size_t half = bytes / 2;
 
-        GT_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
         result = gt_fill(&s->gt, stream, p, tag, half / 4);
         if (result == CUDA_SUCCESS)
                 result = cuEventRecord(event, stream);
@@ -43,7 +43,7 @@ static CUresult joined_kernels(const struct scene *s, CUstream stream, CUdevicep
                 result = cuStreamWaitEvent(s->second, event, 0);
         if (result == CUDA_SUCCESS)
                 result = gt_fill(&s->gt, s->second, p + half, tag, (bytes - half) / 4);
-        GT_MUST(cuEventDestroy(event));
+        GR_MUST(cuEventDestroy(event));
         return result;
 }
 
@@ -128,10 +128,10 @@ static CUresult graph_of(access_fn write, const struct scene *s, CUstream stream
         if (result == CUDA_SUCCESS) {
                 result = cuGraphLaunch(exec, stream);
                 /* A launched graph lives on until it is done. */
-                GT_MUST(cuGraphExecDestroy(exec));
+                GR_MUST(cuGraphExecDestroy(exec));
         }
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         return result;
 }
 
@@ -350,7 +350,7 @@ static CUresult copy_of_stream_ordered(const struct scene *s, CUstream stream, C
                 return result;
         result = cuMemcpyHtoDAsync(between, s->pinned[tag], bytes, stream);
         result = THEN(result, cuMemcpyDtoDAsync(p, between, bytes, stream));
-        GT_MUST(cuMemFreeAsync(between, stream));
+        GR_MUST(cuMemFreeAsync(between, stream));
         return result;
 }
 
@@ -373,7 +373,7 @@ static CUresult array_to_d(const struct scene *s, CUstream stream, CUdeviceptr p
         result = fill(array, 0, s->pageable[tag], 4096);
         for (size_t at = 0; at < bytes && result == CUDA_SUCCESS; at += 4096)
                 result = copy(p + at, array, 0, 4096);
-        GT_MUST(destroy(array));
+        GR_MUST(destroy(array));
         return result;
 }
 

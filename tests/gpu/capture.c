@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 enum { WORDS = 64 * 1024, LATE_US = 3000, ROUNDS = 100 };
-static const size_t large = 64 * GT_MIB;
+static const size_t large = 64 * MIB;
 
 /* What programs call that are built for per-thread default streams. */
 CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream stream);
@@ -46,7 +46,7 @@ static CUresult end_capture(void)
         CUresult end = cuStreamEndCapture(stream, &graph);
 
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         return end;
 }
 
@@ -56,8 +56,8 @@ static void expect(const char *what, CUdeviceptr p, uint32_t value)
         static uint32_t words[WORDS];
         size_t bad = 0;
 
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuMemcpyDtoH(words, p, sizeof words));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemcpyDtoH(words, p, sizeof words));
         for (size_t i = 0; i < WORDS; i++)
                 bad += words[i] != value;
         printf("%s: 0 wrong words %zu\n", what, bad);
@@ -76,7 +76,7 @@ static CUdeviceptr block(void)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuMemAlloc(&p, WORDS * 4));
+        GR_MUST(cuMemAlloc(&p, WORDS * 4));
         return p;
 }
 
@@ -89,27 +89,27 @@ static void inside(void)
                 CUdeviceptr p = 0, held = block();
                 CUresult code;
 
-                GT_MUST(cuMemFree(block()));
-                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                GR_MUST(cuMemFree(block()));
+                GR_MUST(cuStreamBeginCapture(stream, modes[m].mode));
                 code = cuMemAlloc(&p, WORDS * 4);
                 snprintf(name, sizeof name, "%salloc inside", sure);
                 say(name, modes[m].name, code, end_capture());
                 if (code == CUDA_SUCCESS)
-                        GT_MUST(cuMemFree(p));
+                        GR_MUST(cuMemFree(p));
 
-                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                GR_MUST(cuStreamBeginCapture(stream, modes[m].mode));
                 code = cuMemFree(held);
                 snprintf(name, sizeof name, "%sfree inside", sure);
                 say(name, modes[m].name, code, end_capture());
                 if (code != CUDA_SUCCESS)
-                        GT_MUST(cuMemFree(held));
+                        GR_MUST(cuMemFree(held));
 
-                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
-                code = cuMemAlloc(&p, 77 * GT_MIB);
+                GR_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                code = cuMemAlloc(&p, 77 * MIB);
                 snprintf(name, sizeof name, "%salloc of a new size inside", sure);
                 say(name, modes[m].name, code, end_capture());
                 if (code == CUDA_SUCCESS)
-                        GT_MUST(cuMemFree(p));
+                        GR_MUST(cuMemFree(p));
         }
 }
 
@@ -128,7 +128,7 @@ static void *allocate(void *argument)
         gt_attach(&gt);
         for (int i = 0; i < job->rounds && !atomic_load(&job->stop); i++) {
                 CUdeviceptr p = 0;
-                CUresult code = cuMemAlloc(&p, (size_t)(1 + i % 8) * 256 * GT_KIB);
+                CUresult code = cuMemAlloc(&p, (size_t)(1 + i % 8) * 256 * KIB);
 
                 if (code == CUDA_SUCCESS)
                         code = gt_fill(&gt, job->stream, p, 5, 64);
@@ -148,7 +148,7 @@ static void beside(void)
                 pthread_t thread;
                 int lost = 0;
 
-                GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                GR_MUST(cuStreamBeginCapture(stream, modes[m].mode));
                 if (pthread_create(&thread, NULL, allocate, &job) || pthread_join(thread, NULL))
                         gt_die("no thread");
                 say(sure ? "another thread allocates beside" : "~ another thread allocates beside", modes[m].name,
@@ -161,7 +161,7 @@ static void beside(void)
                 if (pthread_create(&thread, NULL, allocate, &job))
                         gt_die("no thread");
                 for (int i = 0; i < ROUNDS; i++) {
-                        GT_MUST(cuStreamBeginCapture(stream, modes[m].mode));
+                        GR_MUST(cuStreamBeginCapture(stream, modes[m].mode));
                         lost += gt_spin(&gt, stream, 1) != CUDA_SUCCESS;
                         lost += end_capture() != CUDA_SUCCESS;
                 }
@@ -178,11 +178,11 @@ static CUgraphExec captured_fill(CUdeviceptr p, uint32_t value, CUstreamCaptureM
         CUgraph graph;
         CUgraphExec exec;
 
-        GT_MUST(cuStreamBeginCapture(stream, mode));
-        GT_MUST(gt_fill(&gt, stream, p, value, WORDS));
-        GT_MUST(cuStreamEndCapture(stream, &graph));
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamBeginCapture(stream, mode));
+        GR_MUST(gt_fill(&gt, stream, p, value, WORDS));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
         return exec;
 }
 
@@ -195,26 +195,26 @@ static void replay(void)
 
                 /* Blocks that are freed a moment before must not make the capture fail. */
                 for (int i = 0; i < 10; i++)
-                        GT_MUST(cuMemFree(block()));
+                        GR_MUST(cuMemFree(block()));
                 p = block();
                 exec = captured_fill(p, 3, modes[m].mode);
-                GT_MUST(cuGraphLaunch(exec, stream));
+                GR_MUST(cuGraphLaunch(exec, stream));
                 snprintf(name, sizeof name, "graph of a %s capture, first launch", modes[m].name);
                 expect(name, p, 3);
 
                 /* Launched behind memory that has just changed hands. */
-                GT_MUST(gt_late_fill(&gt, stream, late, 1, WORDS, LATE_US));
-                GT_MUST(cuMemFree(late));
+                GR_MUST(gt_late_fill(&gt, stream, late, 1, WORDS, LATE_US));
+                GR_MUST(cuMemFree(late));
                 q = block();
-                GT_MUST(cuGraphExecDestroy(exec));
+                GR_MUST(cuGraphExecDestroy(exec));
                 exec = captured_fill(q, 4, modes[m].mode);
-                GT_MUST(cuGraphLaunch(exec, gt_stream()));
+                GR_MUST(cuGraphLaunch(exec, gt_stream()));
                 snprintf(name, sizeof name, "graph of a %s capture, on a block freed under a late writer",
                          modes[m].name);
                 expect(name, q, 4);
-                GT_MUST(cuGraphExecDestroy(exec));
-                GT_MUST(cuMemFree(p));
-                GT_MUST(cuMemFree(q));
+                GR_MUST(cuGraphExecDestroy(exec));
+                GR_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(q));
         }
 }
 
@@ -224,25 +224,25 @@ static void freed_during(void)
         CUstream slow = gt_stream(), other = gt_stream();
         CUdeviceptr p = block(), q;
 
-        GT_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemFree(p));
         q = block();
-        GT_MUST(gt_fill(&gt, other, q, 2, WORDS));
+        GR_MUST(gt_fill(&gt, other, q, 2, WORDS));
         say("free and alloc with a late writer", "relaxed", CUDA_SUCCESS, end_capture());
         expect("block allocated in the same capture", q, 2);
 
         p = q;
-        GT_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, LATE_US));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemFree(p));
         say("free with a late writer", "relaxed", CUDA_SUCCESS, end_capture());
         q = block();
-        GT_MUST(gt_fill(&gt, other, q, 2, WORDS));
+        GR_MUST(gt_fill(&gt, other, q, 2, WORDS));
         expect("block allocated after the capture", q, 2);
-        GT_MUST(cuMemFree(q));
-        GT_MUST(cuStreamDestroy(slow));
-        GT_MUST(cuStreamDestroy(other));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamDestroy(slow));
+        GR_MUST(cuStreamDestroy(other));
 }
 
 /* Captures that end in some other way than by a successful end. */
@@ -253,19 +253,19 @@ static void irregular(void)
 
         say("begin on the legacy stream", "global", cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL),
             CUDA_SUCCESS);
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         code = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
         say("begin twice", "relaxed", code, end_capture());
         say("end without a begin", "no", end_capture(), CUDA_SUCCESS);
 
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
         code = cuCtxSynchronize();
         say("cuCtxSynchronize inside", "global", code, end_capture());
 
-        GT_MUST(cuStreamBeginCapture(lost, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(gt_spin(&gt, lost, 1));
+        GR_MUST(cuStreamBeginCapture(lost, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(gt_spin(&gt, lost, 1));
         say("stream destroyed", "relaxed", cuStreamDestroy(lost), CUDA_SUCCESS);
-        GT_MUST(cuMemFree(block()));
+        GR_MUST(cuMemFree(block()));
         printf("allocation after all that: %d\n", (int)cuCtxSynchronize());
 }
 
@@ -277,8 +277,8 @@ static void refused_end(void)
         CUgraph graph = NULL;
         CUresult code;
 
-        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
-        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
         code = cuStreamEndCapture(blocking, NULL);
         printf("end without a place for the graph: %d\n", (int)code);
         code = cuMemFree(p);
@@ -294,10 +294,10 @@ static void refused_end(void)
         code = cuStreamEndCapture(blocking, &graph);
         printf(", the capture ended with %d\n", (int)code);
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         if (q)
-                GT_MUST(cuMemFree(q));
-        GT_MUST(cuStreamDestroy(blocking));
+                GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamDestroy(blocking));
 }
 
 /*
@@ -312,36 +312,36 @@ static void per_thread(void)
         CUgraph graph;
         size_t bytes;
 
-        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
-        GT_MUST(cuMemAlloc(&p, large));
-        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuMemAlloc(&p, large));
+        GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
         printf("the legacy stream, asked: %d\n", (int)cuStreamIsCapturing(NULL, &status));
         printf("the thread's own, asked: %d\n", (int)cuStreamIsCapturing_ptsz(NULL, &status));
         printf("allocated in it: %d\n", (int)cuMemAllocAsync_ptsz(&q, WORDS * 4, NULL));
         printf("freed in it: %d\n", (int)cuMemFreeAsync_ptsz(p, NULL));
-        GT_MUST(cuStreamEndCapture(blocking, &graph));
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuStreamSynchronize_ptsz(NULL));
+        GR_MUST(cuStreamEndCapture(blocking, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamSynchronize_ptsz(NULL));
         expect_freed("after the capture", p);
         /* Memory of other kinds, which may come to lie there. */
         for (int i = 0; i < 32; i++)
-                GT_MUST(cuMemAllocAsync_ptsz(&small[i], GT_PAGE, NULL));
-        GT_MUST(cuStreamSynchronize_ptsz(NULL));
+                GR_MUST(cuMemAllocAsync_ptsz(&small[i], GT_PAGE, NULL));
+        GR_MUST(cuStreamSynchronize_ptsz(NULL));
         for (int i = 0; i < 32; i++)
-                GT_MUST(cuMemFree(small[i]));
-        GT_MUST(cuMemAlloc(&p, large));
-        GT_MUST(cuMemAlloc(&again, large));
-        GT_MUST(cuMemsetD32(p, 7, large / 4));
-        GT_MUST(cuMemsetD32(again, 8, large / 4));
+                GR_MUST(cuMemFree(small[i]));
+        GR_MUST(cuMemAlloc(&p, large));
+        GR_MUST(cuMemAlloc(&again, large));
+        GR_MUST(cuMemsetD32(p, 7, large / 4));
+        GR_MUST(cuMemsetD32(again, 8, large / 4));
         expect("allocated after that", p + large - WORDS * 4, 7);
-        GT_MUST(cuMemFree(again));
-        GT_MUST(cuMemFree(p));
-        GT_MUST(cuMemFree(q));
+        GR_MUST(cuMemFree(again));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(q));
 
         /* The thread's own stream is captured, and the legacy one with it. */
         p = block();
-        GT_MUST(cuMemGetAddressRange(NULL, &bytes, p));
-        GT_MUST(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemGetAddressRange(NULL, &bytes, p));
+        GR_MUST(cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
         printf("freed in the thread's own stream, captured: %d", (int)cuMemFreeAsync_ptsz(p, NULL));
         status = CU_STREAM_CAPTURE_STATUS_NONE;
         printf(", asked %d", (int)cuStreamIsCapturing_ptsz(NULL, &status));
@@ -349,7 +349,7 @@ static void per_thread(void)
         printf(", it ended with %d\n", (int)cuStreamEndCapture_ptsz(NULL, &graph));
         printf("still there: %d\n", (int)cuMemGetAddressRange(NULL, &bytes, p));
         printf("then freed: %d\n", (int)cuMemFree(p));
-        GT_MUST(cuStreamDestroy(blocking));
+        GR_MUST(cuStreamDestroy(blocking));
 }
 
 int main(void)

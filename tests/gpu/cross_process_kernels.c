@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000, LONGEST_US = 5000000 };
-#define BYTES      (64 * GT_MIB)
-#define LAST_BYTES (GT_MIB / 2) /* little enough that no fence is laid for it before it is needed */
+#define BYTES      (64 * MIB)
+#define LAST_BYTES (MIB / 2) /* little enough that no fence is laid for it before it is needed */
 
 static char other_mode[] = "as-other";
 
@@ -43,7 +43,7 @@ struct offer {
 static CUresult export_legacy(struct shared *shared, struct offer *offer, int *ret_fd)
 {
         (void)ret_fd;
-        GT_MUST(cuMemAlloc(&shared->p, GT_PAGE));
+        GR_MUST(cuMemAlloc(&shared->p, GT_PAGE));
         return cuIpcGetMemHandle(&offer->handle, shared->p);
 }
 
@@ -56,9 +56,9 @@ static CUresult open_legacy(struct shared *shared, const struct offer *offer, in
 static void close_legacy(struct shared *shared)
 {
         if (shared->exported)
-                GT_MUST(cuMemFree(shared->p));
+                GR_MUST(cuMemFree(shared->p));
         else
-                GT_MUST(cuIpcCloseMemHandle(shared->p));
+                GR_MUST(cuIpcCloseMemHandle(shared->p));
 }
 
 static void map(struct shared *shared)
@@ -66,9 +66,9 @@ static void map(struct shared *shared)
         CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device},
                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
-        GT_MUST(cuMemAddressReserve(&shared->p, GT_PAGE, 0, 0, 0));
-        GT_MUST(cuMemMap(shared->p, GT_PAGE, 0, shared->memory, 0));
-        GT_MUST(cuMemSetAccess(shared->p, GT_PAGE, &access, 1));
+        GR_MUST(cuMemAddressReserve(&shared->p, GT_PAGE, 0, 0, 0));
+        GR_MUST(cuMemMap(shared->p, GT_PAGE, 0, shared->memory, 0));
+        GR_MUST(cuMemSetAccess(shared->p, GT_PAGE, &access, 1));
 }
 
 static CUresult export_mapped(struct shared *shared, struct offer *offer, int *ret_fd)
@@ -98,9 +98,9 @@ static CUresult open_mapped(struct shared *shared, const struct offer *offer, in
 
 static void close_mapped(struct shared *shared)
 {
-        GT_MUST(cuMemUnmap(shared->p, GT_PAGE));
-        GT_MUST(cuMemAddressFree(shared->p, GT_PAGE));
-        GT_MUST(cuMemRelease(shared->memory));
+        GR_MUST(cuMemUnmap(shared->p, GT_PAGE));
+        GR_MUST(cuMemAddressFree(shared->p, GT_PAGE));
+        GR_MUST(cuMemRelease(shared->memory));
 }
 
 static CUresult export_pool(struct shared *shared, struct offer *offer, int *ret_fd)
@@ -147,8 +147,8 @@ static CUresult open_pool(struct shared *shared, const struct offer *offer, int 
 
 static void close_pool(struct shared *shared)
 {
-        GT_MUST(cuMemFree(shared->p));
-        GT_MUST(cuMemPoolDestroy(shared->pool));
+        GR_MUST(cuMemFree(shared->p));
+        GR_MUST(cuMemPoolDestroy(shared->pool));
 }
 
 static const struct way {
@@ -187,8 +187,8 @@ static CUresult share(const struct way *way, bool exports, int other, struct sha
         if (exports) {
                 offer.result = way->export_it(shared, &offer, &fd);
                 if (offer.result == CUDA_SUCCESS) {
-                        GT_MUST(cuMemsetD32(shared->p, 0, GT_PAGE / 4));
-                        GT_MUST(cuCtxSynchronize());
+                        GR_MUST(cuMemsetD32(shared->p, 0, GT_PAGE / 4));
+                        GR_MUST(cuCtxSynchronize());
                 }
                 peer_send(other, &offer, sizeof offer, fd);
         } else if (!peer_receive(other, &offer, sizeof offer, &fd)) {
@@ -219,11 +219,11 @@ static int answer(int other)
                 return EXIT_FAILURE;
         stream = gt_stream();
         if (share(&ways[number], !ways[number].exports, other, &shared) == CUDA_SUCCESS) {
-                GT_MUST(gt_await(&gt, stream, asked(&shared), 1, 2 * LONGEST_US));
-                GT_MUST(gt_fill(&gt, stream, answered(&shared), 1, 1));
+                GR_MUST(gt_await(&gt, stream, asked(&shared), 1, 2 * LONGEST_US));
+                GR_MUST(gt_fill(&gt, stream, answered(&shared), 1, 1));
                 if (!peer_receive(other, &number, sizeof number, &none))
                         return EXIT_FAILURE;
-                GT_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuStreamSynchronize(stream));
                 ways[number].close_it(&shared);
         }
         gt_close(&gt);
@@ -235,19 +235,19 @@ static CUdeviceptr blocks[COUNT];
 static void allocate(void)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
+                GR_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
 }
 
 static void release(void)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
 }
 
 static void fill(CUstream stream)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
+                GR_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
 }
 
 /* Whether the stream's work ended before patience did. */
@@ -259,7 +259,7 @@ static bool ends(CUstream stream)
         while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && gt_now_us() < end)
                 gt_sleep_us(500);
         if (result != CUDA_ERROR_NOT_READY)
-                GT_MUST(result);
+                GR_MUST(result);
         return result == CUDA_SUCCESS;
 }
 
@@ -270,20 +270,20 @@ static bool goes_round(const struct shared *shared)
 
         allocate();
         fill(busy);
-        GT_MUST(gt_await(&gt, held, answered(shared), 0, 1)); /* loads the kernel */
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(gt_spin(&gt, busy, SPIN_US));
+        GR_MUST(gt_await(&gt, held, answered(shared), 0, 1)); /* loads the kernel */
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_spin(&gt, busy, SPIN_US));
         fill(busy);
         release();
-        GT_MUST(gt_await(&gt, held, answered(shared), 1, LONGEST_US));
+        GR_MUST(gt_await(&gt, held, answered(shared), 1, LONGEST_US));
         allocate();
         fill(busy);
-        GT_MUST(gt_fill(&gt, busy, asked(shared), 1, 1));
+        GR_MUST(gt_fill(&gt, busy, asked(shared), 1, 1));
         went_on = ends(busy) && ends(held);
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         release();
-        GT_MUST(cuStreamDestroy(busy));
-        GT_MUST(cuStreamDestroy(held));
+        GR_MUST(cuStreamDestroy(busy));
+        GR_MUST(cuStreamDestroy(held));
         return went_on;
 }
 

@@ -80,7 +80,7 @@ static void note(struct longest *longest, double us, const char *what)
 #define TIMED(call)                                                                                                    \
         do {                                                                                                           \
                 double begin_ = gt_now_us();                                                                           \
-                GT_MUST(call);                                                                                         \
+                GR_MUST(call);                                                                                         \
                 note(&longest_call, gt_now_us() - begin_, #call);                                                      \
         } while (0)
 
@@ -100,7 +100,7 @@ static void allocate(struct array *array, size_t limit, bool by_itself)
                 collect(NULL, 0, 0);
                 result = cuMemAlloc(&array->at, array->bytes);
         }
-        GT_MUST(result);
+        GR_MUST(result);
         note(&longest_call, gt_now_us() - begin, "cuMemAlloc");
         pthread_mutex_lock(&lock);
         held_bytes += array->bytes;
@@ -111,7 +111,7 @@ static void drop(struct array *array)
 {
         if (!array->at)
                 return;
-        GT_MUST(gt_count_diff(&gt, stream, array->at, array->value, WORDS, counter));
+        GR_MUST(gt_count_diff(&gt, stream, array->at, array->value, WORDS, counter));
         pthread_mutex_lock(&lock);
         if (dead_count == MOST_DEAD)
                 gt_die("too many dead arrays");
@@ -124,7 +124,7 @@ int main(int argc, char **argv)
 {
         gpureclaim_register_function *enlist;
         struct gpureclaim_reclaimable hook = {.struct_bytes = sizeof(hook), .name = "collector", .purge = collect};
-        size_t limit = 4 * GT_GIB, most;
+        size_t limit = 4 * GIB, most;
         unsigned steps = 4000;
         double work_us = 1000, begin_us;
         uint64_t seed = 11, id;
@@ -147,8 +147,8 @@ int main(int argc, char **argv)
         if (enlist && enlist(&hook, &id))
                 gt_die("the hook was not taken");
         stream = gt_stream();
-        GT_MUST(cuMemAlloc(&counter, sizeof(wrong)));
-        GT_MUST(cuMemsetD8(counter, 0, sizeof(wrong)));
+        GR_MUST(cuMemAlloc(&counter, sizeof(wrong)));
+        GR_MUST(cuMemsetD8(counter, 0, sizeof(wrong)));
         most = limit / 256; /* live arrays take at most an eighth */
         begin_us = gt_now_us();
         for (unsigned step = 0; step < steps; step++) {
@@ -163,17 +163,17 @@ int main(int argc, char **argv)
                 }
                 TIMED(gt_spin(&gt, stream, (uint64_t)work_us));
                 if (step % WAIT_EVERY == WAIT_EVERY - 1)
-                        GT_MUST(cuStreamSynchronize(stream));
+                        GR_MUST(cuStreamSynchronize(stream));
                 note(&longest_step, gt_now_us() - step_us, "step");
         }
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         printf("# total_ms %.1f\n# gpu_ms %.1f\n", (gt_now_us() - begin_us) / 1e3, steps * work_us / 1e3);
         printf("# call_max_us %.0f\n# step_max_us %.0f\n# collections %u\n", longest_call.us, longest_step.us,
                collections);
         printf("longest call: %s\n", longest_call.what);
         for (int i = 0; i < LIVE_STEPS * ARRAYS; i++)
                 drop(&live[i / ARRAYS][i % ARRAYS]);
-        GT_MUST(cuMemcpyDtoH(&wrong, counter, sizeof(wrong)));
+        GR_MUST(cuMemcpyDtoH(&wrong, counter, sizeof(wrong)));
         if (collect(NULL, 0, 0) || held_bytes)
                 gt_die("%zu bytes were lost", held_bytes);
         if (wrong)

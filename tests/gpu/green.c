@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK (3 * GT_MIB)
+#define BLOCK (3 * MIB)
 
 static struct gt gt; /* its device only: gt_open would retain the primary context */
 
@@ -24,7 +24,7 @@ static bool active(void)
         unsigned flags;
         int is = 0;
 
-        GT_MUST(cuDevicePrimaryCtxGetState(gt.device, &flags, &is));
+        GR_MUST(cuDevicePrimaryCtxGetState(gt.device, &flags, &is));
         return is;
 }
 
@@ -34,14 +34,14 @@ static void enter(struct gt_green *green)
                 printf("skipped: no green contexts\n");
                 exit(GT_SKIPPED);
         }
-        GT_MUST(cuCtxPushCurrent(green->ctx));
+        GR_MUST(cuCtxPushCurrent(green->ctx));
 }
 
 static void leave(struct gt_green *green)
 {
         CUcontext popped;
 
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPopCurrent(&popped));
         gt_green_close(green);
 }
 
@@ -50,7 +50,7 @@ static uint32_t wrong_words(CUdeviceptr p, uint32_t value)
         static uint32_t words[BLOCK / 4];
         uint32_t wrong = 0;
 
-        GT_MUST(cuMemcpyDtoH(words, p, BLOCK));
+        GR_MUST(cuMemcpyDtoH(words, p, BLOCK));
         for (size_t i = 0; i < BLOCK / 4; i++)
                 wrong += words[i] != value;
         return wrong;
@@ -64,16 +64,16 @@ static void work(const char *where)
 
         for (uint32_t round = 0; round < 4; round++) {
                 for (uint32_t i = 0; i < 4; i++) {
-                        GT_MUST(cuMemAlloc(&blocks[i], BLOCK));
-                        GT_MUST(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
+                        GR_MUST(cuMemAlloc(&blocks[i], BLOCK));
+                        GR_MUST(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
                 }
                 for (uint32_t i = 0; i < 4; i++) {
                         wrong += wrong_words(blocks[i], round * 4 + i);
-                        GT_MUST(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 }
         }
         printf("%s: %u words wrong\n", where, wrong);
-        gt_failed += wrong > 0;
+        gr_check_failures += wrong > 0;
 }
 
 static void alone(void)
@@ -93,10 +93,10 @@ static void alone(void)
                         printf("free of the lost cached block: %d\n", (int)cuMemFree(cached));
                 }
                 work("a green context");
-                GT_MUST(cuMemAlloc(&live, BLOCK));
-                GT_MUST(cuMemAlloc(&cached, BLOCK));
-                GT_MUST(cuMemFree(cached));
-                GT_MUST(cuPointerGetAttribute(&primary, CU_POINTER_ATTRIBUTE_CONTEXT, live));
+                GR_MUST(cuMemAlloc(&live, BLOCK));
+                GR_MUST(cuMemAlloc(&cached, BLOCK));
+                GR_MUST(cuMemFree(cached));
+                GR_MUST(cuPointerGetAttribute(&primary, CU_POINTER_ATTRIBUTE_CONTEXT, live));
                 printf("its memory is another context's: %d\n", primary != green.ctx);
                 leave(&green);
                 printf("it is gone: active %d\n", active());
@@ -105,11 +105,11 @@ static void alone(void)
         /* The first of two: the other one holds all that is there. */
         enter(&green);
         enter(&second);
-        GT_MUST(cuCtxSetCurrent(green.ctx));
-        GT_MUST(cuMemAlloc(&live, BLOCK));
-        GT_MUST(cuMemsetD32(live, 7, BLOCK / 4));
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuCtxSetCurrent(second.ctx));
+        GR_MUST(cuCtxSetCurrent(green.ctx));
+        GR_MUST(cuMemAlloc(&live, BLOCK));
+        GR_MUST(cuMemsetD32(live, 7, BLOCK / 4));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSetCurrent(second.ctx));
         gt_green_close(&green);
         printf("one of two is gone: active %d\n", active());
         printf("its memory: %u words wrong\n", wrong_words(live, 7));
@@ -117,10 +117,10 @@ static void alone(void)
         printf("free in the other one: %d\n", (int)cuMemFree(live));
 
         /* A retain of the program's own outlives both. */
-        GT_MUST(cuDevicePrimaryCtxRetain(&primary, gt.device));
-        GT_MUST(cuMemAlloc(&live, BLOCK));
-        GT_MUST(cuMemsetD32(live, 8, BLOCK / 4));
-        GT_MUST(cuCtxSetCurrent(primary));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, gt.device));
+        GR_MUST(cuMemAlloc(&live, BLOCK));
+        GR_MUST(cuMemsetD32(live, 8, BLOCK / 4));
+        GR_MUST(cuCtxSetCurrent(primary));
         gt_green_close(&second);
         printf("both are gone: active %d, %u words wrong\n", active(), wrong_words(live, 8));
         work("the primary context");
@@ -148,36 +148,36 @@ static void fence(void)
 
         enter(&green);
         gt_load_kernels(&gt.module);
-        GT_MUST(cuModuleGetFunction(&gt.spin, gt.module, "gr_spin"));
+        GR_MUST(cuModuleGetFunction(&gt.spin, gt.module, "gr_spin"));
         if (!create || create(&ctx, NULL, 0, gt.device) != CUDA_SUCCESS) {
                 printf("skipped: no second context\n");
                 exit(GT_SKIPPED);
         }
         stream = gt_stream();
-        GT_MUST(cuMemAlloc(&source, BLOCK));
-        GT_MUST(cuMemsetD32(source, 1, BLOCK / 4));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemAlloc(&source, BLOCK));
+        GR_MUST(cuMemsetD32(source, 1, BLOCK / 4));
+        GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < rounds; i++) {
-                GT_MUST(cuMemAlloc(&before, BLOCK));
-                GT_MUST(cuCtxPushCurrent(green.ctx));
-                GT_MUST(gt_spin(&gt, green.stream, 20000));
-                GT_MUST(cuMemcpyDtoDAsync(before, source, BLOCK, green.stream));
-                GT_MUST(cuCtxPopCurrent(&popped));
-                GT_MUST(cuMemFree(before));
-                GT_MUST(cuMemAlloc(&after, BLOCK));
-                GT_MUST(cuMemsetD32Async(after, 2, BLOCK / 4, stream));
-                GT_MUST(cuStreamSynchronize(stream));
-                GT_MUST(cuCtxPushCurrent(green.ctx));
-                GT_MUST(cuStreamSynchronize(green.stream));
-                GT_MUST(cuCtxPopCurrent(&popped));
+                GR_MUST(cuMemAlloc(&before, BLOCK));
+                GR_MUST(cuCtxPushCurrent(green.ctx));
+                GR_MUST(gt_spin(&gt, green.stream, 20000));
+                GR_MUST(cuMemcpyDtoDAsync(before, source, BLOCK, green.stream));
+                GR_MUST(cuCtxPopCurrent(&popped));
+                GR_MUST(cuMemFree(before));
+                GR_MUST(cuMemAlloc(&after, BLOCK));
+                GR_MUST(cuMemsetD32Async(after, 2, BLOCK / 4, stream));
+                GR_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuCtxPushCurrent(green.ctx));
+                GR_MUST(cuStreamSynchronize(green.stream));
+                GR_MUST(cuCtxPopCurrent(&popped));
                 reused += after == before;
                 corrupted += wrong_words(after, 2) > 0;
-                GT_MUST(cuMemFree(after));
+                GR_MUST(cuMemFree(after));
         }
         gt_check(corrupted == 0, "copies of a green stream", "%d of %d blocks corrupted, %d came back at their address",
                  corrupted, rounds, reused);
-        GT_MUST(cuCtxDestroy(ctx));
-        GT_MUST(cuCtxSetCurrent(green.ctx));
+        GR_MUST(cuCtxDestroy(ctx));
+        GR_MUST(cuCtxSetCurrent(green.ctx));
         leave(&green);
 }
 
@@ -195,7 +195,7 @@ int main(int argc, char **argv)
                 fprintf(stderr, "skipped: no device\n");
                 return GT_SKIPPED;
         }
-        GT_MUST(cuDeviceGet(&gt.device, 0));
+        GR_MUST(cuDeviceGet(&gt.device, 0));
         if (argc > 1)
                 fence();
         else
@@ -203,5 +203,5 @@ int main(int argc, char **argv)
         memcpy(&misuses, &found, sizeof misuses);
         if (misuses && misuses())
                 gt_die("green: the simulated device saw %lu misuses", misuses());
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

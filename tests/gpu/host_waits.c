@@ -20,8 +20,8 @@
 #include <string.h>
 
 enum { COUNT = 8, SPIN_US = 20000, PATIENCE_US = 3000000 };
-#define BYTES      (64 * GT_MIB)
-#define LAST_BYTES (GT_MIB / 2) /* little enough that no fence is laid for it before it is needed */
+#define BYTES      (64 * MIB)
+#define LAST_BYTES (MIB / 2) /* little enough that no fence is laid for it before it is needed */
 
 static struct gt gt;
 static CUdeviceptr blocks[COUNT], word;
@@ -72,9 +72,9 @@ static CUresult by_callback(CUstream stream)
 
 static CUresult launched(CUgraph made, CUresult added, CUstream stream)
 {
-        GT_MUST(added);
-        GT_MUST(cuGraphInstantiate(&graph, made, 0));
-        GT_MUST(cuGraphDestroy(made));
+        GR_MUST(added);
+        GR_MUST(cuGraphInstantiate(&graph, made, 0));
+        GR_MUST(cuGraphDestroy(made));
         return cuGraphLaunch(graph, stream);
 }
 
@@ -87,7 +87,7 @@ static CUresult by_graph(CUstream stream)
 
         if (!add)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        GT_MUST(cuGraphCreate(&made, 0));
+        GR_MUST(cuGraphCreate(&made, 0));
         return launched(made, add(&one, made, NULL, 0, &node), stream);
 }
 
@@ -113,7 +113,7 @@ static CUresult by_node(CUstream stream)
 
         if (!add)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        GT_MUST(cuGraphCreate(&made, 0));
+        GR_MUST(cuGraphCreate(&made, 0));
         return launched(made, add(&one, made, NULL, 0, &node), stream);
 }
 
@@ -128,26 +128,26 @@ static CUresult by_newer_node(CUstream stream)
 
         if (!add)
                 return CUDA_ERROR_NOT_SUPPORTED;
-        GT_MUST(cuGraphCreate(&made, 0));
+        GR_MUST(cuGraphCreate(&made, 0));
         return launched(made, add(&one, made, NULL, NULL, 0, &node), stream);
 }
 
 static void fill(CUstream stream)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
+                GR_MUST(gt_fill(&gt, stream, blocks[i], 1, 64));
 }
 
 static void allocate(void)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
+                GR_MUST(cuMemAlloc(&blocks[i], i < COUNT - 1 ? BYTES : LAST_BYTES));
 }
 
 static void release(void)
 {
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
 }
 
 /* Whether the stream's work ended before patience did. */
@@ -159,7 +159,7 @@ static bool ends(CUstream stream)
         while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY && gt_now_us() < end)
                 gt_sleep_us(500);
         if (result != CUDA_ERROR_NOT_READY)
-                GT_MUST(result);
+                GR_MUST(result);
         return result == CUDA_SUCCESS;
 }
 
@@ -191,8 +191,8 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream befor
         atomic_store(flag, 0);
         allocate();
         fill(before);
-        GT_MUST(cuStreamSynchronize(before));
-        GT_MUST(gt_spin(&gt, before, SPIN_US));
+        GR_MUST(cuStreamSynchronize(before));
+        GR_MUST(gt_spin(&gt, before, SPIN_US));
         fill(before);
         release();
         if (held)
@@ -208,10 +208,10 @@ static void try_way(const char *name, CUresult (*hold)(CUstream), CUstream befor
         atomic_store(flag, 1);
         if (!held)
                 pthread_join(thread, NULL);
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         release();
         if (graph)
-                GT_MUST(cuGraphExecDestroy(graph));
+                GR_MUST(cuGraphExecDestroy(graph));
         graph = NULL;
 }
 
@@ -234,25 +234,25 @@ static void try_short(const char *name, CUresult (*hold)(CUstream), CUstream bus
         CUgraph captured;
 
         atomic_store(flag, 0);
-        GT_MUST(cuMemGetInfo(&available, &total));
-        GT_MUST(cuMemAlloc(&block, available / 5 * 2));
-        GT_MUST(gt_fill(&gt, busy, block, 1, 64));
-        GT_MUST(cuStreamSynchronize(busy));
-        GT_MUST(cuMemFree(block));
+        GR_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemAlloc(&block, available / 5 * 2));
+        GR_MUST(gt_fill(&gt, busy, block, 1, 64));
+        GR_MUST(cuStreamSynchronize(busy));
+        GR_MUST(cuMemFree(block));
         if (beside_capture)
-                GT_MUST(cuStreamBeginCapture(busy, CU_STREAM_CAPTURE_MODE_RELAXED));
+                GR_MUST(cuStreamBeginCapture(busy, CU_STREAM_CAPTURE_MODE_RELAXED));
         holds = hold(held);
         allocates = cuMemAlloc(&block, available / 5 * 4);
         printf("%s%s: %s, memory freed before: %s\n", name, beside_capture ? " beside a capture" : "",
                gt_result_name(holds), gt_result_name(allocates));
         atomic_store(flag, 1);
-        GT_MUST(cuStreamSynchronize(held));
+        GR_MUST(cuStreamSynchronize(held));
         if (beside_capture) {
-                GT_MUST(cuStreamEndCapture(busy, &captured));
-                GT_MUST(cuGraphDestroy(captured));
+                GR_MUST(cuStreamEndCapture(busy, &captured));
+                GR_MUST(cuGraphDestroy(captured));
         }
         if (allocates == CUDA_SUCCESS)
-                GT_MUST(cuMemFree(block));
+                GR_MUST(cuMemFree(block));
 }
 
 struct waiter {
@@ -266,13 +266,13 @@ static void *launch_waiter(void *arg)
         CUdeviceptr block;
 
         gt_attach(&gt);
-        GT_MUST(cuMemAlloc(&block, 16 * GT_MIB)); /* what nobody else asks for */
-        GT_MUST(cuMemFree(block));
+        GR_MUST(cuMemAlloc(&block, 16 * MIB)); /* what nobody else asks for */
+        GR_MUST(cuMemFree(block));
         waiter->result = gt_await(&gt, CU_STREAM_PER_THREAD, word, 1, 2 * PATIENCE_US);
-        GT_MUST(cuMemAlloc(&block, 16 * GT_MIB));
+        GR_MUST(cuMemAlloc(&block, 16 * MIB));
         atomic_store(&waiter->launched, true);
-        GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
-        GT_MUST(cuMemFree(block));
+        GR_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+        GR_MUST(cuMemFree(block));
         return NULL;
 }
 
@@ -282,23 +282,23 @@ static void kernel_waits(void)
         CUdeviceptr block;
         pthread_t thread;
 
-        GT_MUST(cuMemAlloc(&word, 4096));
-        GT_MUST(cuMemsetD32(word, 0, 1024));
+        GR_MUST(cuMemAlloc(&word, 4096));
+        GR_MUST(cuMemsetD32(word, 0, 1024));
         for (int i = 0; i < COUNT; i++) {
-                GT_MUST(cuMemAlloc(&block, 8 * GT_MIB)); /* too much to be spared a fence */
-                GT_MUST(cuMemFree(block));
+                GR_MUST(cuMemAlloc(&block, 8 * MIB)); /* too much to be spared a fence */
+                GR_MUST(cuMemFree(block));
         }
         if (pthread_create(&thread, NULL, launch_waiter, &waiter))
                 gt_die("no thread");
         while (!atomic_load(&waiter.launched))
                 gt_sleep_us(50);
-        GT_MUST(cuMemAlloc(&block, 8 * GT_MIB)); /* too much to be spared a fence */
-        GT_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, word, 1, 1));
+        GR_MUST(cuMemAlloc(&block, 8 * MIB)); /* too much to be spared a fence */
+        GR_MUST(gt_fill(&gt, CU_STREAM_PER_THREAD, word, 1, 1));
         printf("a kernel that waits: %s, the other thread's %s\n", gt_result_name(waiter.result),
                ends(CU_STREAM_PER_THREAD) ? "went on" : "stood still");
         pthread_join(thread, NULL);
-        GT_MUST(cuMemFree(block));
-        GT_MUST(cuMemFree(word));
+        GR_MUST(cuMemFree(block));
+        GR_MUST(cuMemFree(word));
 }
 
 int main(int argc, char **argv)
@@ -331,14 +331,14 @@ int main(int argc, char **argv)
                 held = first ? CU_STREAM_LEGACY : gt_stream();
                 before = first ? CU_STREAM_LEGACY : busy;
         }
-        GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
-        GT_MUST(cuMemHostGetDevicePointer(&word, host, 0));
+        GR_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+        GR_MUST(cuMemHostGetDevicePointer(&word, host, 0));
         flag = host;
         for (size_t i = 0; i < 2 * sizeof(ways) / sizeof(ways[0]) && is_short; i++) {
                 try_short(ways[i / 2].name, ways[i / 2].hold, busy, held, i % 2);
                 if (graph) {
                         try_short("the graph again", by_graph_again, busy, held, i % 2);
-                        GT_MUST(cuGraphExecDestroy(graph));
+                        GR_MUST(cuGraphExecDestroy(graph));
                         graph = NULL;
                 }
         }
@@ -347,7 +347,7 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]) && !is_short; i++)
                 if (!first || !strcmp(argv[2], ways[i].name))
                         try_way(ways[i].name, ways[i].hold, before, busy, held);
-        GT_MUST(cuMemFreeHost(host));
+        GR_MUST(cuMemFreeHost(host));
         gt_close(&gt);
         return EXIT_SUCCESS;
 }

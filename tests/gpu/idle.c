@@ -36,7 +36,7 @@ static double held_mib(void)
                 fprintf(stderr, "skipped: the card cannot be asked what the process holds\n");
                 exit(GT_SKIPPED);
         }
-        return (double)bytes / (double)GT_MIB;
+        return (double)bytes / (double)MIB;
 }
 
 static void *watch(void *arg)
@@ -71,11 +71,11 @@ static void launch_for(CUstream stream, CUdeviceptr p, double us)
                 double begin = gt_now_us();
                 CUresult result;
 
-                GT_MUST(gt_fill(&gt, stream, p, 1, 64));
+                GR_MUST(gt_fill(&gt, stream, p, 1, 64));
                 launch_us[samples] = gt_now_us() - begin;
                 while ((result = cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY)
                         ;
-                GT_MUST(result);
+                GR_MUST(result);
                 round_us[samples++] = gt_now_us() - begin;
                 gt_sleep_us(PAUSE_US);
         }
@@ -83,7 +83,7 @@ static void launch_for(CUstream stream, CUdeviceptr p, double us)
 
 int main(int argc, char **argv)
 {
-        size_t peak = 60 * GT_GIB, count = 0, available, total;
+        size_t peak = 60 * GIB, count = 0, available, total;
         double seconds = 13, free_us, longest_free_us = 0;
         uint64_t seed = 3;
         CUstream work, beside;
@@ -103,8 +103,8 @@ int main(int argc, char **argv)
         gt_open(&gt);
         work = gt_stream();
         beside = gt_stream();
-        GT_MUST(cuMemAlloc(&small, 4096));
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemAlloc(&small, 4096));
+        GR_MUST(cuMemGetInfo(&available, &total));
         if (peak > available / 10 * 9)
                 peak = available / 10 * 9;
         held_mib();
@@ -119,23 +119,23 @@ int main(int argc, char **argv)
         gt_sleep_us(0.3e6);
 
         for (size_t held = 0; held < peak && count < MOST_BLOCKS; count++) {
-                size_t bytes = 2 * GT_MIB + gt_random(&seed) % GT_GIB;
+                size_t bytes = 2 * MIB + gt_random(&seed) % GIB;
 
                 if (bytes > peak - held)
                         bytes = peak - held;
-                GT_MUST(cuMemAlloc(&blocks[count], bytes));
-                GT_MUST(gt_fill(&gt, work, blocks[count], 1, 64));
+                GR_MUST(cuMemAlloc(&blocks[count], bytes));
+                GR_MUST(gt_fill(&gt, work, blocks[count], 1, 64));
                 held += bytes;
         }
-        GT_MUST(cuStreamSynchronize(work));
+        GR_MUST(cuStreamSynchronize(work));
         printf("# peak_mib %.0f\n# blocks %zu\n", held_mib(), count);
         gt_sleep_us(0.3e6);
-        GT_MUST(gt_spin(&gt, work, SPIN_US));
+        GR_MUST(gt_spin(&gt, work, SPIN_US));
         free_us = gt_now_us();
         for (size_t i = 0; i < count; i++) {
                 double begin = gt_now_us();
 
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
                 if (gt_now_us() - begin > longest_free_us)
                         longest_free_us = gt_now_us() - begin;
         }
@@ -143,13 +143,13 @@ int main(int argc, char **argv)
                (gt_now_us() - free_us) / 1e3, longest_free_us);
         launch_for(beside, small, seconds * 1e6);
         printf("# end_mib %.0f\n# context_mib %.0f\n# launches %zu\n", held_mib(),
-               (double)gt.context_bytes / (double)GT_MIB, samples);
+               (double)gt.context_bytes / (double)MIB, samples);
         tell("launch_us", launch_us);
         tell("round_us", round_us);
         atomic_store(&done, true);
         if (csv && (pthread_join(watcher, NULL) || fclose(csv)))
                 gt_die("the CSV file could not be written");
-        GT_MUST(cuMemFree(small));
+        GR_MUST(cuMemFree(small));
         gt_close(&gt);
         return EXIT_SUCCESS;
 }

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BYTES (64 * GT_MIB) /* whole pages, so that nothing else lies in what is opened */
+#define BYTES (64 * MIB) /* whole pages, so that nothing else lies in what is opened */
 
 enum kind { LEGACY, MAPPED };
 enum { WORDS_THERE = 1000, WORDS_HERE = 2000 };
@@ -83,7 +83,7 @@ static uint32_t wrong_words(CUdeviceptr p, size_t bytes, uint32_t value)
         uint32_t wrong = 0, word;
 
         for (int i = 0; i < 3; i++) {
-                GT_MUST(cuMemcpyDtoH(&word, p + at[i], 4));
+                GR_MUST(cuMemcpyDtoH(&word, p + at[i], 4));
                 wrong += word != value;
         }
         return wrong;
@@ -91,8 +91,8 @@ static uint32_t wrong_words(CUdeviceptr p, size_t bytes, uint32_t value)
 
 static void fill(CUdeviceptr p, uint32_t value)
 {
-        GT_MUST(cuMemsetD32(p, value, BYTES / 4));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemsetD32(p, value, BYTES / 4));
+        GR_MUST(cuCtxSynchronize());
 }
 
 static CUresult create(CUmemGenericAllocationHandle *ret)
@@ -110,16 +110,16 @@ static CUdeviceptr map(CUmemGenericAllocationHandle handle)
                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUdeviceptr p;
 
-        GT_MUST(cuMemAddressReserve(&p, BYTES, 0, 0, 0));
-        GT_MUST(cuMemMap(p, BYTES, 0, handle, 0));
-        GT_MUST(cuMemSetAccess(p, BYTES, &access, 1));
+        GR_MUST(cuMemAddressReserve(&p, BYTES, 0, 0, 0));
+        GR_MUST(cuMemMap(p, BYTES, 0, handle, 0));
+        GR_MUST(cuMemSetAccess(p, BYTES, &access, 1));
         return p;
 }
 
 static void unmap(CUdeviceptr p)
 {
-        GT_MUST(cuMemUnmap(p, BYTES));
-        GT_MUST(cuMemAddressFree(p, BYTES));
+        GR_MUST(cuMemUnmap(p, BYTES));
+        GR_MUST(cuMemAddressFree(p, BYTES));
 }
 
 /* The other process. */
@@ -135,7 +135,7 @@ static int export_for_others(void)
                 CUdeviceptr p = 0;
 
                 if (order.kind == LEGACY) {
-                        GT_MUST(cuMemAlloc(&p, BYTES));
+                        GR_MUST(cuMemAlloc(&p, BYTES));
                         offer.result = cuIpcGetMemHandle(&offer.handle, p);
                 } else {
                         offer.result = create(&memory);
@@ -157,11 +157,11 @@ static int export_for_others(void)
                 if (p)
                         verdict.wrong = wrong_words(p, BYTES, WORDS_HERE);
                 if (p && order.kind == LEGACY)
-                        GT_MUST(cuMemFree(p));
+                        GR_MUST(cuMemFree(p));
                 else if (p)
                         unmap(p);
                 if (memory)
-                        GT_MUST(cuMemRelease(memory));
+                        GR_MUST(cuMemRelease(memory));
                 verdict.cached_bytes += (int64_t)status().cached_bytes;
                 peer_send(other, &verdict, sizeof verdict, -1);
         }
@@ -184,7 +184,7 @@ static void answers(const char *name, CUdeviceptr p)
                                      cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, p + offset),
                                      cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p + offset)};
 
-                printf("%s, %zu MiB in: codes", name, offset / GT_MIB);
+                printf("%s, %zu MiB in: codes", name, offset / MIB);
                 for (int i = 0; i < 6; i++)
                         printf(" %d", (int)codes[i]);
                 printf(", size %zu %zu, first byte %d %d, type %u, managed %u, device %d\n", size, range, base == p,
@@ -208,13 +208,13 @@ static CUdeviceptr own;
 static void hold(void)
 {
         if (limit)
-                GT_MUST(cuMemAlloc(&own, limit - BYTES / 2));
+                GR_MUST(cuMemAlloc(&own, limit - BYTES / 2));
 }
 
 static void let_go(void)
 {
         if (limit)
-                GT_MUST(cuMemFree(own));
+                GR_MUST(cuMemFree(own));
 }
 
 /* It looks at what this one wrote, and frees it. */
@@ -230,7 +230,7 @@ static void finish(const char *name, enum kind kind, bool written)
                 printf("%s: %u words wrong there\n", name, verdict.wrong);
         printf("~ ");
         gt_check(verdict.cached_bytes <= 0, name, "the exporter's cache grew by %.1f MiB with its free",
-                 (double)verdict.cached_bytes / (double)GT_MIB);
+                 (double)verdict.cached_bytes / (double)MIB);
 }
 
 /* Opening takes nothing from the card: where this is not so here, whoever counts by NVML must know. */
@@ -333,13 +333,13 @@ static void mapped(void)
         printf("%s: cuMemFree %d\n", name, (int)cuMemFree(p));
         printf("%s: %u words wrong here\n", name, wrong_words(p, BYTES, WORDS_THERE));
         fill(p, WORDS_HERE);
-        GT_MUST(cuMemRelease(memory));
+        GR_MUST(cuMemRelease(memory));
         imported("released, still mapped", BYTES);
         result = cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)p);
         printf("%s: retained %d\n", name, (int)result);
         unmap(p);
         if (result == CUDA_SUCCESS)
-                GT_MUST(cuMemRelease(retained));
+                GR_MUST(cuMemRelease(retained));
         imported("unmapped and released", 0);
         finish(name, MAPPED, true);
 }
@@ -375,15 +375,15 @@ static void own_again(void)
                 printf("%s: %u words wrong through the other mapping\n", name, wrong_words(q, BYTES, 77));
                 /* The handle it was created with goes first: what came in by import holds it. */
                 unmap(p);
-                GT_MUST(cuMemRelease(memory));
+                GR_MUST(cuMemRelease(memory));
                 memory = 0;
-                GT_MUST(cuMemRelease(again));
+                GR_MUST(cuMemRelease(again));
                 FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged while the import is mapped",
                        gt_mib(status().live_bytes) - gt_mib(live));
                 unmap(q);
         }
         if (memory)
-                GT_MUST(cuMemRelease(memory));
+                GR_MUST(cuMemRelease(memory));
         FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",
                gt_mib(status().live_bytes) - gt_mib(live));
 }
@@ -401,7 +401,7 @@ static void own_by_descriptor(void)
         if (create(&memory) != CUDA_SUCCESS)
                 return;
         result = cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-        GT_MUST(cuMemRelease(memory));
+        GR_MUST(cuMemRelease(memory));
         printf("%s: exported %d\n", name, (int)result);
         if (result != CUDA_SUCCESS)
                 return;
@@ -419,7 +419,7 @@ static void own_by_descriptor(void)
         close(fd);
         while (count--) {
                 unmap(mapped[count]);
-                GT_MUST(cuMemRelease(handles[count]));
+                GR_MUST(cuMemRelease(handles[count]));
         }
         FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",
                gt_mib(status().live_bytes) - gt_mib(live));
@@ -541,16 +541,16 @@ static void outside(void)
                 CUresult result;
                 int64_t grown;
 
-                GT_MUST(cuMemAlloc(&p, BYTES));
+                GR_MUST(cuMemAlloc(&p, BYTES));
                 cached = status().cached_bytes;
                 fill(p, 5);
                 result = ways[i].tell(p);
                 printf("%s: %d\n", ways[i].name, (int)result);
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
                 grown = (int64_t)(status().cached_bytes - cached);
                 if (result == CUDA_SUCCESS)
                         FIGURE(ways[i].cached ? grown > 0 : grown <= 0, ways[i].name,
-                               "the cache grew by %.1f MiB with its free", (double)grown / (double)GT_MIB);
+                               "the cache grew by %.1f MiB with its free", (double)grown / (double)MIB);
                 else
                         printf("~ %s: not to be had here (%s)\n", ways[i].name, gt_result_name(result));
         }
@@ -582,8 +582,8 @@ int main(int argc, char **argv)
         else
                 other = atoi(argv[2]);
         gt_open(&gt);
-        GT_MUST(cuMemAlloc(&p, 2 * GT_MIB)); /* there is a status from now on */
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&p, 2 * MIB)); /* there is a status from now on */
+        GR_MUST(cuMemFree(p));
         if (exporter)
                 return export_for_others();
         hold();
@@ -598,6 +598,5 @@ int main(int argc, char **argv)
         waitpid(pid, &ended, 0);
         printf("the other process: exit %d\n", WIFEXITED(ended) ? WEXITSTATUS(ended) : -1);
         gt_close(&gt);
-        printf("~ %s\n", gt_failed ? "imports: failed" : "imports: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

@@ -18,7 +18,7 @@
 
 enum { BYPASS_US = 300000, MOST_SPLIT = 4 }; /* after a failure the shim caches nothing for so long */
 
-static const size_t slack_bytes = 64 * GT_MIB;
+static const size_t slack_bytes = 64 * MIB;
 
 CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);
 CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream);
@@ -33,16 +33,16 @@ static void capture(size_t bytes, int count, bool one_by_one, CUgraph *ret_graph
         CUdeviceptr p[MOST_SPLIT];
         CUgraph graph;
 
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         for (int i = 0; i < count; i++) {
-                GT_MUST(cuMemAllocAsync(&p[i], bytes, stream));
-                GT_MUST(gt_fill(&gt, stream, p[i], 7, 1024));
+                GR_MUST(cuMemAllocAsync(&p[i], bytes, stream));
+                GR_MUST(gt_fill(&gt, stream, p[i], 7, 1024));
                 if (one_by_one)
-                        GT_MUST(cuMemFreeAsync(p[i], stream));
+                        GR_MUST(cuMemFreeAsync(p[i], stream));
         }
         for (int i = 0; i < count && !one_by_one; i++)
-                GT_MUST(cuMemFreeAsync(p[i], stream));
-        GT_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuMemFreeAsync(p[i], stream));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
         *ret_graph = graph;
 }
 
@@ -52,8 +52,8 @@ static CUgraphExec build(size_t bytes, int count, bool one_by_one)
         CUgraph graph;
 
         capture(bytes, count, one_by_one, &graph);
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
         return exec;
 }
 
@@ -79,18 +79,18 @@ static CUgraphExec build_against_creation(size_t bytes, bool at_once)
                 printf("-      by hand: this driver adds no dependencies\n");
                 return NULL;
         }
-        GT_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphCreate(&graph, 0));
         for (int i = 0; i < 2; i++) {
                 params[i] = (CUDA_MEM_ALLOC_NODE_PARAMS){
                         .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}},
                         .bytesize = bytes};
-                GT_MUST(cuGraphAddMemAllocNode(&alloc[i], graph, NULL, 0, &params[i]));
+                GR_MUST(cuGraphAddMemAllocNode(&alloc[i], graph, NULL, 0, &params[i]));
                 if (at_once)
-                        GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+                        GR_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
         }
         for (int i = 0; i < 2 && !at_once; i++)
-                GT_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
+                GR_MUST(cuGraphAddMemFreeNode(&release[i], graph, &alloc[i], 1, params[i].dptr));
         if (at_once) {
                 from[edges] = alloc[1], to[edges++] = alloc[0];
                 from[edges] = release[0], to[edges++] = release[1];
@@ -102,7 +102,7 @@ static CUgraphExec build_against_creation(size_t bytes, bool at_once)
                 result = cuGraphInstantiate(&exec, graph, 0);
         if (result != CUDA_SUCCESS)
                 printf("-      by hand: this driver refuses such a graph (%s)\n", gt_result_name(result));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(graph));
         return result == CUDA_SUCCESS ? exec : NULL;
 }
 
@@ -110,7 +110,7 @@ static void check_footprint(const char *name)
 {
         size_t bytes;
 
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         if (!gt_footprint(&gt, &bytes))
                 printf("-      %s: the card cannot be asked\n", name);
         else
@@ -133,20 +133,20 @@ static void beside_a_capture(CUgraphExec exec)
         CUstream blocking;
         CUgraph graph;
 
-        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
-        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
         gt_check(cuGraphUpload_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "upload beside a capture", "refused");
         gt_check(cuGraphLaunch_ptsz(exec, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "launch beside a capture", "refused");
-        GT_MUST(cuStreamEndCapture(blocking, &graph));
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuStreamDestroy(blocking));
+        GR_MUST(cuStreamEndCapture(blocking, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(blocking));
 }
 
 static size_t available(void)
 {
         size_t bytes, total;
 
-        GT_MUST(cuMemGetInfo(&bytes, &total));
+        GR_MUST(cuMemGetInfo(&bytes, &total));
         return bytes;
 }
 
@@ -164,7 +164,7 @@ static void uploaded_at_once(size_t bytes, bool fits)
         gt_check(cuGraphInstantiateWithParams(&exec, graph, &params) == CUDA_SUCCESS, "not uploaded at once", "made");
         gt_check(available() + slack_bytes >= before, "not uploaded at once", "%.1f MiB free of %.1f",
                  gt_mib(available()), gt_mib(before));
-        GT_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphExecDestroy(exec));
         params.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
         result = cuGraphInstantiateWithParams(&exec, graph, &params);
         check_footprint(fits ? "uploaded at once" : "uploaded at once, too large");
@@ -178,10 +178,10 @@ static void uploaded_at_once(size_t bytes, bool fits)
                          gt_mib(free_bytes), gt_mib(before));
         if (result == CUDA_SUCCESS) {
                 launch("the one uploaded at once", exec, CUDA_SUCCESS);
-                GT_MUST(cuGraphExecDestroy(exec));
+                GR_MUST(cuGraphExecDestroy(exec));
         }
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
 /* What was refused leaves nothing behind that a peak would not count. */
@@ -201,13 +201,13 @@ static void *unused(size_t fraction_of_limit)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuMemAlloc(&p, fraction_of_limit / GT_PAGE * GT_PAGE));
+        GR_MUST(cuMemAlloc(&p, fraction_of_limit / GT_PAGE * GT_PAGE));
         return (void *)(uintptr_t)p;
 }
 
 static void give(void *p)
 {
-        GT_MUST(cuMemFree((CUdeviceptr)(uintptr_t)p));
+        GR_MUST(cuMemFree((CUdeviceptr)(uintptr_t)p));
 }
 
 /* A graph that runs has its memory, whatever else is in use by now, and keeps it where graph memory is trimmed. */
@@ -215,16 +215,16 @@ static void while_it_runs(CUgraphExec half)
 {
         CUdeviceptr rest;
 
-        GT_MUST(cuMemAlloc(&rest, limit / 16 * 7));
+        GR_MUST(cuMemAlloc(&rest, limit / 16 * 7));
         for (int trimmed = 0; trimmed < 2; trimmed++) {
-                GT_MUST(gt_spin(&gt, stream, 100000));
+                GR_MUST(gt_spin(&gt, stream, 100000));
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "with the rest in use", "launched");
                 if (trimmed)
-                        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+                        GR_MUST(cuDeviceGraphMemTrim(gt.device));
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "while it runs", "launched, %d trims", trimmed);
                 check_footprint("while it runs");
         }
-        GT_MUST(cuMemFree(rest));
+        GR_MUST(cuMemFree(rest));
 }
 
 /* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
@@ -235,22 +235,22 @@ static void after_another(void)
         CUdeviceptr p;
         CUgraph graph;
 
-        GT_MUST(cuMemAlloc(&p, GT_PAGE));
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(gt_fill(&gt, stream, p, 7, 1024));
-        GT_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuMemAlloc(&p, GT_PAGE));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(gt_fill(&gt, stream, p, 7, 1024));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
         launch("before its handle is another's", large, CUDA_ERROR_OUT_OF_MEMORY);
-        GT_MUST(cuGraphExecDestroy(large));
+        GR_MUST(cuGraphExecDestroy(large));
         for (int i = 0; i < GRAPHS; i++) {
-                GT_MUST(cuGraphInstantiate(&execs[i], graph, 0));
+                GR_MUST(cuGraphInstantiate(&execs[i], graph, 0));
                 if (cuGraphLaunch(execs[i], stream) != CUDA_SUCCESS)
                         gt_check(false, "a graph that allocates nothing", "refused");
         }
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         for (int i = 0; i < GRAPHS; i++)
-                GT_MUST(cuGraphExecDestroy(execs[i]));
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuMemFree(p));
+                GR_MUST(cuGraphExecDestroy(execs[i]));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(p));
         gt_sleep_us(BYPASS_US);
 }
 
@@ -259,12 +259,12 @@ static void capture_memory(size_t bytes, int count, CUgraph *ret_graph)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         for (int i = 0; i < count; i++) {
-                GT_MUST(cuMemAllocAsync(&p, bytes, stream));
-                GT_MUST(cuMemFreeAsync(p, stream));
+                GR_MUST(cuMemAllocAsync(&p, bytes, stream));
+                GR_MUST(cuMemFreeAsync(p, stream));
         }
-        GT_MUST(cuStreamEndCapture(stream, ret_graph));
+        GR_MUST(cuStreamEndCapture(stream, ret_graph));
 }
 
 /* Graphs that are made and gone leave nothing in the heap, nor do those that are refused. A real driver keeps its own.
@@ -284,16 +284,16 @@ static void keeps_nothing(void)
         for (int round = 0; round < 2 * ROUNDS; round++) {
                 if (round == ROUNDS)
                         before = mallinfo2().uordblks;
-                GT_MUST(cuGraphInstantiate(&exec, fits, 0));
-                GT_MUST(cuGraphExecDestroy(exec));
+                GR_MUST(cuGraphInstantiate(&exec, fits, 0));
+                GR_MUST(cuGraphExecDestroy(exec));
                 if (cuGraphInstantiateWithParams(&exec, large, &params) != CUDA_ERROR_OUT_OF_MEMORY)
                         gt_check(false, "uploaded at once, too large", "not refused");
         }
         after = mallinfo2().uordblks;
         gt_check(after < before + ROUNDS * LEAST_BYTES, "the heap", "%zu bytes after %d graphs, and %zu after %d",
                  before, 2 * ROUNDS, after, 4 * ROUNDS);
-        GT_MUST(cuGraphDestroy(fits));
-        GT_MUST(cuGraphDestroy(large));
+        GR_MUST(cuGraphDestroy(fits));
+        GR_MUST(cuGraphDestroy(large));
         gt_sleep_us(BYPASS_US);
 }
 
@@ -306,7 +306,7 @@ static void against_creation(void)
         if (!exec)
                 return;
         launch("by hand, two at once", exec, CUDA_ERROR_OUT_OF_MEMORY);
-        GT_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphExecDestroy(exec));
         gt_sleep_us(BYPASS_US);
 
         /* Whether the two then share memory is the driver's to say, so what it holds is told and not judged. */
@@ -314,12 +314,12 @@ static void against_creation(void)
         if (!exec)
                 return;
         gt_check(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "by hand, one after the other", "launched");
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         if (gt_footprint(&gt, &bytes))
                 printf("-      by hand, one after the other: %.1f MiB held (%s)\n", gt_mib(bytes),
                        gt_footprint_source(&gt));
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
 int main(int argc, char **argv)
@@ -342,8 +342,8 @@ int main(int argc, char **argv)
         gt_check(before - available() + slack_bytes >= limit / 2, "its memory counts", "%.1f MiB free of %.1f",
                  gt_mib(available()), gt_mib(before));
         for (int i = 0; i < 10; i++)
-                GT_MUST(cuGraphLaunch(half, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuGraphLaunch(half, stream));
+        GR_MUST(cuStreamSynchronize(stream));
 
         both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
@@ -357,8 +357,8 @@ int main(int argc, char **argv)
 
         /* One after the other in the same memory, so it fits, and what our cache and the first graph hold makes room.
          */
-        GT_MUST(cuGraphExecDestroy(half));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuGraphExecDestroy(half));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         block = unused(limit / 8 * 7);
         check_peak("after what was refused");
         give(block);
@@ -367,7 +367,7 @@ int main(int argc, char **argv)
         launch("again", serial, CUDA_SUCCESS);
 
         /* Beside memory that is in use there is no room; once it is freed there is. */
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         block = unused(limit / 2);
         half = build(limit / 4 * 3, 1, true);
         launch("beside memory in use", half, CUDA_ERROR_OUT_OF_MEMORY);
@@ -382,20 +382,19 @@ int main(int argc, char **argv)
         }
         check_footprint("turn by turn");
 
-        GT_MUST(cuGraphExecDestroy(half));
-        GT_MUST(cuGraphExecDestroy(other));
-        GT_MUST(cuGraphExecDestroy(serial));
-        GT_MUST(cuGraphExecDestroy(both));
+        GR_MUST(cuGraphExecDestroy(half));
+        GR_MUST(cuGraphExecDestroy(other));
+        GR_MUST(cuGraphExecDestroy(serial));
+        GR_MUST(cuGraphExecDestroy(both));
         gt_check(cuMemAlloc(&p, limit / 4 * 3) == CUDA_SUCCESS, "memory of graphs that are gone",
                  "%.1f MiB got by cuMemAlloc", gt_mib(limit / 4 * 3));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         uploaded_at_once(limit / 4 * 5, false);
         gt_sleep_us(BYPASS_US);
         uploaded_at_once(limit / 4 * 3, true);
         against_creation();
         check_footprint("in the end");
-        GT_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
-        printf("%s\n", gt_failed ? "limit_graphs: failed" : "limit_graphs: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

@@ -21,7 +21,7 @@
 enum { MOST = 4096, OTHERS = 2 * 4096, BYPASS_US = 300000 }; /* after a failure the shim caches nothing for so long */
 
 /* What the driver takes beyond the memory itself, besides the context that was there before. */
-static const size_t slack_bytes = 64 * GT_MIB;
+static const size_t slack_bytes = 64 * MIB;
 
 static struct gt gt;
 static size_t limit, pinned_limit;
@@ -141,10 +141,10 @@ static CUresult get_mapped(size_t bytes, uint64_t *ret)
 
         if (result != CUDA_SUCCESS)
                 return result;
-        GT_MUST(cuMemAddressReserve(&p, bytes, 0, 0, 0));
-        GT_MUST(cuMemMap(p, bytes, 0, handle, 0));
-        GT_MUST(cuMemRelease(handle));
-        GT_MUST(cuMemSetAccess(p, bytes, &access, 1));
+        GR_MUST(cuMemAddressReserve(&p, bytes, 0, 0, 0));
+        GR_MUST(cuMemMap(p, bytes, 0, handle, 0));
+        GR_MUST(cuMemRelease(handle));
+        GR_MUST(cuMemSetAccess(p, bytes, &access, 1));
         *ret = p;
         return CUDA_SUCCESS;
 }
@@ -288,7 +288,7 @@ static bool add(const struct family *family, size_t bytes)
 
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
                 return false;
-        gt_must(result, family->name, __FILE__, __LINE__);
+        gr_check_must(result, family->name, __FILE__, __LINE__);
         if (++count == MOST)
                 gt_die("%s: no end of memory: is the limit in force?", family->name);
         return true;
@@ -297,15 +297,15 @@ static bool add(const struct family *family, size_t bytes)
 static void drop_all(const struct family *family, size_t bytes)
 {
         while (count)
-                gt_must(family->put(bytes, held[--count]), family->name, __FILE__, __LINE__);
-        GT_MUST(cuCtxSynchronize());
+                gr_check_must(family->put(bytes, held[--count]), family->name, __FILE__, __LINE__);
+        GR_MUST(cuCtxSynchronize());
 }
 
 static void check_footprint(const char *name)
 {
         size_t bytes;
 
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         if (!gt_footprint(&gt, &bytes))
                 printf("-      %s: the card cannot be asked\n", name);
         else
@@ -317,7 +317,7 @@ static size_t available(void)
 {
         size_t bytes, total;
 
-        GT_MUST(cuMemGetInfo(&bytes, &total));
+        GR_MUST(cuMemGetInfo(&bytes, &total));
         return bytes;
 }
 
@@ -338,7 +338,7 @@ static bool look(struct figures *ret)
         size_t bytes;
 
         memcpy(&get, &found, sizeof get);
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         available(); /* pools are looked at anew */
         if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
                 return false;
@@ -360,7 +360,7 @@ static bool own_figure(void)
  */
 static void compare_gain(const char *name, bool on_demand)
 {
-        const double tolerance = 16 * (double)GT_MIB;
+        const double tolerance = 16 * (double)MIB;
         struct figures now;
         double gained, accounted;
 
@@ -368,8 +368,8 @@ static void compare_gain(const char *name, bool on_demand)
                 return;
         gained = now.on_card - origin.on_card;
         accounted = now.accounted - origin.accounted;
-        printf("# %s: %+.1f MiB on the card (%s), %+.1f MiB accounted\n", name, gained / GT_MIB,
-               gt_footprint_source(&gt), accounted / GT_MIB);
+        printf("# %s: %+.1f MiB on the card (%s), %+.1f MiB accounted\n", name, gained / MIB, gt_footprint_source(&gt),
+               accounted / MIB);
         if (own_figure())
                 gt_check(gained <= accounted + tolerance && (on_demand || gained + tolerance >= accounted), name,
                          "the card's figure is ours");
@@ -388,7 +388,7 @@ static void fill(const struct family *family)
                 compare_gain(family->name, family->on_demand);
         got = count * step;
         /* A mipmapped array cannot be cut to a size, and a pool grows in steps of its own. */
-        gt_check(got <= most && got + most / 8 + 32 * GT_MIB >= most, family->name,
+        gt_check(got <= most && got + most / 8 + 32 * MIB >= most, family->name,
                  "refused after %.1f MiB in %zu pieces, limit %.1f MiB", gt_mib(got), count, gt_mib(most));
         if (!family->host) {
                 gt_check(available() + got <= most + slack_bytes, family->name, "%.1f MiB free then",
@@ -428,9 +428,9 @@ static void odd_arrays(void)
                                  "arrays of odd shapes",
                                  "%d of %zu x %zu x %zu, %u channels: %+.1f MiB on the card, %+.1f accounted", got,
                                  shapes[i].Width, shapes[i].Height, shapes[i].Depth, shapes[i].NumChannels,
-                                 (now.on_card - before.on_card) / GT_MIB, (now.accounted - before.accounted) / GT_MIB);
+                                 (now.on_card - before.on_card) / MIB, (now.accounted - before.accounted) / MIB);
                 while (got)
-                        GT_MUST(cuArrayDestroy(arrays[--got]));
+                        GR_MUST(cuArrayDestroy(arrays[--got]));
         }
 }
 
@@ -457,14 +457,14 @@ static void make_room_while_busy(void)
         size_t bytes = limit / 4 * 3 / GT_PAGE * GT_PAGE;
         uint64_t p, q;
 
-        GT_MUST(get_async(bytes, &p));
-        GT_MUST(gt_spin(&gt, stream, 20000));
-        GT_MUST(put_async(bytes, p));
+        GR_MUST(get_async(bytes, &p));
+        GR_MUST(gt_spin(&gt, stream, 20000));
+        GR_MUST(put_async(bytes, p));
         gt_check(get_device(bytes, &q) == CUDA_SUCCESS, "cuMemAlloc after cuMemFreeAsync behind a kernel", "%.1f MiB",
                  gt_mib(bytes));
         if (q)
-                GT_MUST(cuMemFree(q));
-        GT_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemFree(q));
+        GR_MUST(cuCtxSynchronize());
 }
 
 /*
@@ -480,9 +480,9 @@ static void scattered(void)
 
         while (n < 256 && get_async(piece, &pieces[n]) == CUDA_SUCCESS)
                 n++;
-        GT_MUST(gt_spin(&gt, stream, 200000));
+        GR_MUST(gt_spin(&gt, stream, 200000));
         for (size_t i = 0; i < n; i += 2)
-                GT_MUST(put_async(piece, pieces[i]));
+                GR_MUST(put_async(piece, pieces[i]));
         for (int tries = 0; tries < 64; tries++) {
                 uint64_t p;
 
@@ -496,10 +496,10 @@ static void scattered(void)
         gt_check(!told || now <= gt.context_bytes + limit + large + slack_bytes, "asked for again in larger pieces",
                  "%.1f MiB held (%s)", gt_mib(now), gt_footprint_source(&gt));
         for (size_t i = 1; i < n; i += 2)
-                GT_MUST(put_async(piece, pieces[i]));
+                GR_MUST(put_async(piece, pieces[i]));
         for (size_t i = 0; i < got; i++)
-                GT_MUST(put_async(large, blocks[i]));
-        GT_MUST(cuCtxSynchronize());
+                GR_MUST(put_async(large, blocks[i]));
+        GR_MUST(cuCtxSynchronize());
         gt_check(available() + slack_bytes >= before, "and all freed", "%.1f MiB free", gt_mib(available()));
         gt_sleep_us(BYPASS_US);
 }
@@ -511,14 +511,14 @@ static void references(void)
         CUmemGenericAllocationHandle again;
         uint64_t p;
 
-        GT_MUST(get_mapped(bytes, &p));
+        GR_MUST(get_mapped(bytes, &p));
         least = before - available();
         gt_check(least + slack_bytes >= bytes, "mapped, its handle released", "%.1f MiB counted", gt_mib(least));
-        GT_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
-        GT_MUST(put_mapped(bytes, p));
+        GR_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
+        GR_MUST(put_mapped(bytes, p));
         least = before - available();
         gt_check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", gt_mib(least));
-        GT_MUST(cuMemRelease(again));
+        GR_MUST(cuMemRelease(again));
         gt_check(available() + slack_bytes >= before, "all released", "%.1f MiB free", gt_mib(available()));
 }
 
@@ -536,32 +536,31 @@ static void destroyed_pool(void)
         CUmemoryPool pool;
         CUdeviceptr p, q;
 
-        GT_MUST(cuMemPoolCreate(&pool, &props));
-        GT_MUST(cuMemAllocFromPoolAsync(&p, bytes, pool, stream));
-        GT_MUST(cuMemAllocFromPoolAsync(&q, 4 * GT_PAGE, pool, stream));
-        GT_MUST(cuMemFreeAsync(q, stream)); /* the pool still has it */
-        GT_MUST(cuMemPoolDestroy(pool));
+        GR_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuMemAllocFromPoolAsync(&p, bytes, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&q, 4 * GT_PAGE, pool, stream));
+        GR_MUST(cuMemFreeAsync(q, stream)); /* the pool still has it */
+        GR_MUST(cuMemPoolDestroy(pool));
         gt_check(before - available() + slack_bytes >= bytes, "memory of a destroyed pool", "%.1f MiB counted",
                  gt_mib(before - available()));
         if (told && gt.simulated) { /* a real driver takes memory of its own meanwhile */
                 look(&now);
                 gt_check(now.accounted - origin_now.accounted == (double)bytes, "memory of a destroyed pool",
-                         "%+.1f MiB accounted of %.1f", (now.accounted - origin_now.accounted) / GT_MIB, gt_mib(bytes));
+                         "%+.1f MiB accounted of %.1f", (now.accounted - origin_now.accounted) / MIB, gt_mib(bytes));
                 /* What is freed into a pool that is there has nothing to do with it. */
                 for (int i = 0; i < OTHERS; i++) {
                         CUdeviceptr other;
 
-                        GT_MUST(cuMemAllocAsync(&other, 512, stream));
-                        GT_MUST(cuMemFreeAsync(other, stream));
+                        GR_MUST(cuMemAllocAsync(&other, 512, stream));
+                        GR_MUST(cuMemFreeAsync(other, stream));
                 }
-                GT_MUST(cuCtxSynchronize());
+                GR_MUST(cuCtxSynchronize());
                 look(&now);
                 gt_check(now.accounted - origin_now.accounted == (double)bytes, "memory of a destroyed pool",
-                         "%+.1f MiB after %d frees into another", (now.accounted - origin_now.accounted) / GT_MIB,
-                         OTHERS);
+                         "%+.1f MiB after %d frees into another", (now.accounted - origin_now.accounted) / MIB, OTHERS);
         }
-        GT_MUST(cuMemFreeAsync(p, stream));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemFreeAsync(p, stream));
+        GR_MUST(cuCtxSynchronize());
         gt_check(available() + slack_bytes >= before, "and freed", "%.1f MiB free", gt_mib(available()));
 }
 
@@ -570,10 +569,10 @@ static size_t fill_in(const struct family *family, CUcontext ctx, size_t step)
 {
         CUcontext popped;
 
-        GT_MUST(cuCtxPushCurrent(ctx));
+        GR_MUST(cuCtxPushCurrent(ctx));
         while (add(family, step))
                 ;
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPopCurrent(&popped));
         return count * step;
 }
 
@@ -602,28 +601,28 @@ static void elsewhere(const char *where, CUcontext ctx, CUstream its_stream)
                 stream = its_stream;
                 got = fill_in(&ways[i], ctx, step);
                 told = told && gt_footprint(&gt, &now);
-                gt_check(got <= limit && got + limit / 8 + 32 * GT_MIB >= limit, name,
+                gt_check(got <= limit && got + limit / 8 + 32 * MIB >= limit, name,
                          "refused after %.1f MiB, limit %.1f MiB", gt_mib(got), gt_mib(limit));
                 gt_check(!told || now <= began + limit + slack_bytes, name, "%.1f MiB more held (%s)",
                          gt_mib(now) - gt_mib(began), gt_footprint_source(&gt));
                 gt_check(get_device(limit / 4, &p) == CUDA_ERROR_OUT_OF_MEMORY, name, "nor is there more in the first");
-                GT_MUST(cuCtxPushCurrent(ctx));
-                GT_MUST(cuCtxSynchronize());
-                GT_MUST(cuCtxPopCurrent(&popped));
+                GR_MUST(cuCtxPushCurrent(ctx));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuCtxPopCurrent(&popped));
                 stream = first;
                 drop_all(&ways[i], step);
                 gt_check(available() + slack_bytes >= before, name, "%.1f MiB free after the frees, %.1f before",
                          gt_mib(available()), gt_mib(before));
                 gt_sleep_us(BYPASS_US);
-                GT_MUST(get_device(half, &p));
+                GR_MUST(get_device(half, &p));
                 stream = its_stream;
                 got = fill_in(&ways[i], ctx, step);
                 stream = first;
-                gt_check(got <= limit - half && got + limit / 8 + 32 * GT_MIB >= limit - half, name,
+                gt_check(got <= limit - half && got + limit / 8 + 32 * MIB >= limit - half, name,
                          "%.1f MiB beside %.1f MiB in the first", gt_mib(got), gt_mib(half));
-                GT_MUST(cuCtxPushCurrent(ctx));
-                GT_MUST(cuMemFree(p)); /* the first one's, from here */
-                GT_MUST(cuCtxPopCurrent(&popped));
+                GR_MUST(cuCtxPushCurrent(ctx));
+                GR_MUST(cuMemFree(p)); /* the first one's, from here */
+                GR_MUST(cuCtxPopCurrent(&popped));
                 drop_all(&ways[i], step);
                 gt_sleep_us(BYPASS_US);
         }
@@ -642,16 +641,16 @@ static void green_contexts(void)
         }
         elsewhere("green context", green.ctx, green.stream);
         /* Its memory is the primary context's, and stays when it goes. */
-        GT_MUST(cuCtxPushCurrent(green.ctx));
-        GT_MUST(get_device(limit / 2, &p));
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPushCurrent(green.ctx));
+        GR_MUST(get_device(limit / 2, &p));
+        GR_MUST(cuCtxPopCurrent(&popped));
         gt_green_close(&green);
         after = available();
         gt_check(after <= before - limit / 2 + slack_bytes, "green context destroyed", "%.1f MiB of its memory counted",
                  gt_mib(before) - gt_mib(after));
-        GT_MUST(cuMemsetD8(p + limit / 2 - 4096, 1, 4096));
-        GT_MUST(cuCtxSynchronize()); /* what comes next waits for the GPU for a second only */
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemsetD8(p + limit / 2 - 4096, 1, 4096));
+        GR_MUST(cuCtxSynchronize()); /* what comes next waits for the GPU for a second only */
+        GR_MUST(cuMemFree(p));
 }
 
 static void several_contexts(void)
@@ -668,12 +667,12 @@ static void several_contexts(void)
                 return;
         }
         its_stream = gt_stream();
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPopCurrent(&popped));
         elsewhere("second context", ctx, its_stream);
-        GT_MUST(cuCtxPushCurrent(ctx));
-        GT_MUST(get_device(limit / 2, &p));
-        GT_MUST(cuCtxDestroy(ctx));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxPushCurrent(ctx));
+        GR_MUST(get_device(limit / 2, &p));
+        GR_MUST(cuCtxDestroy(ctx));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         gt_check(available() + slack_bytes >= before, "second context destroyed", "%.1f MiB free, %.1f before",
                  gt_mib(available()), gt_mib(before));
 }
@@ -694,7 +693,7 @@ static void *crowd_main(void *arg)
                 CUresult result;
 
                 if (from[i]) {
-                        gt_must(from[i]->put(sizes[i], handles[i]), from[i]->name, __FILE__, __LINE__);
+                        gr_check_must(from[i]->put(sizes[i], handles[i]), from[i]->name, __FILE__, __LINE__);
                         from[i] = NULL;
                         continue;
                 }
@@ -705,7 +704,7 @@ static void *crowd_main(void *arg)
                 if (result == CUDA_SUCCESS)
                         from[i] = family;
                 else if (result != CUDA_ERROR_OUT_OF_MEMORY)
-                        gt_must(result, family->name, __FILE__, __LINE__);
+                        gr_check_must(result, family->name, __FILE__, __LINE__);
         }
         return NULL;
 }
@@ -728,7 +727,7 @@ static void crowd(void)
         }
         for (int i = 0; i < THREADS; i++)
                 pthread_join(threads[i], NULL);
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         gt_check(available() + slack_bytes >= before, "several threads", "%.1f MiB free afterwards, %.1f before",
                  gt_mib(available()), gt_mib(before));
 }
@@ -744,21 +743,21 @@ static void kept_by_host_pool(void)
         /* Where the driver refuses, the pool keeps nothing, and the rest holds all the more. */
         cuMemPoolSetAttribute(newer_pools[2], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
         for (int i = 0; i < 6; i++)
-                GT_MUST(get_host_pool(bytes, &held[i]));
+                GR_MUST(get_host_pool(bytes, &held[i]));
         for (int i = 0; i < 6; i++)
-                GT_MUST(put_async(bytes, held[i]));
-        GT_MUST(cuCtxSynchronize());
+                GR_MUST(put_async(bytes, held[i]));
+        GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < 2; i++) {
                 bool got = get_host_pool(6 * bytes, &p) == CUDA_SUCCESS;
 
                 gt_check(got, "host memory of a pool, after others", "%.1f MiB", gt_mib(6 * bytes));
                 if (got)
-                        GT_MUST(put_async(bytes, p));
-                GT_MUST(cuCtxSynchronize());
+                        GR_MUST(put_async(bytes, p));
+                GR_MUST(cuCtxSynchronize());
                 got = get_host(6 * bytes, &p) == CUDA_SUCCESS;
                 gt_check(got, "cuMemAllocHost, after a pool", "%.1f MiB", gt_mib(6 * bytes));
                 if (got)
-                        GT_MUST(put_host(bytes, p));
+                        GR_MUST(put_host(bytes, p));
         }
 }
 
@@ -799,9 +798,9 @@ int main(int argc, char **argv)
         gt_open(&gt);
         stream = gt_stream();
         props.location.id = gt.device;
-        GT_MUST(cuMemPoolCreate(&explicit_pool, &props));
+        GR_MUST(cuMemPoolCreate(&explicit_pool, &props));
         /* As frameworks do: nothing goes back by itself. */
-        GT_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        GR_MUST(cuMemPoolSetAttribute(explicit_pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
         if (!find_newer_pools()) {
                 printf("-      pools of managed and of host memory: this driver has none\n");
                 family_count -= FAMILIES_NEWER;
@@ -826,9 +825,8 @@ int main(int argc, char **argv)
         green_contexts();
         several_contexts();
         destroyed_pool();
-        GT_MUST(cuMemPoolDestroy(explicit_pool));
-        GT_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuMemPoolDestroy(explicit_pool));
+        GR_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
-        printf("%s\n", gt_failed ? "limit_kinds: failed" : "limit_kinds: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

@@ -18,7 +18,7 @@
 enum { MOST = 8192 };
 
 /* NVML counts in steps of its own, and the figure is up to 100 ms old. */
-static const size_t slack_bytes = 16 * GT_MIB, step_bytes = 16 * GT_MIB;
+static const size_t slack_bytes = 16 * MIB, step_bytes = 16 * MIB;
 
 static CUdeviceptr blocks[MOST];
 
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
         }
         memcpy(&get, &found, sizeof get);
         gt_open(&gt);
-        GT_MUST(cuMemAlloc(&blocks[count++], step_bytes));
+        GR_MUST(cuMemAlloc(&blocks[count++], step_bytes));
         begin = gt_now_us();
         if (get(gt.device, &status) != 0 || status.driver_bytes == UINT64_MAX || !gt_footprint(&gt, &bytes)) {
                 printf("skipped: nobody tells what this process holds\n");
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
                          status.driver_bytes + step_bytes <= bytes + slack_bytes,
                  "what the driver took", "%.1f MiB of %.1f MiB held (%s)", gt_mib(status.driver_bytes), gt_mib(bytes),
                  gt_footprint_source(&gt));
-        GT_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
         gt_check(total_bytes == limit && free_bytes + bytes <= limit + slack_bytes, "cuMemGetInfo",
                  "%.1f MiB free of %.1f MiB", gt_mib(free_bytes), gt_mib(total_bytes));
         while (count < MOST && cuMemAlloc(&blocks[count], step_bytes) == CUDA_SUCCESS)
@@ -59,8 +59,7 @@ int main(int argc, char **argv)
                  "%.1f MiB held, %.1f MiB of it allocated, limit %.1f MiB (%s)", gt_mib(bytes),
                  gt_mib(count * step_bytes), gt_mib(limit), gt_footprint_source(&gt));
         while (count)
-                GT_MUST(cuMemFree(blocks[--count]));
+                GR_MUST(cuMemFree(blocks[--count]));
         gt_close(&gt);
-        printf("%s\n", gt_failed ? "limit_process: failed" : "limit_process: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

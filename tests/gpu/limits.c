@@ -14,7 +14,7 @@
 enum { MOST_BLOCKS = 65536, SMALL = 512 * 1024, SLOW_US = 20000 };
 
 /* What the driver takes beyond the blocks once they are used, besides the context that was there before. */
-static const size_t slack_bytes = 64 * GT_MIB;
+static const size_t slack_bytes = 64 * MIB;
 
 CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream stream);
 
@@ -30,7 +30,7 @@ static size_t available(void)
 {
         size_t bytes, total;
 
-        GT_MUST(cuMemGetInfo(&bytes, &total));
+        GR_MUST(cuMemGetInfo(&bytes, &total));
         if (total != limit || bytes > total)
                 gt_check(false, "cuMemGetInfo", "%.1f MiB free of %.1f MiB", gt_mib(bytes), gt_mib(total));
         return bytes;
@@ -43,8 +43,8 @@ static bool add(size_t size)
 
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
                 return false;
-        GT_MUST(result);
-        GT_MUST(gt_fill(&gt, stream, blocks[count], 1, 256));
+        GR_MUST(result);
+        GR_MUST(gt_fill(&gt, stream, blocks[count], 1, 256));
         sizes[count] = size;
         if (++count == MOST_BLOCKS)
                 gt_die("more blocks than this program can hold: is the limit in force?");
@@ -53,7 +53,7 @@ static bool add(size_t size)
 
 static void drop(size_t i)
 {
-        GT_MUST(cuMemFree(blocks[i]));
+        GR_MUST(cuMemFree(blocks[i]));
         blocks[i] = blocks[--count];
         sizes[i] = sizes[count];
 }
@@ -78,7 +78,7 @@ static void check_footprint(const char *name)
 {
         size_t bytes;
 
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         if (!gt_footprint(&gt, &bytes))
                 printf("-      %s: the card cannot be asked\n", name);
         else
@@ -99,14 +99,14 @@ static bool free_can_be_had(void)
         result = cuMemAlloc(&p, bytes);
         if (result != CUDA_SUCCESS)
                 return false;
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         return true;
 }
 
 /* They share pages, which are all there again once the blocks are freed. */
 static void small_blocks(void)
 {
-        static const size_t steps[] = {GT_MIB, 300 * GT_KIB, 512, 100 * GT_KIB};
+        static const size_t steps[] = {MIB, 300 * KIB, 512, 100 * KIB};
         size_t before = available(), n = 0;
 
         for (size_t i = 0; i < 12; i++)
@@ -121,7 +121,7 @@ static void totals(void)
 {
         size_t total;
 
-        GT_MUST(cuDeviceTotalMem(&total, gt.device));
+        GR_MUST(cuDeviceTotalMem(&total, gt.device));
         gt_check(total == limit, "cuDeviceTotalMem is the limit", "%.1f MiB", gt_mib(total));
         small_blocks();
         gt_check(free_can_be_had(), "all that is free can be had at once", "%.1f MiB", gt_mib(available()));
@@ -130,7 +130,7 @@ static void totals(void)
 /* Refused exactly at the limit, in the pages that the driver takes, and not before. */
 static void exact(void)
 {
-        static const size_t cycle[] = {64 * GT_MIB, 20 * GT_MIB, 3 * GT_MIB, 5 * GT_MIB + 1, 2 * GT_MIB, GT_MIB + 1};
+        static const size_t cycle[] = {64 * MIB, 20 * MIB, 3 * MIB, 5 * MIB + 1, 2 * MIB, MIB + 1};
         enum { CYCLE = sizeof cycle / sizeof cycle[0] };
         size_t refused = 0, held, largest = 0;
 
@@ -163,7 +163,7 @@ static void random_walk(void)
 
                 if (count && gt_random(&seed) % 5 < 2)
                         drop(gt_random(&seed) % count);
-                else if (!add(GT_MIB + 1 + gt_random(&seed) % (limit / 16)) && count)
+                else if (!add(MIB + 1 + gt_random(&seed) % (limit / 16)) && count)
                         drop(gt_random(&seed) % count);
                 bytes = available();
                 live = pages();
@@ -197,7 +197,7 @@ static void fragmented(void)
         gt_check(got, "one large block after all the small ones", "%.1f MiB", gt_mib(large));
         drop_all();
 
-        while (add(3 * GT_MIB))
+        while (add(3 * MIB))
                 ;
         for (size_t i = count; i-- > 0;)
                 if (i % 2)
@@ -217,31 +217,31 @@ static void busy(void)
         CUstream other = gt_stream();
         size_t large = limit / 4 * 3 / GT_PAGE * GT_PAGE;
         uint32_t changed = 0;
-        uint64_t words = (gt.simulated ? GT_MIB : large) / 4;
+        uint64_t words = (gt.simulated ? MIB : large) / 4;
 
-        GT_MUST(cuMemAlloc(&counter, 4));
-        GT_MUST(cuMemsetD32(counter, 0, 1));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemAlloc(&counter, 4));
+        GR_MUST(cuMemsetD32(counter, 0, 1));
+        GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < PARTS; i++)
                 if (!add(limit / (PARTS + 1) / GT_PAGE * GT_PAGE))
                         gt_die("limits: no room for the blocks of the busy check");
         for (size_t i = 0; i < count; i++)
-                GT_MUST(gt_late_fill(&gt, stream, blocks[i], 1, 1024, SLOW_US / PARTS));
+                GR_MUST(gt_late_fill(&gt, stream, blocks[i], 1, 1024, SLOW_US / PARTS));
         drop_all();
         if (cuMemAlloc(&p, large) != CUDA_SUCCESS) {
                 gt_check(false, "large block while the freed ones are at work", "%.1f MiB refused", gt_mib(large));
-                GT_MUST(cuMemFree(counter));
+                GR_MUST(cuMemFree(counter));
                 return;
         }
-        GT_MUST(gt_fill(&gt, other, p, 2, words));
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(gt_count_diff(&gt, other, p, 2, words, counter));
-        GT_MUST(cuStreamSynchronize(other));
-        GT_MUST(cuMemcpyDtoH(&changed, counter, 4));
+        GR_MUST(gt_fill(&gt, other, p, 2, words));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_count_diff(&gt, other, p, 2, words, counter));
+        GR_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuMemcpyDtoH(&changed, counter, 4));
         gt_check(changed == 0, "large block while the freed ones are at work", "%.1f MiB, %u words changed",
                  gt_mib(large), (unsigned)changed);
-        GT_MUST(cuMemFree(p));
-        GT_MUST(cuMemFree(counter));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(counter));
 }
 
 /* The legacy stream cannot be asked whether it is captured then; the thread's own, also called 0, is not. */
@@ -252,14 +252,14 @@ static void beside_a_capture(void)
         CUgraph graph;
         CUresult result;
 
-        GT_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
-        GT_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
         result = cuMemAllocAsync_ptsz(&p, limit + GT_PAGE, NULL);
         gt_check(result == CUDA_ERROR_OUT_OF_MEMORY,
                  "more than the limit for the thread's own stream, beside a capture", "%s", gt_result_name(result));
-        GT_MUST(cuStreamEndCapture(blocking, &graph));
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuStreamDestroy(blocking));
+        GR_MUST(cuStreamEndCapture(blocking, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(blocking));
 }
 
 int main(int argc, char **argv)
@@ -277,8 +277,7 @@ int main(int argc, char **argv)
         fragmented();
         busy();
         beside_a_capture();
-        GT_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuStreamDestroy(stream));
         gt_close(&gt);
-        printf("%s\n", gt_failed ? "limits: failed" : "limits: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

@@ -28,7 +28,7 @@
 #define MOST_PROCESSES 512
 #define GIVE_UP_US     390e6 /* the whole */
 #define SAMPLE_US      5000
-#define WINDOW         (16 * GT_MIB)
+#define WINDOW         (16 * MIB)
 
 struct job {
         double us, longest_alloc_us;
@@ -49,7 +49,7 @@ static struct {
         unsigned count, at_once, phases;
         size_t most, budget;
         bool may_fail;
-} options = {.count = 50, .phases = 5, .most = 4 * GT_GIB};
+} options = {.count = 50, .phases = 5, .most = 4 * GIB};
 
 /* In a process of its own: the starter must not open the driver before it forks. Makes no context. */
 static void watch(void)
@@ -150,12 +150,12 @@ static CUresult have_memory(void)
 
         if (result)
                 return result;
-        GT_MUST(cuCtxSetCurrent(context));
-        result = cuMemAlloc(&ptr, GT_MIB);
+        GR_MUST(cuCtxSetCurrent(context));
+        result = cuMemAlloc(&ptr, MIB);
         if (!result)
-                GT_MUST(cuMemFree(ptr));
-        GT_MUST(cuCtxSetCurrent(NULL));
-        GT_MUST(cuDevicePrimaryCtxRelease(0));
+                GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
         return result;
 }
 
@@ -169,12 +169,12 @@ static void start_one(unsigned number)
         while (!shared->go)
                 gt_sleep_us(200);
         begin_us = gt_now_us();
-        GT_MUST(cuInit(0));
+        GR_MUST(cuInit(0));
         while ((result = have_memory()) == CUDA_ERROR_OUT_OF_MEMORY) { /* until another's context has gone */
                 job->refused++;
                 gt_sleep_us(10000);
         }
-        GT_MUST(result);
+        GR_MUST(result);
         job->us = gt_now_us() - begin_us;
         atomic_fetch_add(&shared->ready, 1);
         while (!shared->end)
@@ -214,10 +214,10 @@ static void check_block(const struct gt *gt, CUdeviceptr ptr, size_t bytes, uint
         size_t window = bytes < 3 * WINDOW ? bytes / 3 : WINDOW;
         uint32_t different = 0;
 
-        GT_MUST(cuMemsetD32(count, 0, 1));
+        GR_MUST(cuMemsetD32(count, 0, 1));
         for (unsigned i = 0; i < 3; i++)
-                GT_MUST(gt_count_diff(gt, NULL, ptr + (bytes - window) / 2 / 4 * 4 * i, value, window / 4, count));
-        GT_MUST(cuMemcpyDtoH(&different, count, sizeof(different)));
+                GR_MUST(gt_count_diff(gt, NULL, ptr + (bytes - window) / 2 / 4 * 4 * i, value, window / 4, count));
+        GR_MUST(cuMemcpyDtoH(&different, count, sizeof(different)));
         atomic_fetch_add(&shared->changed, different);
 }
 
@@ -235,11 +235,11 @@ static void phase(const struct gt *gt, struct job *job, uint64_t *seed, CUdevice
         if (result == CUDA_ERROR_OUT_OF_MEMORY) {
                 job->refused++;
         } else {
-                GT_MUST(result);
-                GT_MUST(cuMemsetD32(ptr, value, bytes / 4));
+                GR_MUST(result);
+                GR_MUST(cuMemsetD32(ptr, value, bytes / 4));
                 gt_sleep_us(50000 + (double)(gt_random(seed) % 100000)); /* what the program does beside the card */
                 check_block(gt, ptr, bytes, value, count);
-                GT_MUST(cuMemFree(ptr));
+                GR_MUST(cuMemFree(ptr));
                 job->phases++;
         }
         gt_sleep_us(50000 + (double)(gt_random(seed) % 200000));
@@ -254,7 +254,7 @@ static void share_one(unsigned number)
         struct gt gt;
 
         gt_open(&gt);
-        GT_MUST(cuMemAlloc(&count, 4));
+        GR_MUST(cuMemAlloc(&count, 4));
         for (unsigned i = 0; i < options.phases; i++)
                 phase(&gt, job, &seed, count);
         job->us = gt_now_us() - begin_us;
@@ -268,10 +268,10 @@ static void stand_about(unsigned number)
 
         (void)number;
         gt_open(&gt);
-        GT_MUST(cuMemAlloc(&ptr, GT_MIB));
-        GT_MUST(cuMemAlloc(&count, 4));
-        GT_MUST(cuMemsetD32(ptr, 1, GT_MIB / 4));
-        check_block(&gt, ptr, GT_MIB, 1, count);
+        GR_MUST(cuMemAlloc(&ptr, MIB));
+        GR_MUST(cuMemAlloc(&count, 4));
+        GR_MUST(cuMemsetD32(ptr, 1, MIB / 4));
+        check_block(&gt, ptr, MIB, 1, count);
         atomic_fetch_add(&shared->ready, 1);
         while (!shared->go)
                 gt_sleep_us(2000);
@@ -346,15 +346,15 @@ static int share_all(void)
                options.count, options.at_once, all_us / 1e6, phases, refused, failed, (unsigned)shared->changed);
         printf("# longest_alloc_ms %.0f\n", longest_us / 1e3);
         if (shared->card_known)
-                printf("# peak_mib %zu\n# card_peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / GT_MIB,
-                       card_peak / GT_MIB, context_bytes / GT_MIB, contexts_bytes / GT_MIB);
+                printf("# peak_mib %zu\n# card_peak_mib %zu\n# context_mib %zu\n# contexts_mib %zu\n", peak / MIB,
+                       card_peak / MIB, context_bytes / MIB, contexts_bytes / MIB);
         /* What the driver keeps for itself in each once memory has gone back to it through a stream: 46 MiB on an H200.
          */
         passed = shared->card_known && options.budget &&
-                 peak > options.budget + contexts_bytes + options.at_once * 64 * GT_MIB;
+                 peak > options.budget + contexts_bytes + options.at_once * 64 * MIB;
         if (passed)
-                printf("the card's peak passes the budget of %zu MiB and %zu MiB of contexts\n",
-                       options.budget / GT_MIB, contexts_bytes / GT_MIB);
+                printf("the card's peak passes the budget of %zu MiB and %zu MiB of contexts\n", options.budget / MIB,
+                       contexts_bytes / MIB);
         return passed || failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

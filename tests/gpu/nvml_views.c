@@ -138,7 +138,7 @@ static void find_card(void)
         size_t at = 4;
         CUuuid uuid;
 
-        GT_MUST(cuDeviceGetUuid(&uuid, device));
+        GR_MUST(cuDeviceGetUuid(&uuid, device));
         for (size_t i = 0; i < sizeof uuid.bytes; i++)
                 at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x",
                                        i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
@@ -208,7 +208,7 @@ static void check_as_cuda(const char *when, bool shared)
 {
         size_t free_bytes, total_bytes;
 
-        GT_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
         gt_check(total_bytes == limit, when, "cuMemGetInfo: %.1f MiB free", gt_mib(free_bytes));
         check(when, shared, free_bytes, 0);
 }
@@ -240,30 +240,30 @@ static void with_cuda(bool shared)
         CUcontext context, popped;
         CUdeviceptr p;
 
-        GT_MUST(cuInit(0));
+        GR_MUST(cuInit(0));
         find_card();
         check("CUDA initialised", shared, limit, 0);
-        GT_MUST(cuDevicePrimaryCtxRetain(&context, device));
-        GT_MUST(cuCtxPushCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, device));
+        GR_MUST(cuCtxPushCurrent(context));
         check_as_cuda("a context", shared);
-        GT_MUST(cuMemAlloc(&p, limit / 4));
+        GR_MUST(cuMemAlloc(&p, limit / 4));
         check_as_cuda("a quarter taken", shared);
-        check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * GT_MIB);
+        check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * MIB);
         if (beside) {
                 check_beside(limit / 4, "1");
                 check_beside(0, "0");
         }
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         check_as_cuda("freed", shared);
-        GT_MUST(cuMemAllocAsync(&p, limit / 2, NULL));
+        GR_MUST(cuMemAllocAsync(&p, limit / 2, NULL));
         check_as_cuda("half taken in stream order", shared);
-        check("half taken in stream order", shared, limit / 2 - context_bytes, 64 * GT_MIB);
-        GT_MUST(cuMemFreeAsync(p, NULL));
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuCtxPopCurrent(&popped));
-        check("no context is current", shared, limit - context_bytes, 64 * GT_MIB);
+        check("half taken in stream order", shared, limit / 2 - context_bytes, 64 * MIB);
+        GR_MUST(cuMemFreeAsync(p, NULL));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxPopCurrent(&popped));
+        check("no context is current", shared, limit - context_bytes, 64 * MIB);
         gt_check(ask_in_child() >= 0, "a child of a fork", "asks and lives");
-        GT_MUST(cuDevicePrimaryCtxRelease(device));
+        GR_MUST(cuDevicePrimaryCtxRelease(device));
 }
 
 int main(int argc, char **argv)
@@ -312,6 +312,5 @@ int main(int argc, char **argv)
         }
         if (cuda)
                 with_cuda(shared);
-        printf("%s\n", gt_failed ? "nvml_views: failed" : "nvml_views: all held");
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }

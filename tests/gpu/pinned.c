@@ -53,7 +53,7 @@ static void *get(size_t bytes, unsigned flags)
 {
         void *p;
 
-        GT_MUST(cuMemHostAlloc(&p, bytes, flags));
+        GR_MUST(cuMemHostAlloc(&p, bytes, flags));
         return p;
 }
 
@@ -61,18 +61,18 @@ static CUdeviceptr of_device(void *p)
 {
         CUdeviceptr ptr;
 
-        GT_MUST(cuMemHostGetDevicePointer(&ptr, p, 0));
+        GR_MUST(cuMemHostGetDevicePointer(&ptr, p, 0));
         return ptr;
 }
 
 static void copy_by_engine(CUdeviceptr to, void *from)
 {
-        GT_MUST(cuMemcpyHtoDAsync(to, from, BYTES, stream));
+        GR_MUST(cuMemcpyHtoDAsync(to, from, BYTES, stream));
 }
 
 static void copy_by_kernel(CUdeviceptr to, void *from)
 {
-        GT_MUST(gt_copy(&gt, stream, to, of_device(from), WORDS));
+        GR_MUST(gt_copy(&gt, stream, to, of_device(from), WORDS));
 }
 
 /* The GPU reads behind a kernel; meanwhile the memory is freed, and whoever gets it next writes to it. */
@@ -83,18 +83,18 @@ static void late_read(const char *name, unsigned flags, void (*copy)(CUdeviceptr
 
         if (!seen)
                 gt_die("out of memory");
-        GT_MUST(cuMemAlloc(&to, BYTES));
+        GR_MUST(cuMemAlloc(&to, BYTES));
         set(p, OLD);
-        GT_MUST(gt_spin(&gt, stream, SPIN_US));
+        GR_MUST(gt_spin(&gt, stream, SPIN_US));
         copy(to, p);
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, flags);
         set(q, NEW);
-        GT_MUST(cuStreamSynchronize(stream));
-        GT_MUST(cuMemcpyDtoH(seen, to, BYTES));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemcpyDtoH(seen, to, BYTES));
         check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
-        GT_MUST(cuMemFreeHost(q));
-        GT_MUST(cuMemFree(to));
+        GR_MUST(cuMemFreeHost(q));
+        GR_MUST(cuMemFree(to));
         free(seen);
 }
 
@@ -103,13 +103,13 @@ static void late_write(unsigned flags)
 {
         uint32_t *p = get(BYTES, flags), *q;
 
-        GT_MUST(gt_late_fill(&gt, stream, of_device(p), OLD, WORDS, SPIN_US));
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(gt_late_fill(&gt, stream, of_device(p), OLD, WORDS, SPIN_US));
+        GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, flags);
         set(q, NEW);
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         check(wrong(q, NEW) == 0, "late write by a kernel", "%zu of %d words changed", wrong(q, NEW), WORDS);
-        GT_MUST(cuMemFreeHost(q));
+        GR_MUST(cuMemFreeHost(q));
 }
 
 /* The same from a context that did not allocate the memory, of this device and of another. */
@@ -124,33 +124,33 @@ static void late_read_elsewhere(CUdevice device, const char *name, bool cached)
                 gt_die("out of memory");
         set(p, OLD);
         if (device == gt.device)
-                GT_MUST(cuCtxCreate(&there.ctx, NULL, 0, device));
+                GR_MUST(cuCtxCreate(&there.ctx, NULL, 0, device));
         else
-                GT_MUST(cuDevicePrimaryCtxRetain(&there.ctx, device));
-        GT_MUST(cuCtxSetCurrent(there.ctx));
+                GR_MUST(cuDevicePrimaryCtxRetain(&there.ctx, device));
+        GR_MUST(cuCtxSetCurrent(there.ctx));
         gt_load_kernels(&there.module);
-        GT_MUST(cuModuleGetFunction(&there.spin, there.module, "gr_spin"));
+        GR_MUST(cuModuleGetFunction(&there.spin, there.module, "gr_spin"));
         other = gt_stream();
-        GT_MUST(cuMemAlloc(&to, BYTES));
-        GT_MUST(gt_spin(&there, other, SPIN_US));
-        GT_MUST(cuMemcpyHtoDAsync(to, p, BYTES, other));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(cuMemAlloc(&to, BYTES));
+        GR_MUST(gt_spin(&there, other, SPIN_US));
+        GR_MUST(cuMemcpyHtoDAsync(to, p, BYTES, other));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, CU_MEMHOSTALLOC_PORTABLE);
         set(q, NEW);
-        GT_MUST(cuCtxSetCurrent(there.ctx));
-        GT_MUST(cuStreamSynchronize(other));
-        GT_MUST(cuMemcpyDtoH(seen, to, BYTES));
+        GR_MUST(cuCtxSetCurrent(there.ctx));
+        GR_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuMemcpyDtoH(seen, to, BYTES));
         if (cached)
                 check(wrong(seen, OLD) == 0, name, "%zu of %d words changed", wrong(seen, OLD), WORDS);
         else /* that the driver's own free waits for this is not known */
                 printf("-      %s: %zu of %d words changed\n", name, wrong(seen, OLD), WORDS);
-        GT_MUST(cuMemFree(to));
-        GT_MUST(cuStreamDestroy(other));
-        GT_MUST(cuModuleUnload(there.module));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
-        GT_MUST(device == gt.device ? cuCtxDestroy(there.ctx) : cuDevicePrimaryCtxRelease(device));
-        GT_MUST(cuMemFreeHost(q));
+        GR_MUST(cuMemFree(to));
+        GR_MUST(cuStreamDestroy(other));
+        GR_MUST(cuModuleUnload(there.module));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(device == gt.device ? cuCtxDestroy(there.ctx) : cuDevicePrimaryCtxRelease(device));
+        GR_MUST(cuMemFreeHost(q));
         free(seen);
 }
 
@@ -159,14 +159,14 @@ static void captured(void)
         CUgraph graph;
         void *p = get(BYTES, 0), *q;
 
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemFreeHost(p));
         q = get(BYTES, 0);
-        GT_MUST(gt_spin(&gt, stream, 10));
+        GR_MUST(gt_spin(&gt, stream, 10));
         check(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "free and allocation in a capture", "it goes on");
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuMemFreeHost(q));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFreeHost(q));
 }
 
 static void reuse(void)
@@ -177,10 +177,10 @@ static void reuse(void)
         void *first[KINDS];
         unsigned again = 0, mixed = 0;
 
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         for (unsigned i = 0; i < KINDS; i++) {
                 first[i] = get(2 * BYTES, kinds[i]);
-                GT_MUST(cuMemFreeHost(first[i]));
+                GR_MUST(cuMemFreeHost(first[i]));
         }
         for (unsigned i = 0; i < KINDS; i++) {
                 void *p = get(2 * BYTES, kinds[i]);
@@ -188,7 +188,7 @@ static void reuse(void)
                 again += p == first[i];
                 for (unsigned j = 0; j < KINDS; j++)
                         mixed += j != i && p == first[j];
-                GT_MUST(cuMemFreeHost(p));
+                GR_MUST(cuMemFreeHost(p));
         }
         /* Write-combined memory that the device knows by another address is never kept. */
         check(again >= KINDS - 1 && mixed == 0, "reuse", "%u of %d kinds came back, %u mixed up", again, KINDS, mixed);
@@ -205,7 +205,7 @@ static void safety(bool expect_reuse)
                 late_write(CU_MEMHOSTALLOC_DEVICEMAP);
         }
         late_read_elsewhere(gt.device, "late copy of another context", expect_reuse);
-        GT_MUST(cuDeviceGetCount(&devices));
+        GR_MUST(cuDeviceGetCount(&devices));
         if (devices > 1)
                 late_read_elsewhere(1, "late copy of another device", expect_reuse);
         captured();
@@ -244,10 +244,10 @@ static void end_of_context(unsigned flags)
         CUcontext context;
         void *p;
 
-        GT_MUST(cuCtxCreate(&context, NULL, 0, gt.device));
-        p = get(GT_MIB, flags);
-        GT_MUST(cuCtxDestroy(context));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxCreate(&context, NULL, 0, gt.device));
+        p = get(MIB, flags);
+        GR_MUST(cuCtxDestroy(context));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         printf("~ flags %u, context destroyed: memory %s\n", flags,
                mincore(p, 4096, &there) == 0 ? "still mapped" : "unmapped");
 }
@@ -256,29 +256,29 @@ static void end_of_context(unsigned flags)
 static void beside_capture(void)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        void *p = get(GT_MIB, 0), *q;
+        void *p = get(MIB, 0), *q;
         CUgraph graph = NULL;
         CUresult freed, taken, ended;
 
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        GT_MUST(cuThreadExchangeStreamCaptureMode(&mode));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&mode));
         freed = cuMemFreeHost(p);
-        taken = cuMemHostAlloc(&q, GT_MIB, 0);
-        GT_MUST(cuThreadExchangeStreamCaptureMode(&mode));
+        taken = cuMemHostAlloc(&q, MIB, 0);
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&mode));
         ended = cuStreamEndCapture(stream, &graph);
         printf("~ beside a global capture, in relaxed mode: free %d, allocation %d, end of capture %d\n", (int)freed,
                (int)taken, (int)ended);
         if (ended == CUDA_SUCCESS)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         if (freed != CUDA_SUCCESS)
-                GT_MUST(cuMemFreeHost(p));
+                GR_MUST(cuMemFreeHost(p));
         if (taken == CUDA_SUCCESS)
-                GT_MUST(cuMemFreeHost(q));
+                GR_MUST(cuMemFreeHost(q));
 }
 
 static void facts(void)
 {
-        static const size_t sizes[] = {1000, 300000, 3 * GT_MIB + 5};
+        static const size_t sizes[] = {1000, 300000, 3 * MIB + 5};
         unsigned long long ids[8] = {0};
         bool unique = true;
         void *p;
@@ -291,26 +291,26 @@ static void facts(void)
                                 snprintf(name, sizeof name, "flags %u, %zu bytes, turn %d", flags, sizes[i], turn);
                                 p = get(sizes[i], flags);
                                 tell(name, p);
-                                GT_MUST(cuMemFreeHost(p));
+                                GR_MUST(cuMemFreeHost(p));
                         }
-        GT_MUST(cuMemAllocHost(&p, 1000));
+        GR_MUST(cuMemAllocHost(&p, 1000));
         tell("plain", p);
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(cuMemFreeHost(p));
         for (int i = 0; i < 8; i++) {
-                p = get(GT_MIB, 0);
-                GT_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p));
+                p = get(MIB, 0);
+                GR_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p));
                 for (int j = 0; j < i; j++)
                         unique = unique && ids[i] != ids[j];
-                GT_MUST(cuMemFreeHost(p));
+                GR_MUST(cuMemFreeHost(p));
         }
         printf("buffer ids unique: %d\n", unique);
-        p = get(GT_MIB, 0);
+        p = get(MIB, 0);
         printf("other frees of it: %d, unregister %d\n", (int)cuMemFree((CUdeviceptr)p), (int)cuMemHostUnregister(p));
-        printf("registered again: %d\n", (int)cuMemHostRegister(p, GT_MIB, 0));
+        printf("registered again: %d\n", (int)cuMemHostRegister(p, MIB, 0));
         printf("freed: %d\n", (int)cuMemFreeHost(p));
         tell("freed", p);
         printf("freed twice: %d\n", (int)cuMemFreeHost(p));
-        printf("flags that are none: %d\n", (int)cuMemHostAlloc(&p, GT_MIB, 64));
+        printf("flags that are none: %d\n", (int)cuMemHostAlloc(&p, MIB, 64));
         printf("nothing: %d\n", (int)cuMemHostAlloc(&p, 0, 0));
         end_of_context(0);
         end_of_context(CU_MEMHOSTALLOC_PORTABLE);
@@ -331,7 +331,7 @@ static double pair(size_t bytes, long n)
         for (long i = 0; i < n; i++) {
                 void *p = get(bytes, 0);
 
-                GT_MUST(cuMemFreeHost(p));
+                GR_MUST(cuMemFreeHost(p));
         }
         return (gt_now_us() - begin) / (double)n;
 }
@@ -341,7 +341,7 @@ static void bench(void)
         static const struct {
                 const char *name;
                 size_t bytes;
-        } rows[] = {{"64 KiB", 64 * GT_KIB}, {"64 MiB", 64 * GT_MIB}, {"1 GiB", GT_GIB}};
+        } rows[] = {{"64 KiB", 64 * KIB}, {"64 MiB", 64 * MIB}, {"1 GiB", GIB}};
 
         printf("{\"schema\": 1, \"program\": \"pinned\", \"unit\": \"us\", \"repetitions\": %d, \"results\": {",
                REPETITIONS);
@@ -349,7 +349,7 @@ static void bench(void)
                 double us[REPETITIONS];
                 long n = 1;
 
-                if (gt.simulated && rows[i].bytes > 64 * GT_MIB)
+                if (gt.simulated && rows[i].bytes > 64 * MIB)
                         continue;
                 /* Enough pairs for the clock, one where the driver takes long; the first ones also warm up. */
                 while (pair(rows[i].bytes, n) * (double)n < 5000 && n < 100000)
@@ -384,12 +384,12 @@ static void *launch(void *arg)
         while (!launches.stop && launches.count < MOST_LAUNCHES) {
                 double begin = gt_now_us();
 
-                GT_MUST(gt_spin(&gt, own, 5));
+                GR_MUST(gt_spin(&gt, own, 5));
                 launches.us[launches.count++] = (float)(gt_now_us() - begin);
                 if (launches.waits || (gt.simulated && launches.count % QUEUE == 0))
-                        GT_MUST(cuStreamSynchronize(own));
+                        GR_MUST(cuStreamSynchronize(own));
         }
-        GT_MUST(cuStreamDestroy(own));
+        GR_MUST(cuStreamDestroy(own));
         return NULL;
 }
 
@@ -402,7 +402,7 @@ static int by_float(const void *a, const void *b)
 
 static void stall(bool waits, size_t piece, double seconds)
 {
-        size_t total = gt.simulated ? 64 * GT_MIB : GT_GIB, count = total / piece;
+        size_t total = gt.simulated ? 64 * MIB : GIB, count = total / piece;
         void **pieces = calloc(count, sizeof *pieces);
         double begin, free_us;
         pthread_t thread;
@@ -419,14 +419,14 @@ static void stall(bool waits, size_t piece, double seconds)
         gt_sleep_us(50000);
         begin = gt_now_us();
         for (size_t i = 0; i < count; i++)
-                GT_MUST(cuMemFreeHost(pieces[i]));
+                GR_MUST(cuMemFreeHost(pieces[i]));
         free_us = gt_now_us() - begin;
         gt_sleep_us(seconds * 1e6);
         launches.stop = true;
         pthread_join(thread, NULL);
         qsort(launches.us, launches.count, sizeof launches.us[0], by_float);
         printf("%4zu MiB pieces, %s: %zu MiB freed in %.1f ms; %zu launches, p50 %.1f p99 %.1f max %.1f us\n",
-               piece / GT_MIB, waits ? "launch and wait" : "launches", total / GT_MIB, free_us / 1e3, launches.count,
+               piece / MIB, waits ? "launch and wait" : "launches", total / MIB, free_us / 1e3, launches.count,
                launches.us[launches.count / 2], launches.us[launches.count / 100 * 99],
                launches.us[launches.count - 1]);
         free(pieces);
@@ -444,7 +444,7 @@ int main(int argc, char **argv)
                 bench();
         else if (!strcmp(mode, "--stall"))
                 for (int i = 0; i < 4; i++)
-                        stall(i / 2, (i % 2 ? 64 : 4) * GT_MIB, gt.simulated ? 0.2 : 3);
+                        stall(i / 2, (i % 2 ? 64 : 4) * MIB, gt.simulated ? 0.2 : 3);
         else
                 safety(!strcmp(mode, "--expect-reuse"));
         gt_close(&gt);

@@ -43,7 +43,7 @@ static void *watch(void *arg)
         do {                                                                                                           \
                 uint64_t stalled_ = stalled_us;                                                                        \
                 double begin_ = gt_now_us();                                                                           \
-                GT_MUST(call);                                                                                         \
+                GR_MUST(call);                                                                                         \
                 note(#call, gt_now_us() - begin_, stalled_);                                                           \
         } while (0)
 
@@ -61,7 +61,7 @@ static void note(const char *call, double us, uint64_t stalled_before_us)
 
 static double mib(size_t bytes)
 {
-        return (double)bytes / (double)GT_MIB;
+        return (double)bytes / (double)MIB;
 }
 
 static size_t footprint(void)
@@ -81,12 +81,12 @@ static void climb(void)
         uint64_t seed = 3;
 
         for (size_t held = 0; held < peak && block_count < MOST_BLOCKS; block_count++) {
-                size_t bytes = 2 * GT_MIB + gt_random(&seed) % (peak / 8);
+                size_t bytes = 2 * MIB + gt_random(&seed) % (peak / 8);
 
                 if (bytes > peak - held)
                         bytes = peak - held;
-                GT_MUST(cuMemAlloc(&blocks[block_count], bytes));
-                GT_MUST(gt_fill(&gt, work, blocks[block_count], 1, 256 < bytes / 4 ? 256 : bytes / 4));
+                GR_MUST(cuMemAlloc(&blocks[block_count], bytes));
+                GR_MUST(gt_fill(&gt, work, blocks[block_count], 1, 256 < bytes / 4 ? 256 : bytes / 4));
                 held += bytes;
         }
 }
@@ -102,7 +102,7 @@ static void step(uint64_t *seed)
 {
         CUdeviceptr p;
 
-        TIMED(cuMemAlloc(&p, 4096 + gt_random(seed) % (4 * GT_MIB)));
+        TIMED(cuMemAlloc(&p, 4096 + gt_random(seed) % (4 * MIB)));
         TIMED(gt_fill(&gt, work, p, 1, 1024));
         TIMED(cuMemFree(p));
         gt_sleep_us(PAUSE_US);
@@ -155,7 +155,7 @@ static void parse(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-        const size_t live_bytes = 16 * GT_MIB, slack_bytes = 48 * GT_MIB;
+        const size_t live_bytes = 16 * MIB, slack_bytes = 48 * MIB;
         CUdeviceptr live[LIVE_BLOCKS];
         size_t available, total, before, target;
         double slow_us, most_us;
@@ -168,14 +168,14 @@ int main(int argc, char **argv)
                 gt_die("no thread");
         slow = gt_stream();
         work = gt_stream();
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         if (!peak)
-                peak = available / 2 < 16 * GT_GIB ? available / 2 : 16 * GT_GIB;
+                peak = available / 2 < 16 * GIB ? available / 2 : 16 * GIB;
         slow_us = gt.simulated ? 1.2e6 : 3e6;
         /* A call that waits for the kernel takes its time many times over; this only has to be far from both. */
         most_us = slow_us / 2;
         for (int i = 0; i < LIVE_BLOCKS; i++)
-                GT_MUST(cuMemAlloc(&live[i], live_bytes));
+                GR_MUST(cuMemAlloc(&live[i], live_bytes));
         target = LIVE_BLOCKS * live_bytes + threshold + slack_bytes;
 
         climb();
@@ -183,13 +183,13 @@ int main(int argc, char **argv)
         printf("peak %.1f MiB on the card (%s), live set %.1f MiB, threshold %.1f MiB\n", mib(before),
                gt_footprint_source(&gt), mib(LIVE_BLOCKS * live_bytes), mib(threshold));
         descend();
-        GT_MUST(gt_spin(&gt, slow, (uint64_t)slow_us));
+        GR_MUST(gt_spin(&gt, slow, (uint64_t)slow_us));
         good = comes_back("freed before the kernel began", target, false) && good;
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
 
         climb();
-        GT_MUST(cuStreamSynchronize(work));
-        GT_MUST(gt_spin(&gt, slow, (uint64_t)slow_us));
+        GR_MUST(cuStreamSynchronize(work));
+        GR_MUST(gt_spin(&gt, slow, (uint64_t)slow_us));
         /* The kernel might use them, for all anybody knows: they can only come back once it is done. */
         descend();
         good = comes_back("freed while the kernel runs", target, true) && good;
@@ -198,7 +198,7 @@ int main(int argc, char **argv)
                longest_us, longest_call, slow_us);
         good = good && longest_us < most_us;
         for (int i = 0; i < LIVE_BLOCKS; i++)
-                GT_MUST(cuMemFree(live[i]));
+                GR_MUST(cuMemFree(live[i]));
         gt_close(&gt);
         return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

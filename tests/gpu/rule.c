@@ -23,7 +23,7 @@
 
 enum { WORDS = 64, LATE_US = 400, HELD = 3, PINNED = 8, STREAMS = 300, STATE_SECONDS = 60 };
 
-#define ROOM (12 * GT_GIB) /* of a larger card */
+#define ROOM (12 * GIB) /* of a larger card */
 
 static struct gt gt;
 static CUstream early, late; /* blocks are used on the one at first, on the other at last */
@@ -42,8 +42,8 @@ static void use_streams(void)
 
         early = gt_stream();
         late = gt_stream();
-        GT_MUST(cuMemAlloc(&counter, 4));
-        GT_MUST(cuMemHostAlloc(&host, 4, 0));
+        GR_MUST(cuMemAlloc(&counter, 4));
+        GR_MUST(cuMemHostAlloc(&host, 4, 0));
         counted = host;
 }
 
@@ -72,17 +72,17 @@ static void use(CUdeviceptr p, size_t bytes)
         CUdeviceptr rear = p + (bytes - WORDS * 4) / 256 * 256;
 
         value += 2;
-        GT_MUST(cuMemsetD32Async(counter, 0, 1, early));
-        GT_MUST(gt_fill(&gt, early, p, value, WORDS));
-        GT_MUST(gt_fill(&gt, early, rear, value, WORDS));
-        GT_MUST(cuStreamSynchronize(late)); /* whoever had the memory before is done by now */
-        GT_MUST(gt_count_diff(&gt, early, p, value, WORDS, counter));
-        GT_MUST(gt_count_diff(&gt, early, rear, value, WORDS, counter));
-        GT_MUST(cuMemcpyDtoHAsync(counted, counter, 4, early));
-        GT_MUST(cuStreamSynchronize(early));
+        GR_MUST(cuMemsetD32Async(counter, 0, 1, early));
+        GR_MUST(gt_fill(&gt, early, p, value, WORDS));
+        GR_MUST(gt_fill(&gt, early, rear, value, WORDS));
+        GR_MUST(cuStreamSynchronize(late)); /* whoever had the memory before is done by now */
+        GR_MUST(gt_count_diff(&gt, early, p, value, WORDS, counter));
+        GR_MUST(gt_count_diff(&gt, early, rear, value, WORDS, counter));
+        GR_MUST(cuMemcpyDtoHAsync(counted, counter, 4, early));
+        GR_MUST(cuStreamSynchronize(early));
         seen.wrong += *counted != 0;
-        GT_MUST(gt_late_fill(&gt, late, p, value + 1, WORDS, LATE_US));
-        GT_MUST(gt_late_fill(&gt, late, rear, value + 1, WORDS, LATE_US));
+        GR_MUST(gt_late_fill(&gt, late, p, value + 1, WORDS, LATE_US));
+        GR_MUST(gt_late_fill(&gt, late, rear, value + 1, WORDS, LATE_US));
 }
 
 static void give(CUdeviceptr p)
@@ -107,9 +107,9 @@ static void managed_pool(void)
 
         if (!get || get(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED) != CUDA_SUCCESS)
                 return;
-        if (came(cuMemAllocFromPoolAsync(&p, 64 * GT_MIB, pool, early), "a managed pool's")) {
-                GT_MUST(cuMemFreeAsync(p, early));
-                GT_MUST(cuStreamSynchronize(early));
+        if (came(cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, early), "a managed pool's")) {
+                GR_MUST(cuMemFreeAsync(p, early));
+                GR_MUST(cuStreamSynchronize(early));
         }
 #endif
 }
@@ -121,25 +121,25 @@ static void created(size_t bytes)
         CUmemGenericAllocationHandle handle;
 
         if (came(cuMemCreate(&handle, bytes, &prop, 0), "created"))
-                GT_MUST(cuMemRelease(handle));
+                GR_MUST(cuMemRelease(handle));
 }
 
 /* What is freed may still be copied to. */
 static void pinned(void)
 {
         for (size_t i = 0; i < PINNED; i++) {
-                size_t bytes = (20 + i * 17 % 30) * GT_MIB;
+                size_t bytes = (20 + i * 17 % 30) * MIB;
                 CUdeviceptr p;
                 void *host;
 
                 if (!came(cuMemHostAlloc(&host, bytes, 0), "pinned"))
                         continue;
-                if (came(cuMemAlloc(&p, GT_MIB), "plain")) {
-                        GT_MUST(gt_late_fill(&gt, late, p, 1, WORDS, LATE_US));
-                        GT_MUST(cuMemcpyDtoHAsync(host, p, GT_MIB, late));
+                if (came(cuMemAlloc(&p, MIB), "plain")) {
+                        GR_MUST(gt_late_fill(&gt, late, p, 1, WORDS, LATE_US));
+                        GR_MUST(cuMemcpyDtoHAsync(host, p, MIB, late));
                         give(p);
                 }
-                GT_MUST(cuMemFreeHost(host));
+                GR_MUST(cuMemFreeHost(host));
         }
 }
 
@@ -149,9 +149,9 @@ static void other_kinds(size_t bytes)
         CUdeviceptr p;
 
         if (came(cuMemAllocAsync(&p, bytes, early), "stream-ordered")) {
-                GT_MUST(gt_fill(&gt, early, p, 1, WORDS));
-                GT_MUST(cuMemFreeAsync(p, early));
-                GT_MUST(cuStreamSynchronize(early)); /* so that the driver has it back */
+                GR_MUST(gt_fill(&gt, early, p, 1, WORDS));
+                GR_MUST(cuMemFreeAsync(p, early));
+                GR_MUST(cuStreamSynchronize(early)); /* so that the driver has it back */
         }
         if (came(cuMemAllocManaged(&p, bytes, CU_MEM_ATTACH_GLOBAL), "managed"))
                 give(p);
@@ -201,11 +201,11 @@ static void open_card(void)
 
         gt_open(&gt);
         use_streams();
-        GT_MUST(cuMemGetInfo(&room, &total));
+        GR_MUST(cuMemGetInfo(&room, &total));
         if (room < 2 * ROOM)
                 return;
-        GT_MUST(cuMemAlloc(&ballast, (room - ROOM) / GT_PAGE * GT_PAGE));
-        GT_MUST(cuMemGetInfo(&room, &total));
+        GR_MUST(cuMemAlloc(&ballast, (room - ROOM) / GT_PAGE * GT_PAGE));
+        GR_MUST(cuMemGetInfo(&room, &total));
 }
 
 /* Nothing beside. */
@@ -219,9 +219,9 @@ static CUstream capture_in(CUcontext ctx, CUstreamCaptureMode mode)
 {
         CUstream stream;
 
-        GT_MUST(cuCtxSetCurrent(ctx));
+        GR_MUST(cuCtxSetCurrent(ctx));
         stream = gt_stream();
-        GT_MUST(cuStreamBeginCapture(stream, mode));
+        GR_MUST(cuStreamBeginCapture(stream, mode));
         return stream;
 }
 
@@ -232,7 +232,7 @@ static void end_capture(CUstream stream)
 
         printf("the capture ended with %d\n", (int)end);
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
 }
 
 /* A context that was destroyed with a capture in it. */
@@ -242,13 +242,13 @@ static void context_gone(void)
 
         open_card();
 #if CUDA_VERSION >= 13000
-        GT_MUST(cuCtxCreate(&ctx, NULL, 0, gt.device));
+        GR_MUST(cuCtxCreate(&ctx, NULL, 0, gt.device));
 #else
-        GT_MUST(cuCtxCreate(&ctx, 0, gt.device));
+        GR_MUST(cuCtxCreate(&ctx, 0, gt.device));
 #endif
         capture_in(ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
-        GT_MUST(cuCtxDestroy(ctx));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxDestroy(ctx));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         rounds();
 }
 
@@ -257,7 +257,7 @@ static void reset(void)
 {
         open_card();
         capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
-        GT_MUST(cuDevicePrimaryCtxReset(gt.device));
+        GR_MUST(cuDevicePrimaryCtxReset(gt.device));
         open_card();
         rounds();
 }
@@ -266,7 +266,7 @@ static void *leave_capture(void *unused)
 {
         (void)unused;
         gt_attach(&gt);
-        GT_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
         return NULL;
 }
 
@@ -285,7 +285,7 @@ static void thread_gone(void)
 static void stream_gone(void)
 {
         open_card();
-        GT_MUST(cuStreamDestroy(capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED)));
+        GR_MUST(cuStreamDestroy(capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED)));
         rounds();
 }
 
@@ -319,7 +319,7 @@ static void beside(CUstreamCaptureMode mode)
                 gt_die("no thread");
         while (!atomic_load(&capture.on))
                 gt_sleep_us(100);
-        GT_MUST(cuThreadExchangeStreamCaptureMode(&own)); /* or an allocation beside a global one would end it */
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&own)); /* or an allocation beside a global one would end it */
         rounds();
         atomic_store(&capture.enough, true);
         pthread_join(thread, NULL);
@@ -362,8 +362,8 @@ static void many(void)
                 streams[i] = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
         rounds();
         for (int i = 0; i < STREAMS; i++) {
-                GT_MUST(cuStreamEndCapture(streams[i], &graph));
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuStreamEndCapture(streams[i], &graph));
+                GR_MUST(cuGraphDestroy(graph));
         }
         rounds();
 }
@@ -381,7 +381,7 @@ static void exported(void)
 
         open_card();
         for (int i = 0; i < 4; i++) {
-                GT_MUST(cuMemAlloc(&blocks[i], room / 6));
+                GR_MUST(cuMemAlloc(&blocks[i], room / 6));
                 code = cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, blocks[i]);
                 if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_SUPPORTED)
                         gt_die("SYNC_MEMOPS: %d", (int)code);
@@ -405,7 +405,7 @@ static void crumbs(void)
 
         open_card();
         for (int i = 0; i < COUNT; i++)
-                GT_MUST(cuMemAlloc(&blocks[i], (size_t)(i % 37 + 1) * 1111));
+                GR_MUST(cuMemAlloc(&blocks[i], (size_t)(i % 37 + 1) * 1111));
         stream = capture_in(gt.ctx, CU_STREAM_CAPTURE_MODE_RELAXED);
         for (int i = 0; i < COUNT; i++)
                 give(blocks[i]);
@@ -420,10 +420,10 @@ static void fill_and_free(void)
         size_t left, total;
         int count = 0;
 
-        GT_MUST(cuMemGetInfo(&left, &total));
+        GR_MUST(cuMemGetInfo(&left, &total));
         while (left > 3 * GT_PAGE && count < 64) {
-                GT_MUST(cuMemAlloc(&blocks[count++], left / 2 / GT_PAGE * GT_PAGE));
-                GT_MUST(cuMemGetInfo(&left, &total));
+                GR_MUST(cuMemAlloc(&blocks[count++], left / 2 / GT_PAGE * GT_PAGE));
+                GR_MUST(cuMemGetInfo(&left, &total));
         }
         while (count > 0)
                 give(blocks[--count]);

@@ -47,7 +47,7 @@ static CUdeviceptr alloc(size_t size)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuMemAlloc(&p, size));
+        GR_MUST(cuMemAlloc(&p, size));
         return p;
 }
 
@@ -55,7 +55,7 @@ static void release(CUdeviceptr p)
 {
         double begin = gt_now_us(), took;
 
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         took = gt_now_us() - begin;
         if (took > longest_free_us)
                 longest_free_us = took;
@@ -69,9 +69,9 @@ static size_t span_of(size_t size)
 
 static void settle(CUstream stream)
 {
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         /* A green context's stream is not the primary context's. */
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
 }
 
 /* True when each word (or just the first and the last) is WANT. */
@@ -79,7 +79,7 @@ static bool holds(CUdeviceptr p, size_t bytes, uint32_t want, bool ends_only)
 {
         size_t count = bytes / 4;
 
-        GT_MUST(cuMemcpyDtoH(words, p, bytes));
+        GR_MUST(cuMemcpyDtoH(words, p, bytes));
         if (ends_only)
                 return words[0] == want && words[count - 1] == want;
         for (size_t i = 0; i < count; i++)
@@ -93,11 +93,11 @@ static void prepare_graph(CUdeviceptr p, size_t bytes)
 {
         CUgraph graph;
 
-        GT_MUST(cuStreamBeginCapture(scene.non_blocking, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        GT_MUST(gt_fill(&scene.gt, scene.non_blocking, p, LATER, bytes / 4));
-        GT_MUST(cuStreamEndCapture(scene.non_blocking, &graph));
-        GT_MUST(cuGraphInstantiate(&scene.ready_graph, graph, 0));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamBeginCapture(scene.non_blocking, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(gt_fill(&scene.gt, scene.non_blocking, p, LATER, bytes / 4));
+        GR_MUST(cuStreamEndCapture(scene.non_blocking, &graph));
+        GR_MUST(cuGraphInstantiate(&scene.ready_graph, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
         scene.ready_at = p;
 }
 
@@ -111,9 +111,9 @@ static void try_later(const struct access *access, size_t size, bool fenced, str
         bool good;
 
         prepare_graph(a, bytes);
-        GT_MUST(cuMemsetD32(a, 0, bytes / 4));
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(gt_late_fill(&scene.gt, scene.slow, a, EARLIER, bytes / 4, settings.spin_us));
+        GR_MUST(cuMemsetD32(a, 0, bytes / 4));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_late_fill(&scene.gt, scene.slow, a, EARLIER, bytes / 4, settings.spin_us));
         if (fenced) {
                 release(a);
                 b = alloc(size);
@@ -137,9 +137,9 @@ static void try_later(const struct access *access, size_t size, bool fenced, str
                 }
         }
         scene_stream_done(access->place, stream);
-        GT_MUST(cuGraphExecDestroy(scene.ready_graph));
+        GR_MUST(cuGraphExecDestroy(scene.ready_graph));
         scene.ready_graph = NULL;
-        GT_MUST(cuMemFree(b));
+        GR_MUST(cuMemFree(b));
 }
 
 /* The row writes EARLIER behind a slow kernel on its own stream; a kernel on another stream writes LATER. */
@@ -151,8 +151,8 @@ static void try_earlier(const struct access *access, size_t size, bool fenced, s
         CUresult result;
         bool good;
 
-        GT_MUST(cuMemsetD32(a, 0, bytes / 4));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemsetD32(a, 0, bytes / 4));
+        GR_MUST(cuCtxSynchronize());
         result = scene_stream(&scene, access->place, &stream);
         if (result == CUDA_SUCCESS)
                 result = access_run(&scene, access, stream, a, bytes, EARLIER, settings.spin_us);
@@ -165,7 +165,7 @@ static void try_earlier(const struct access *access, size_t size, bool fenced, s
                 release(a);
                 b = alloc(size);
         }
-        GT_MUST(gt_fill(&scene.gt, scene.slow, b, LATER, bytes / 4));
+        GR_MUST(gt_fill(&scene.gt, scene.slow, b, LATER, bytes / 4));
         settle(stream);
         if (access_missing(result)) {
                 row->missing = true;
@@ -181,7 +181,7 @@ static void try_earlier(const struct access *access, size_t size, bool fenced, s
                         row->overtakes = !good;
                 }
         }
-        GT_MUST(cuMemFree(b));
+        GR_MUST(cuMemFree(b));
 }
 
 enum reader { COPY_KERNEL, COPY_DEVICE, COPY_HOST, READERS };
@@ -195,23 +195,23 @@ static void try_reader(enum reader reader, const struct access *access, size_t s
         CUstream stream = NULL;
         bool good = true;
 
-        GT_MUST(cuMemsetD32(a, OLD, bytes / 4));
-        GT_MUST(cuMemsetD32(copy, 0, bytes / 4));
+        GR_MUST(cuMemsetD32(a, OLD, bytes / 4));
+        GR_MUST(cuMemsetD32(copy, 0, bytes / 4));
         memset(scene.pinned[0], 0, bytes);
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(gt_spin(&scene.gt, scene.slow, settings.spin_us));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_spin(&scene.gt, scene.slow, settings.spin_us));
         if (reader == COPY_KERNEL)
-                GT_MUST(gt_copy(&scene.gt, scene.slow, copy, a, bytes / 4));
+                GR_MUST(gt_copy(&scene.gt, scene.slow, copy, a, bytes / 4));
         else if (reader == COPY_DEVICE)
-                GT_MUST(cuMemcpyDtoDAsync(copy, a, bytes, scene.slow));
+                GR_MUST(cuMemcpyDtoDAsync(copy, a, bytes, scene.slow));
         else
-                GT_MUST(cuMemcpyDtoHAsync(scene.pinned[0], a, bytes, scene.slow));
+                GR_MUST(cuMemcpyDtoHAsync(scene.pinned[0], a, bytes, scene.slow));
         if (fenced) {
                 release(a);
                 b = alloc(size);
         }
-        GT_MUST(scene_stream(&scene, access->place, &stream));
-        GT_MUST(access_run(&scene, access, stream, b, bytes, LATER, 0));
+        GR_MUST(scene_stream(&scene, access->place, &stream));
+        GR_MUST(access_run(&scene, access, stream, b, bytes, LATER, 0));
         settle(stream);
         if (reader == COPY_HOST) {
                 for (size_t i = 0; i < bytes / 4; i++)
@@ -227,7 +227,7 @@ static void try_reader(enum reader reader, const struct access *access, size_t s
                 row->overtakes = !good;
         }
         scene_stream_done(access->place, stream);
-        GT_MUST(cuMemFree(b));
+        GR_MUST(cuMemFree(b));
 }
 
 static void report(const char *side, const char *name, const struct row *row, bool ordered)
@@ -369,8 +369,8 @@ static void parse(int argc, char **argv)
 /* What was not asked for: a simulated device has a slow memory and no spare time. */
 static void fill_in(bool simulated)
 {
-        static const size_t real[] = {4 * GT_KIB, GT_MIB, 3 * GT_MIB, 64 * GT_MIB};
-        static const size_t small[] = {4 * GT_KIB, GT_MIB, 3 * GT_MIB};
+        static const size_t real[] = {4 * KIB, MIB, 3 * MIB, 64 * MIB};
+        static const size_t small[] = {4 * KIB, MIB, 3 * MIB};
 
         if (!settings.spin_us)
                 settings.spin_us = simulated ? 4000 : 25000;
@@ -386,9 +386,9 @@ int main(int argc, char **argv)
 
         parse(argc, argv);
         fill_in(simulated);
-        scene_open(&scene, simulated ? 256 * GT_KIB : 64 * GT_MIB);
+        scene_open(&scene, simulated ? 256 * KIB : 64 * MIB);
         if (settings.soak.seconds > 0) {
-                settings.soak.touched = simulated ? 16 * GT_KIB : GT_MIB;
+                settings.soak.touched = simulated ? 16 * KIB : MIB;
                 return soak_run(&scene.gt, &settings.soak) ? EXIT_SUCCESS : EXIT_FAILURE;
         }
         words = malloc(scene.span);

@@ -22,8 +22,8 @@ uint32_t access_word(const struct access *access, uint32_t tag)
 
 static void fill_now(CUdeviceptr p, uint32_t tag, size_t bytes)
 {
-        GT_MUST(cuMemsetD32(p, tag, bytes / 4));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemsetD32(p, tag, bytes / 4));
+        GR_MUST(cuCtxSynchronize());
 }
 
 static void open_other_context(struct scene *s)
@@ -35,7 +35,7 @@ static void open_other_context(struct scene *s)
                 return;
         }
         s->other_stream = gt_stream();
-        GT_MUST(cuCtxSetCurrent(s->gt.ctx));
+        GR_MUST(cuCtxSetCurrent(s->gt.ctx));
 }
 
 /* The first other device that can reach ours, if there is one. */
@@ -44,24 +44,24 @@ static void open_peer(struct scene *s)
         CUmodule module;
         int devices = 0, can = 0;
 
-        GT_MUST(cuDeviceGetCount(&devices));
+        GR_MUST(cuDeviceGetCount(&devices));
         for (int i = 1; i < devices && !can; i++) {
-                GT_MUST(cuDeviceGet(&s->peer, i));
-                GT_MUST(cuDeviceCanAccessPeer(&can, s->peer, s->gt.device));
+                GR_MUST(cuDeviceGet(&s->peer, i));
+                GR_MUST(cuDeviceCanAccessPeer(&can, s->peer, s->gt.device));
         }
         if (!can)
                 return;
-        GT_MUST(cuDevicePrimaryCtxRetain(&s->peer_ctx, s->peer));
-        GT_MUST(cuCtxSetCurrent(s->peer_ctx));
-        GT_MUST(cuCtxEnablePeerAccess(s->gt.ctx, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&s->peer_ctx, s->peer));
+        GR_MUST(cuCtxSetCurrent(s->peer_ctx));
+        GR_MUST(cuCtxEnablePeerAccess(s->gt.ctx, 0));
         gt_load_kernels(&module);
-        GT_MUST(cuModuleGetFunction(&s->peer_fill, module, "gr_fill"));
+        GR_MUST(cuModuleGetFunction(&s->peer_fill, module, "gr_fill"));
         s->peer_stream = gt_stream();
         for (uint32_t tag = EARLIER; tag < TAGS; tag++) {
-                GT_MUST(cuMemAlloc(&s->peer_source[tag], s->span));
+                GR_MUST(cuMemAlloc(&s->peer_source[tag], s->span));
                 fill_now(s->peer_source[tag], tag, s->span);
         }
-        GT_MUST(cuCtxSetCurrent(s->gt.ctx));
+        GR_MUST(cuCtxSetCurrent(s->gt.ctx));
 }
 
 void scene_open(struct scene *ret, size_t span)
@@ -72,12 +72,12 @@ void scene_open(struct scene *ret, size_t span)
         s.slow = gt_stream();
         s.non_blocking = gt_stream();
         s.second = gt_stream();
-        GT_MUST(cuStreamCreate(&s.blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamCreate(&s.blocking, CU_STREAM_DEFAULT));
         gt_green_open(s.gt.device, &s.green);
         for (uint32_t tag = 0; tag < TAGS; tag++) {
-                GT_MUST(cuMemAlloc(&s.source[tag], span));
+                GR_MUST(cuMemAlloc(&s.source[tag], span));
                 fill_now(s.source[tag], tag, span);
-                GT_MUST(cuMemAllocHost(&s.pinned[tag], span));
+                GR_MUST(cuMemAllocHost(&s.pinned[tag], span));
                 s.pageable[tag] = malloc(span);
                 if (!s.pageable[tag])
                         gt_die("no host memory");
@@ -117,7 +117,7 @@ CUresult scene_stream(const struct scene *scene, enum place place, CUstream *ret
         case FRESH:
                 return cuStreamCreate(ret, CU_STREAM_NON_BLOCKING);
         case URGENT:
-                GT_MUST(cuCtxGetStreamPriorityRange(&least, &greatest));
+                GR_MUST(cuCtxGetStreamPriorityRange(&least, &greatest));
                 return cuStreamCreateWithPriority(ret, CU_STREAM_NON_BLOCKING, greatest);
         }
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -126,7 +126,7 @@ CUresult scene_stream(const struct scene *scene, enum place place, CUstream *ret
 void scene_stream_done(enum place place, CUstream stream)
 {
         if (place == FRESH || place == URGENT)
-                GT_MUST(cuStreamDestroy(stream));
+                GR_MUST(cuStreamDestroy(stream));
 }
 
 struct job {
@@ -143,7 +143,7 @@ struct job {
 static void carry_out(struct job *job)
 {
         if (job->spin_us)
-                GT_MUST(gt_spin(&job->scene->gt, job->stream, job->spin_us));
+                GR_MUST(gt_spin(&job->scene->gt, job->stream, job->spin_us));
         job->result = job->access->write(job->scene, job->stream, job->p, job->bytes, job->tag);
 }
 

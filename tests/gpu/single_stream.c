@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define BYTES (64 * GT_MIB) /* too much to be spared a fence */
+#define BYTES (64 * MIB) /* too much to be spared a fence */
 enum { SPIN_US = 100000, WORDS = 64 };
 
 extern char **environ;
@@ -33,8 +33,8 @@ static void by_cublas(void)
 {
         CUstream stream;
 
-        GT_MUST(cublas_makes_stream(&stream, false));
-        GT_MUST(cublas_makes_stream(&stream, true));
+        GR_MUST(cublas_makes_stream(&stream, false));
+        GR_MUST(cublas_makes_stream(&stream, true));
 }
 
 static void created(void)
@@ -46,7 +46,7 @@ static void with_priority(void)
 {
         CUstream stream;
 
-        GT_MUST(cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
+        GR_MUST(cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
 }
 
 static void CUDA_CB function(void *arg)
@@ -56,7 +56,7 @@ static void CUDA_CB function(void *arg)
 
 static void host_function(void)
 {
-        GT_MUST(cuLaunchHostFunc(NULL, function, NULL));
+        GR_MUST(cuLaunchHostFunc(NULL, function, NULL));
 }
 
 /*
@@ -75,7 +75,7 @@ static void (*own(const char *name))(void)
         CUdriverProcAddressQueryResult status;
         void *found = NULL;
 
-        GT_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
+        GR_MUST(cuGetProcAddress(name, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &status));
         memcpy(&call, &found, sizeof call);
         return call;
 }
@@ -89,19 +89,19 @@ static CUstream stream_of(void)
 
 static void launch(void)
 {
-        GT_MUST(SUBMIT(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values, NULL));
+        GR_MUST(SUBMIT(cuLaunchKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values, NULL));
 }
 
 static void launch_extended(void)
 {
         const CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream_of(), NULL, 0};
 
-        GT_MUST(SUBMIT(cuLaunchKernelEx)(&config, gt.spin, values, NULL));
+        GR_MUST(SUBMIT(cuLaunchKernelEx)(&config, gt.spin, values, NULL));
 }
 
 static void launch_cooperative(void)
 {
-        GT_MUST(SUBMIT(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values));
+        GR_MUST(SUBMIT(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values));
 }
 
 static void launch_graph(void)
@@ -109,36 +109,36 @@ static void launch_graph(void)
         CUgraphExec exec;
         CUgraph graph; /* an empty one is one, too */
 
-        GT_MUST(cuGraphCreate(&graph, 0));
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(SUBMIT(cuGraphLaunch)(exec, stream_of()));
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(SUBMIT(cuGraphLaunch)(exec, stream_of()));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
 }
 
 static void copy(void)
 {
-        GT_MUST(SUBMIT(cuMemcpyAsync)(words[1], words[0], 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpyAsync)(words[1], words[0], 4, stream_of()));
 }
 
 static void copy_in(void)
 {
-        GT_MUST(SUBMIT(cuMemcpyHtoDAsync)(words[0], &here, 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpyHtoDAsync)(words[0], &here, 4, stream_of()));
 }
 
 static void copy_out(void)
 {
-        GT_MUST(SUBMIT(cuMemcpyDtoHAsync)(&here, words[1], 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpyDtoHAsync)(&here, words[1], 4, stream_of()));
 }
 
 static void copy_there(void)
 {
-        GT_MUST(SUBMIT(cuMemcpyDtoDAsync)(words[1], words[0], 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpyDtoDAsync)(words[1], words[0], 4, stream_of()));
 }
 
 static void copy_to_peer(void)
 {
-        GT_MUST(SUBMIT(cuMemcpyPeerAsync)(words[1], gt.ctx, words[0], gt.ctx, 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpyPeerAsync)(words[1], gt.ctx, words[0], gt.ctx, 4, stream_of()));
 }
 
 static void copy_2d(void)
@@ -150,7 +150,7 @@ static void copy_2d(void)
                                     .WidthInBytes = 4,
                                     .Height = 1};
 
-        GT_MUST(SUBMIT(cuMemcpy2DAsync)(&rows, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpy2DAsync)(&rows, stream_of()));
 }
 
 static void copy_3d(void)
@@ -163,22 +163,22 @@ static void copy_3d(void)
                                    .Height = 1,
                                    .Depth = 1};
 
-        GT_MUST(SUBMIT(cuMemcpy3DAsync)(&box, stream_of()));
+        GR_MUST(SUBMIT(cuMemcpy3DAsync)(&box, stream_of()));
 }
 
 static void fill_bytes(void)
 {
-        GT_MUST(SUBMIT(cuMemsetD8Async)(words[0], 0x11, 4, stream_of()));
+        GR_MUST(SUBMIT(cuMemsetD8Async)(words[0], 0x11, 4, stream_of()));
 }
 
 static void fill_halves(void)
 {
-        GT_MUST(SUBMIT(cuMemsetD16Async)(words[0], 0x2222, 2, stream_of()));
+        GR_MUST(SUBMIT(cuMemsetD16Async)(words[0], 0x2222, 2, stream_of()));
 }
 
 static void fill_words(void)
 {
-        GT_MUST(SUBMIT(cuMemsetD32Async)(words[0], 0x33333333, 1, stream_of()));
+        GR_MUST(SUBMIT(cuMemsetD32Async)(words[0], 0x33333333, 1, stream_of()));
 }
 
 /* What lies in order with the legacy stream, whose work waits for it; and all of it arrives. */
@@ -196,14 +196,14 @@ static void own_stream(void)
                 launch_graph();
                 for (int i = 0; i < 4; i++)
                         for (int k = 0; k < 5; k++) {
-                                GT_MUST(cuMemsetD32(words[1], 0, 1));
+                                GR_MUST(cuMemsetD32(words[1], 0, 1));
                                 here = filled[0];
                                 fills[i]();
                                 copies[k]();
-                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                GR_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
                                 here = 0;
                                 copy_out();
-                                GT_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
+                                GR_MUST(cuStreamSynchronize(CU_STREAM_PER_THREAD));
                                 if (here != filled[i])
                                         gt_die("fill %d, copy %d: %x arrived", i, k, here);
                         }
@@ -263,24 +263,24 @@ static int try_way(const struct way *way)
         bool again;
 
         gt_open(&gt);
-        GT_MUST(cuMemAlloc(&words[0], 4));
-        GT_MUST(cuMemAlloc(&words[1], 4));
-        GT_MUST(cuMemAlloc(&before, BYTES));
-        GT_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
+        GR_MUST(cuMemAlloc(&words[0], 4));
+        GR_MUST(cuMemAlloc(&words[1], 4));
+        GR_MUST(cuMemAlloc(&before, BYTES));
+        GR_MUST(gt_fill(&gt, NULL, before, 1, WORDS));
         by_handle = way->by_handle;
         way->act();
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(gt_spin(&gt, NULL, SPIN_US));
-        GT_MUST(gt_fill(&gt, NULL, before, 2, WORDS));
-        GT_MUST(cuMemFree(before));
-        GT_MUST(cuMemAlloc(&after, BYTES));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(gt_spin(&gt, NULL, SPIN_US));
+        GR_MUST(gt_fill(&gt, NULL, before, 2, WORDS));
+        GR_MUST(cuMemFree(before));
+        GR_MUST(cuMemAlloc(&after, BYTES));
         again = before == after;
         gt_check(again == !way->overlaps, way->name, "%s", again ? "one stream" : "work may overlap");
-        GT_MUST(cuMemFree(after));
-        GT_MUST(cuMemFree(words[0]));
-        GT_MUST(cuMemFree(words[1]));
+        GR_MUST(cuMemFree(after));
+        GR_MUST(cuMemFree(words[0]));
+        GR_MUST(cuMemFree(words[1]));
         gt_close(&gt);
-        return gt_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+        return GR_CHECK_RESULT();
 }
 
 int main(int argc, char **argv)

@@ -50,15 +50,15 @@ static size_t some_size(struct worker *w)
         case 0:
         case 1:
         case 2:
-                return 4 + below(w, 64 * GT_KIB);
+                return 4 + below(w, 64 * KIB);
         case 3:
         case 4:
-                return 4 + below(w, GT_MIB);
+                return 4 + below(w, MIB);
         case 5:
         case 6:
-                return GT_MIB + below(w, 8 * GT_MIB);
+                return MIB + below(w, 8 * MIB);
         default:
-                return 8 * GT_MIB + below(w, 56 * GT_MIB);
+                return 8 * MIB + below(w, 56 * MIB);
         }
 }
 
@@ -72,15 +72,15 @@ static void fill_by_graph(struct worker *w, const struct slot *slot)
         CUgraph graph;
         CUgraphExec exec;
 
-        GT_MUST(cuStreamBeginCapture(w->capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        GT_MUST(gt_fill(w->gt, w->capturing, slot->p, slot->tag, slot->words));
-        GT_MUST(cuStreamEndCapture(w->capturing, &graph));
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(cuGraphLaunch(exec, w->capturing));
-        GT_MUST(cuEventRecord(w->event, w->capturing));
-        GT_MUST(cuStreamWaitEvent(slot->stream, w->event, 0));
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamBeginCapture(w->capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(gt_fill(w->gt, w->capturing, slot->p, slot->tag, slot->words));
+        GR_MUST(cuStreamEndCapture(w->capturing, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphLaunch(exec, w->capturing));
+        GR_MUST(cuEventRecord(w->event, w->capturing));
+        GR_MUST(cuStreamWaitEvent(slot->stream, w->event, 0));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
         w->graphs++;
 }
 
@@ -97,7 +97,7 @@ static void begin(struct worker *w, struct slot *slot)
                 atomic_fetch_sub(&live, gt_pages(bytes));
                 return;
         }
-        GT_MUST(result);
+        GR_MUST(result);
         slot->bytes = bytes;
         slot->words = (bytes < w->settings->touched ? bytes : w->settings->touched) / 4;
         slot->tag = atomic_fetch_add(&next_tag, 1);
@@ -109,16 +109,16 @@ static void begin(struct worker *w, struct slot *slot)
         case 1:
         case 2:
         case 3:
-                GT_MUST(cuMemsetD32Async(slot->p, slot->tag, slot->words, slot->stream));
+                GR_MUST(cuMemsetD32Async(slot->p, slot->tag, slot->words, slot->stream));
                 break;
         case 4:
         case 5:
         case 6:
         case 7:
-                GT_MUST(gt_late_fill(w->gt, slot->stream, slot->p, slot->tag, slot->words, below(w, LONGEST_SPIN_US)));
+                GR_MUST(gt_late_fill(w->gt, slot->stream, slot->p, slot->tag, slot->words, below(w, LONGEST_SPIN_US)));
                 break;
         default:
-                GT_MUST(gt_fill(w->gt, slot->stream, slot->p, slot->tag, slot->words));
+                GR_MUST(gt_fill(w->gt, slot->stream, slot->p, slot->tag, slot->words));
         }
         w->blocks++;
 }
@@ -130,11 +130,11 @@ static void finish(struct worker *w, struct slot *slot)
 
         if (below(w, 4) == 0) {
                 stream = some_stream(w);
-                GT_MUST(cuEventRecord(w->event, slot->stream));
-                GT_MUST(cuStreamWaitEvent(stream, w->event, 0));
+                GR_MUST(cuEventRecord(w->event, slot->stream));
+                GR_MUST(cuStreamWaitEvent(stream, w->event, 0));
         }
-        GT_MUST(gt_count_diff(w->gt, stream, slot->p, slot->tag, slot->words, w->mismatches));
-        GT_MUST(cuMemFree(slot->p));
+        GR_MUST(gt_count_diff(w->gt, stream, slot->p, slot->tag, slot->words, w->mismatches));
+        GR_MUST(cuMemFree(slot->p));
         atomic_fetch_sub(&live, gt_pages(slot->bytes));
         slot->p = 0;
 }
@@ -154,7 +154,7 @@ static void *work(void *argument)
                         begin(w, slot);
                 /* Bounds the work that is outstanding; the device should be busy, not buried. */
                 if (i % 32 == 31)
-                        GT_MUST(cuStreamSynchronize(some_stream(w)));
+                        GR_MUST(cuStreamSynchronize(some_stream(w)));
         }
         for (int i = 0; i < LIVE; i++)
                 if (slots[i].p)
@@ -174,7 +174,7 @@ bool soak_run(const struct gt *gt, const struct soak *settings)
         if (settings->threads < 1 || settings->threads > MOST_THREADS || settings->streams < 1 ||
             settings->streams > MOST_STREAMS)
                 gt_die("threads from 1 to %d, streams from 1 to %d", MOST_THREADS, MOST_STREAMS);
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         for (int i = 0; i < settings->streams; i++)
                 streams[i] = gt_stream();
         for (int i = 0; i < settings->threads; i++) {
@@ -187,22 +187,22 @@ bool soak_run(const struct gt *gt, const struct soak *settings)
                                      .random = (settings->seed + 1) * 0x9e3779b97f4a7c15u + (uint64_t)i * 7919 + 1,
                                      .until_us = until_us,
                                      .total = total};
-                GT_MUST(cuEventCreate(&w->event, CU_EVENT_DISABLE_TIMING));
-                GT_MUST(cuMemAlloc(&w->mismatches, 4));
-                GT_MUST(cuMemsetD32(w->mismatches, 0, 1));
+                GR_MUST(cuEventCreate(&w->event, CU_EVENT_DISABLE_TIMING));
+                GR_MUST(cuMemAlloc(&w->mismatches, 4));
+                GR_MUST(cuMemsetD32(w->mismatches, 0, 1));
         }
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < settings->threads; i++)
                 if (pthread_create(&threads[i], NULL, work, &workers[i]))
                         gt_die("no thread");
         for (int i = 0; i < settings->threads; i++)
                 pthread_join(threads[i], NULL);
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         for (int i = 0; i < settings->threads; i++) {
                 uint32_t count;
 
-                GT_MUST(cuMemcpyDtoH(&count, workers[i].mismatches, 4));
-                GT_MUST(cuMemFree(workers[i].mismatches));
+                GR_MUST(cuMemcpyDtoH(&count, workers[i].mismatches, 4));
+                GR_MUST(cuMemFree(workers[i].mismatches));
                 changed += count;
                 blocks += workers[i].blocks;
                 refused += workers[i].refused;

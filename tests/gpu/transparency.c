@@ -29,7 +29,7 @@ static CUdeviceptr block(size_t bytes)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuMemAlloc(&p, bytes));
+        GR_MUST(cuMemAlloc(&p, bytes));
         return p;
 }
 
@@ -68,7 +68,7 @@ static void odd_requests(void)
 
 static void odd_frees(void)
 {
-        static const size_t sizes[] = {4096, GT_MIB, 3 * GT_MIB, 64 * GT_MIB};
+        static const size_t sizes[] = {4096, MIB, 3 * MIB, 64 * MIB};
         CUdeviceptr p, managed;
         void *pinned, *plain = malloc(4096);
 
@@ -83,17 +83,16 @@ static void odd_frees(void)
                 say("free twice", cuMemFree(p), "%zu B", sizes[i]);
                 say("free interior of freed", cuMemFree(p + 512), "%zu B", sizes[i]);
         }
-        GT_MUST(cuMemAllocHost(&pinned, 4096));
+        GR_MUST(cuMemAllocHost(&pinned, 4096));
         say("cuMemFree of pinned host memory", cuMemFree((CUdeviceptr)(uintptr_t)pinned), "-");
         say("cuMemFreeHost of it then", cuMemFreeHost(pinned), "-");
-        GT_MUST(cuMemAllocManaged(&managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
         say("free managed", cuMemFree(managed), "-");
 }
 
 static void ranges(void)
 {
-        static const size_t sizes[] = {
-                1, 512, 1000, GT_MIB - 1, GT_MIB, GT_MIB + 1, 3 * GT_MIB + 5, 20 * GT_MIB, 33 * GT_MIB + 3};
+        static const size_t sizes[] = {1, 512, 1000, MIB - 1, MIB, MIB + 1, 3 * MIB + 5, 20 * MIB, 33 * MIB + 3};
 
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
                 for (int round = 0; round < 2; round++) {
@@ -107,7 +106,7 @@ static void ranges(void)
                         say("range of the last byte", code, "asked %zu got %zu base %d", asked, bytes, base == p);
                         say("range, size only", cuMemGetAddressRange(NULL, &bytes, p), "%zu", bytes);
                         say("range, base only", cuMemGetAddressRange(&base, NULL, p), "%d", base == p);
-                        GT_MUST(cuMemFree(p));
+                        GR_MUST(cuMemFree(p));
                         say("range of freed", cuMemGetAddressRange(&base, &bytes, p), "asked %zu", asked);
                 }
         }
@@ -169,9 +168,9 @@ static void buffer_ids(void)
         CUdeviceptr p;
 
         for (int i = 0; i < TIMES; i++) {
-                p = block(3 * GT_MIB);
-                GT_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
-                GT_MUST(cuMemFree(p));
+                p = block(3 * MIB);
+                GR_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
+                GR_MUST(cuMemFree(p));
                 for (int k = 0; k < i; k++)
                         same += ids[k] == ids[i];
         }
@@ -180,7 +179,7 @@ static void buffer_ids(void)
 
 static void pointer_attributes(void)
 {
-        static const size_t sizes[] = {1000, 3 * GT_MIB + 5};
+        static const size_t sizes[] = {1000, 3 * MIB + 5};
 
         for (size_t i = 0; i < 2; i++) {
                 CUdeviceptr p = block(sizes[i]);
@@ -191,13 +190,13 @@ static void pointer_attributes(void)
                 attributes("live", p, p);
                 attributes("interior", p + 600, p);
                 say("set SYNC_MEMOPS", cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p), "-");
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
                 attribute("freed", p, p);
                 attributes("freed", p, p);
                 p = block(sizes[i]);
                 say("SYNC_MEMOPS of the next block", cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p),
                     "%d", now != 0);
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
         }
 }
 
@@ -215,7 +214,7 @@ static void shapes(void)
                 say("pitch", code, "width %zu pitch %zu aligned %d", widths[i], pitch, p % 512 == 0);
                 code = cuMemGetAddressRange(NULL, &bytes, p);
                 say("range of a pitched block", code, "width %zu bytes %zu", widths[i], bytes);
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
         }
         for (unsigned element = 0; element < 20; element++) {
                 size_t pitch = 0;
@@ -223,7 +222,7 @@ static void shapes(void)
 
                 say("pitch for elements of", code, "%u B: %zu", element, pitch);
                 if (code == CUDA_SUCCESS)
-                        GT_MUST(cuMemFree(p));
+                        GR_MUST(cuMemFree(p));
         }
         {
                 size_t pitch = 0;
@@ -233,9 +232,9 @@ static void shapes(void)
                 say("pitch to NULL", cuMemAllocPitch(&p, NULL, 100, 10, 4), "-");
         }
         for (int i = 0; i < 300; i++) {
-                p = block(1 + gt_random(&seed) % (4 * GT_MIB));
+                p = block(1 + gt_random(&seed) % (4 * MIB));
                 misaligned += p % 512 != 0;
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
         }
         say("blocks not aligned to 512 B", CUDA_SUCCESS, "%d of 300", misaligned);
 }
@@ -245,15 +244,15 @@ static void amounts(void)
         size_t before, after, total, card;
         CUdeviceptr p;
 
-        GT_MUST(cuDeviceTotalMem(&card, gt.device));
-        GT_MUST(cuMemGetInfo(&before, &total));
+        GR_MUST(cuDeviceTotalMem(&card, gt.device));
+        GR_MUST(cuMemGetInfo(&before, &total));
         say("cuDeviceTotalMem", CUDA_SUCCESS, "at least what cuMemGetInfo calls total: %d", card >= total);
-        p = block(256 * GT_MIB);
-        GT_MUST(cuMemGetInfo(&after, &total));
+        p = block(256 * MIB);
+        GR_MUST(cuMemGetInfo(&after, &total));
         say("free memory", CUDA_SUCCESS, "within the total: %d, after 256 MiB less by %zu MiB", after <= total,
-            (before - after) / GT_MIB);
-        GT_MUST(cuMemFree(p));
-        GT_MUST(cuMemGetInfo(&after, &total));
+            (before - after) / MIB);
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemGetInfo(&after, &total));
         say("free memory", CUDA_SUCCESS, "after freeing, as before: %d", after == before);
 }
 
@@ -272,7 +271,7 @@ static void *elsewhere(void *argument)
                 gt_attach(&gt);
         job->alloc = cuMemAlloc(&p, 4096);
         if (job->alloc == CUDA_SUCCESS)
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(p));
         job->release = cuMemFree(job->p);
         return NULL;
 }
@@ -295,8 +294,8 @@ static void where(const char *what, CUcontext expected)
         CUresult result = cuMemAlloc(&p, 4096);
 
         if (result == CUDA_SUCCESS) {
-                GT_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, p));
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, p));
+                GR_MUST(cuMemFree(p));
         }
         say(what, result, "in the expected context %d", owner == expected);
 }
@@ -313,55 +312,55 @@ static void threads_and_contexts(void)
         job = in_thread(false, block(4096));
         say("another thread without a context", job.alloc, "allocates, frees ours with %d", (int)job.release);
 
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPopCurrent(&popped));
         where("alloc without a context", NULL);
-        GT_MUST(cuCtxPushCurrent(popped));
+        GR_MUST(cuCtxPushCurrent(popped));
         where("alloc in the context pushed again", popped);
-        GT_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
         where("alloc with the context set to none", NULL);
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         where("alloc with the context set again", gt.ctx);
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         where("alloc with the same context set", gt.ctx);
 
-        p = block(3 * GT_MIB);
+        p = block(3 * MIB);
         say("cuMemFreeAsync of a cuMemAlloc block", cuMemFreeAsync(p, stream), "-");
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         say("cuMemFree of it then", cuMemFree(p), "-");
-        GT_MUST(cuMemAllocAsync(&p, 3 * GT_MIB, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemAllocAsync(&p, 3 * MIB, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         say("cuMemFree of a cuMemAllocAsync block", cuMemFree(p), "-");
-        GT_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuStreamDestroy(stream));
 
         if (!create || create(&other, NULL, 0, gt.device) != CUDA_SUCCESS) {
                 say("second context", CUDA_ERROR_NOT_SUPPORTED, "-");
                 return;
         }
         where("alloc in a second context", other);
-        GT_MUST(cuCtxPushCurrent(gt.ctx));
+        GR_MUST(cuCtxPushCurrent(gt.ctx));
         where("alloc in the first, pushed above it", gt.ctx);
-        GT_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cuCtxPopCurrent(&popped));
         where("alloc in the second below it", other);
         p = block(4096);
-        q = block(GT_MIB);
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        q = block(MIB);
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         where("alloc in the first, set", gt.ctx);
         say("free of another context's block", cuMemFree(p), "-");
-        GT_MUST(cuCtxSetCurrent(other));
-        p = block(3 * GT_MIB);
-        GT_MUST(cuCtxDestroy(other));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuCtxSetCurrent(other));
+        p = block(3 * MIB);
+        GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         say("free after its context is gone", cuMemFree(p), "-");
         say("free of a small block after its context is gone", cuMemFree(q), "-");
         say("range after its context is gone", cuMemGetAddressRange(NULL, NULL, p), "-");
-        p = block(3 * GT_MIB);
+        p = block(3 * MIB);
         say("alloc and free after that", cuMemFree(p), "-");
 }
 
 static void sharing(void)
 {
         CUipcMemHandle handle;
-        CUdeviceptr p = block(4 * GT_MIB);
+        CUdeviceptr p = block(4 * MIB);
 
         say("cuIpcGetMemHandle", cuIpcGetMemHandle(&handle, p), "-");
         say("free of an exported block", cuMemFree(p), "-");
@@ -393,13 +392,13 @@ static void exits(void)
             WIFSIGNALED(status) ? WTERMSIG(status) : 0);
         say("free in the parent after it", cuMemFree(held), "-");
 
-        p = block(3 * GT_MIB);
+        p = block(3 * MIB);
         say("primary context reset", cuDevicePrimaryCtxReset(gt.device), "-");
         say("free after the reset", cuMemFree(p), "-");
         where("alloc in a context that was reset", gt.ctx);
-        GT_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
-        p = block(3 * GT_MIB);
+        GR_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
+        p = block(3 * MIB);
         say("alloc and free after the reset", cuMemFree(p), "-");
         say("primary context release", cuDevicePrimaryCtxRelease(gt.device), "-");
 }

@@ -38,7 +38,7 @@ static size_t available_bytes(void)
 {
         size_t available, total;
 
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         return available;
 }
 
@@ -57,7 +57,7 @@ static void fill_up(size_t slack_bytes)
 
 int main(int argc, char **argv)
 {
-        size_t cache = 64 * GT_GIB, block = 64 * GT_MIB, slack = 256 * GT_MIB, count;
+        size_t cache = 64 * GIB, block = 64 * MIB, slack = 256 * MIB, count;
         unsigned rounds = 5;
         CUdeviceptr large, counter;
         uint32_t wrong;
@@ -82,38 +82,38 @@ int main(int argc, char **argv)
         if (count == 0 || count > MOST_BLOCKS || rounds < 2 || rounds > MOST_ROUNDS)
                 gt_die("too many blocks or rounds, or too few");
         cache = count * gt_pages(block);
-        GT_MUST(cuMemAlloc(&counter, sizeof(wrong)));
+        GR_MUST(cuMemAlloc(&counter, sizeof(wrong)));
         for (unsigned round = 0; round < rounds; round++) {
                 double begin;
 
                 for (size_t i = 0; i < count; i++) {
-                        GT_MUST(cuMemAlloc(&blocks[i], block));
-                        GT_MUST(gt_fill(&gt, NULL, blocks[i], round, WORDS));
+                        GR_MUST(cuMemAlloc(&blocks[i], block));
+                        GR_MUST(gt_fill(&gt, NULL, blocks[i], round, WORDS));
                 }
                 if (round == 0)
                         fill_up(slack);
-                GT_MUST(cuCtxSynchronize());
+                GR_MUST(cuCtxSynchronize());
                 if (available_bytes() >= cache)
                         gt_die("the card is not full: the request would need nothing back");
                 begin = gt_now_us();
                 for (size_t i = 0; i < count; i++)
-                        GT_MUST(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 free_ms[round] = (gt_now_us() - begin) / 1e3;
                 begin = gt_now_us();
-                GT_MUST(cuMemAlloc(&large, cache));
+                GR_MUST(cuMemAlloc(&large, cache));
                 alloc_ms[round] = (gt_now_us() - begin) / 1e3;
                 sum_ms[round] = free_ms[round] + alloc_ms[round];
-                GT_MUST(cuMemsetD8(counter, 0, sizeof(wrong)));
-                GT_MUST(gt_fill(&gt, NULL, large, 7, cache / 4));
-                GT_MUST(gt_count_diff(&gt, NULL, large, 7, cache / 4, counter));
-                GT_MUST(cuMemcpyDtoH(&wrong, counter, sizeof(wrong)));
+                GR_MUST(cuMemsetD8(counter, 0, sizeof(wrong)));
+                GR_MUST(gt_fill(&gt, NULL, large, 7, cache / 4));
+                GR_MUST(gt_count_diff(&gt, NULL, large, 7, cache / 4, counter));
+                GR_MUST(cuMemcpyDtoH(&wrong, counter, sizeof(wrong)));
                 if (wrong)
                         gt_die("%u words are not what was written", wrong);
-                GT_MUST(cuMemFree(large));
+                GR_MUST(cuMemFree(large));
         }
         first = alloc_ms[0];
         printf("# blocks %zu\n# cache_mib %zu\n# free_ms %.3f\n# first_ms %.3f\n# alloc_ms %.3f\n# sum_ms %.3f\n",
-               count, cache / GT_MIB, median(free_ms + 1, rounds - 1), first, median(alloc_ms + 1, rounds - 1),
+               count, cache / MIB, median(free_ms + 1, rounds - 1), first, median(alloc_ms + 1, rounds - 1),
                median(sum_ms + 1, rounds - 1));
         gt_close(&gt);
         return EXIT_SUCCESS;

@@ -31,8 +31,8 @@ static CUdeviceptr fill(size_t bytes, uint32_t value, CUresult *ret_result)
         *ret_result = cuMemAlloc(&p, bytes);
         alloc_ms = (gt_now_us() - begin) / 1e3;
         if (*ret_result == CUDA_SUCCESS) {
-                GT_MUST(gt_fill(&gt, NULL, p, value, bytes / 4));
-                GT_MUST(cuCtxSynchronize());
+                GR_MUST(gt_fill(&gt, NULL, p, value, bytes / 4));
+                GR_MUST(cuCtxSynchronize());
         } else if (*ret_result != CUDA_ERROR_OUT_OF_MEMORY) {
                 gt_die("cuMemAlloc returned %s", gt_result_name(*ret_result));
         }
@@ -59,7 +59,7 @@ static void work(int self)
         CUresult result;
 
         gt_open(&gt);
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         tell(&available, sizeof(available));
         hear(go[self][0], order, sizeof(order));
         if (order[0]) {
@@ -71,7 +71,7 @@ static void work(int self)
         hear(go[self][0], &order[0], sizeof(order[0])); /* both are there */
         if (!both && self == 0) {
                 gt_sleep_us(hold_ms * 1e3);
-                GT_MUST(cuMemFree(first));
+                GR_MUST(cuMemFree(first));
                 if (stay)
                         hear(go[self][0], &order[0], sizeof(order[0]));
                 gt_close(&gt);
@@ -89,10 +89,10 @@ static void work(int self)
         } else if (result != CUDA_SUCCESS) {
                 gt_die("process %d: waited in vain", self);
         } else {
-                GT_MUST(cuMemFree(second));
+                GR_MUST(cuMemFree(second));
         }
         if (first)
-                GT_MUST(cuMemFree(first));
+                GR_MUST(cuMemFree(first));
         gt_close(&gt);
 }
 

@@ -17,7 +17,6 @@
 
 #include "check.h"
 
-#define MIB     ((size_t)1 << 20)
 #define LIMIT   (256 * MIB)
 #define CONTEXT (100 * MIB)
 #define MODULE  (32 * MIB)
@@ -26,14 +25,6 @@
 enum { MOST = 128 };
 
 static CUdeviceptr blocks[MOST];
-
-static void ok(CUresult result, const char *what)
-{
-        if (result == CUDA_SUCCESS)
-                return;
-        fprintf(stderr, "overhead: %s: %d\n", what, (int)result);
-        exit(EXIT_FAILURE);
-}
 
 static size_t used(void)
 {
@@ -48,7 +39,7 @@ static size_t available(void)
 {
         size_t free_bytes, total_bytes;
 
-        ok(cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+        GR_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
         GR_CHECK_EQ(total_bytes, LIMIT);
         return free_bytes;
 }
@@ -75,7 +66,7 @@ static size_t fill(void)
         if (getenv("OWN_COUNTED"))
                 GR_CHECK(used() <= LIMIT);
         for (size_t i = 0; i < count; i++)
-                ok(cuMemFree(blocks[i]), "cuMemFree");
+                GR_MUST(cuMemFree(blocks[i]));
         return count * BLOCK;
 }
 
@@ -96,14 +87,14 @@ static void counted(void)
         GR_CHECK_EQ(used(), CONTEXT + loaded * MODULE);
         /* What was unloaded is there again at once, though the figure of before was not asked for anew. */
         GR_CHECK(cuMemAlloc(&blocks[0], MODULE + BLOCK) == CUDA_ERROR_OUT_OF_MEMORY);
-        ok(cuModuleUnload(modules[--loaded]), "cuModuleUnload");
-        ok(cuMemAlloc(&blocks[0], MODULE + BLOCK), "cuMemAlloc after cuModuleUnload");
-        ok(cuMemFree(blocks[0]), "cuMemFree");
+        GR_MUST(cuModuleUnload(modules[--loaded]));
+        GR_MUST(cuMemAlloc(&blocks[0], MODULE + BLOCK));
+        GR_MUST(cuMemFree(blocks[0]));
         while (loaded)
-                ok(cuModuleUnload(modules[--loaded]), "cuModuleUnload");
-        ok(cuCtxCreate(&second, NULL, 0, 0), "cuCtxCreate");
+                GR_MUST(cuModuleUnload(modules[--loaded]));
+        GR_MUST(cuCtxCreate(&second, NULL, 0, 0));
         GR_CHECK(fill() <= LIMIT - 2 * CONTEXT);
-        ok(cuCtxDestroy(second), "cuCtxDestroy");
+        GR_MUST(cuCtxDestroy(second));
 }
 
 int main(int argc, char **argv)
@@ -112,9 +103,9 @@ int main(int argc, char **argv)
         CUmodule modules[8];
         CUcontext context;
 
-        ok(cuInit(0), "cuInit");
-        ok(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-        ok(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         if (strcmp(mode, "process") == 0) {
                 setenv("OWN_COUNTED", "1", 1);
                 counted();
@@ -123,9 +114,9 @@ int main(int argc, char **argv)
         GR_CHECK_EQ(available(), LIMIT);
         GR_CHECK_EQ(fill(), LIMIT);
         for (int i = 0; i < 8; i++)
-                ok(cuModuleLoadData(&modules[i], "image"), "cuModuleLoadData");
+                GR_MUST(cuModuleLoadData(&modules[i], "image"));
         /* An entry that is smaller than what we know to hold is not ours. */
-        ok(cuMemAlloc(&blocks[0], LIMIT / 2), "cuMemAlloc");
+        GR_MUST(cuMemAlloc(&blocks[0], LIMIT / 2));
         GR_CHECK_EQ(told(), strcmp(mode, "unknown") == 0 ? UINT64_MAX : CONTEXT + 8 * MODULE);
         return GR_CHECK_RESULT();
 }

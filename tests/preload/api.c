@@ -46,7 +46,7 @@ static CUdeviceptr allocate(size_t bytes)
 {
         CUdeviceptr ptr;
 
-        GT_MUST(cuMemAlloc(&ptr, bytes));
+        GR_MUST(cuMemAlloc(&ptr, bytes));
         return ptr;
 }
 
@@ -104,20 +104,20 @@ static void test_levels(void)
                 .struct_bytes = sizeof(slow), .name = "slow", .purge = purge_slowly, .arg = &purges, .limit_ms = 20000};
         CUdeviceptr ptr;
 
-        GT_MUST(cuMemFree(allocate(16 * GT_MIB)));
-        GT_MUST(cuCtxSynchronize());
-        GR_CHECK_EQ(reclaim(gt.device, "trim", 0), 16 * GT_MIB);
+        GR_MUST(cuMemFree(allocate(16 * MIB)));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(reclaim(gt.device, "trim", 0), 16 * MIB);
         GR_CHECK_EQ(enlist(&drops, &id), 0);
-        atomic_store(&held, allocate(100 * GT_MIB));
+        atomic_store(&held, allocate(100 * MIB));
         GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 0);
-        GR_CHECK_EQ(reclaim(gt.device, "drop", 0), 100 * GT_MIB);
+        GR_CHECK_EQ(reclaim(gt.device, "drop", 0), 100 * MIB);
         GR_CHECK_EQ(held, 0);
         GR_CHECK_EQ(unlist(id), 0);
 
         GR_CHECK_EQ(enlist(&slow, &id), 0);
-        atomic_store(&held, allocate(200 * GT_MIB));
-        ptr = allocate(200 * GT_MIB); /* has the time that it asked for */
-        GT_MUST(cuMemFree(ptr));
+        atomic_store(&held, allocate(200 * MIB));
+        ptr = allocate(200 * MIB); /* has the time that it asked for */
+        GR_MUST(cuMemFree(ptr));
         GR_CHECK_EQ(unlist(id), 0);
 }
 
@@ -134,25 +134,25 @@ static void test_hooks(void)
         GR_CHECK_EQ(reclaim(0, "trim", 0), -ENODEV);
         enlist_purge(); /* before the driver is there */
         gt_open(&gt);
-        atomic_store(&held, allocate(200 * GT_MIB));
-        GR_CHECK_EQ(status().live_bytes, 200 * GT_MIB);
-        GR_CHECK_EQ(status().hard_limit_bytes, 256 * GT_MIB);
+        atomic_store(&held, allocate(200 * MIB));
+        GR_CHECK_EQ(status().live_bytes, 200 * MIB);
+        GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
         GR_CHECK_EQ(status_of(gt.device, &small), 0);
-        GR_CHECK_EQ(small.live_bytes, 200 * GT_MIB);
+        GR_CHECK_EQ(small.live_bytes, 200 * MIB);
         GR_CHECK_EQ(small.peak_live_bytes, 12345); /* beyond what the caller knows */
 
-        ptr = allocate(200 * GT_MIB); /* fails without the hook */
+        ptr = allocate(200 * MIB); /* fails without the hook */
         GR_CHECK_EQ(purges, 1);
         GR_CHECK_EQ(held, 0);
-        GT_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemFree(ptr));
         GR_CHECK_EQ(reclaim(gt.device, "no such thing", 0), -EINVAL);
-        GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 200 * GT_MIB);
+        GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 200 * MIB);
         GR_CHECK_EQ(status().cached_bytes, 0);
 
         GR_CHECK_EQ(unlist(id), 0);
         GR_CHECK_EQ(unlist(id), -ENOENT);
         purges = 0;
-        result = cuMemAlloc(&ptr, 300 * GT_MIB);
+        result = cuMemAlloc(&ptr, 300 * MIB);
         GR_CHECK_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
         GR_CHECK_EQ(purges, 0);
         fill_list();
@@ -180,7 +180,7 @@ static void test_busy(void)
 
         gt_open(&gt);
         GR_CHECK_EQ(enlist(&endless, &id), 0);
-        GR_CHECK_EQ(cuMemAlloc(&ptr, 300 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(cuMemAlloc(&ptr, 300 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
         while (!atomic_load(&hook_inside))
                 gt_sleep_us(1000);
         GR_CHECK_EQ(unlist(id), -EBUSY);
@@ -197,20 +197,20 @@ static void test_decay(void)
         gt_open(&gt);
         before = footprint();
         for (int i = 0; i < 8; i++)
-                ptrs[i] = allocate(16 * GT_MIB);
+                ptrs[i] = allocate(16 * MIB);
         for (int i = 0; i < 8; i++)
-                GT_MUST(cuMemFree(ptrs[i]));
+                GR_MUST(cuMemFree(ptrs[i]));
         cached = status().cached_bytes;
-        GR_CHECK_EQ(cached, 128 * GT_MIB);
-        GT_MUST(gt_spin(&gt, NULL, 2500000)); /* nothing waits for it */
+        GR_CHECK_EQ(cached, 128 * MIB);
+        GR_MUST(gt_spin(&gt, NULL, 2500000)); /* nothing waits for it */
         gt_sleep_us(200000);
         GR_CHECK(status().cached_bytes > 0); /* not at once */
         gt_sleep_us(1500000);
         GR_CHECK_EQ(status().cached_bytes, 0);
         GR_CHECK_EQ(footprint(), before);
         GR_CHECK_EQ(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuMemFree(allocate(16 * GT_MIB))); /* and again */
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemFree(allocate(16 * MIB))); /* and again */
         gt_sleep_us(1700000);
         GR_CHECK_EQ(status().cached_bytes, 0);
 }
@@ -219,9 +219,9 @@ static void test_decay(void)
 static void test_no_decay(void)
 {
         gt_open(&gt);
-        GT_MUST(cuMemFree(allocate(16 * GT_MIB)));
+        GR_MUST(cuMemFree(allocate(16 * MIB)));
         gt_sleep_us(700000);
-        GR_CHECK_EQ(status().cached_bytes, 16 * GT_MIB);
+        GR_CHECK_EQ(status().cached_bytes, 16 * MIB);
 }
 
 /* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
@@ -230,7 +230,7 @@ static void test_no_decay(void)
  */
 static void test_questions(void)
 {
-        static const size_t bytes = 4 * GT_MIB;
+        static const size_t bytes = 4 * MIB;
         CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
         CUmemorytype type;
         size_t range;
@@ -240,20 +240,20 @@ static void test_questions(void)
         gt_open(&gt);
         live = allocate(bytes);
         freed = allocate(bytes);
-        GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
-        GT_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
+        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
+        GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
         GR_CHECK_EQ(range, bytes);
-        GT_MUST(cuMemFree(freed));
+        GR_MUST(cuMemFree(freed));
         GR_CHECK_EQ(status().cached_bytes, bytes);
         for (size_t at = 0; at < bytes; at += bytes / 4) {
-                GT_MUST(cuMemGetAddressRange(&base, &range, live + at));
+                GR_MUST(cuMemGetAddressRange(&base, &range, live + at));
                 GR_CHECK_EQ(base, live);
                 GR_CHECK_EQ(cuMemGetAddressRange(&base, &range, freed + at), CUDA_ERROR_NOT_FOUND);
-                GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live + at));
+                GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live + at));
                 GR_CHECK_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed + at),
                             CUDA_ERROR_INVALID_VALUE);
         }
-        GT_MUST(cuMemFree(live));
+        GR_MUST(cuMemFree(live));
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }
 
@@ -269,7 +269,7 @@ static void test_refusal(void)
         ssize_t bytes;
 
         gt_open(&gt);
-        ptr = allocate(4 * GT_MIB);
+        ptr = allocate(4 * MIB);
         GR_CHECK_EQ(pipe(ends), 0);
         dup2(ends[1], STDERR_FILENO);
         for (int i = 0; i < 3; i++)
@@ -282,7 +282,7 @@ static void test_refusal(void)
         for (const char *at = strstr(said, what); at; at = strstr(at + 1, what))
                 count++;
         GR_CHECK_EQ(count, 1);
-        GT_MUST(cuMemFree(ptr));
+        GR_MUST(cuMemFree(ptr));
 }
 
 /* A width of rows is remembered once the driver has told its pitch, and not when it was refused. */
@@ -294,12 +294,12 @@ static void test_widths(void)
         gt_open(&gt);
         GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
         for (int i = 0; i < 3; i++) {
-                GT_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, 4));
+                GR_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, 4));
                 pitch = i ? pitch : told;
                 GR_CHECK_EQ(told, pitch);
                 GR_CHECK_EQ(status().cached_bytes, 0); /* from the second one on it is the cached block */
-                GT_MUST(cuMemFree(ptr));
-                GT_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemFree(ptr));
+                GR_MUST(cuCtxSynchronize());
         }
 }
 
@@ -307,18 +307,18 @@ static void test_widths(void)
 static void test_own_import(void)
 {
         CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
-                                                       .size = 4 * GT_MIB};
+                                                       .size = 4 * MIB};
         CUexternalMemory memory;
         CUdeviceptr ptr;
 
         gt_open(&gt);
-        ptr = allocate(4 * GT_MIB);
-        GT_MUST(cuMemGetHandleForAddressRange(&descriptor.handle.fd, ptr, 4 * GT_MIB,
-                                              CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
-        GT_MUST(cuImportExternalMemory(&memory, &descriptor));
+        ptr = allocate(4 * MIB);
+        GR_MUST(cuMemGetHandleForAddressRange(&descriptor.handle.fd, ptr, 4 * MIB, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+                                              0));
+        GR_MUST(cuImportExternalMemory(&memory, &descriptor));
         GR_CHECK_EQ(status().imported_bytes, 0);
-        GT_MUST(cuDestroyExternalMemory(memory));
-        GT_MUST(cuMemFree(ptr));
+        GR_MUST(cuDestroyExternalMemory(memory));
+        GR_MUST(cuMemFree(ptr));
         GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
 }
 
@@ -329,23 +329,23 @@ static void test_threshold(void)
 
         gt_open(&gt);
         for (int i = 0; i < CLASSES; i++) {
-                size_t bytes = (size_t)(16 + 2 * i) * GT_MIB;
+                size_t bytes = (size_t)(16 + 2 * i) * MIB;
 
                 first[i] = allocate(bytes);
                 second[i] = allocate(bytes);
-                GT_MUST(cuMemFree(first[i]));
-                GT_MUST(cuMemFree(second[i]));
+                GR_MUST(cuMemFree(first[i]));
+                GR_MUST(cuMemFree(second[i]));
                 first[i] = allocate(bytes);  /* pays for the fence that makes both usable ... */
                 second[i] = allocate(bytes); /* ... so that this goes the fast path, and so does its free */
         }
         for (int i = 0; i < CLASSES; i++)
-                GT_MUST(cuMemFree(first[i]));
-        GR_CHECK_EQ(status().cached_bytes, 54 * GT_MIB);
+                GR_MUST(cuMemFree(first[i]));
+        GR_CHECK_EQ(status().cached_bytes, 54 * MIB);
         for (int i = 0; i < CLASSES; i++)
-                GT_MUST(cuMemFree(second[i]));
-        for (int i = 0; i < 200 && status().cached_bytes > 64 * GT_MIB; i++)
+                GR_MUST(cuMemFree(second[i]));
+        for (int i = 0; i < 200 && status().cached_bytes > 64 * MIB; i++)
                 gt_sleep_us(10000);
-        GR_CHECK(status().cached_bytes <= 64 * GT_MIB);
+        GR_CHECK(status().cached_bytes <= 64 * MIB);
 }
 
 /* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */
@@ -357,28 +357,28 @@ static void test_spill(void)
         size_t size = 0;
 
         gt_open(&gt);
-        own = allocate(48 * GT_MIB);
+        own = allocate(48 * MIB);
         count = allocate(sizeof(wrong));
-        spilled = allocate(40 * GT_MIB);
-        GR_CHECK_EQ(status().spilled_bytes, 40 * GT_MIB);
-        GT_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, spilled));
+        spilled = allocate(40 * MIB);
+        GR_CHECK_EQ(status().spilled_bytes, 40 * MIB);
+        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, spilled));
         GR_CHECK_EQ(type, CU_MEMORYTYPE_HOST);
-        GT_MUST(cuMemGetAddressRange(&base, &size, spilled));
+        GR_MUST(cuMemGetAddressRange(&base, &size, spilled));
         GR_CHECK_EQ(base, spilled);
-        GR_CHECK_EQ(size, 40 * GT_MIB);
-        GT_MUST(cuMemsetD8(count, 0, sizeof(wrong)));
-        GT_MUST(gt_fill(&gt, NULL, spilled, 42, 10 * GT_MIB));
-        GT_MUST(gt_count_diff(&gt, NULL, spilled, 42, 10 * GT_MIB, count));
-        GT_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
+        GR_CHECK_EQ(size, 40 * MIB);
+        GR_MUST(cuMemsetD8(count, 0, sizeof(wrong)));
+        GR_MUST(gt_fill(&gt, NULL, spilled, 42, 10 * MIB));
+        GR_MUST(gt_count_diff(&gt, NULL, spilled, 42, 10 * MIB, count));
+        GR_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
         GR_CHECK_EQ(wrong, 0);
-        GR_CHECK_EQ(cuMemAlloc(&more, 40 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
-        GT_MUST(cuMemFree(spilled));
+        GR_CHECK_EQ(cuMemAlloc(&more, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuMemFree(spilled));
         for (int i = 0; i < 100 && status().spilled_bytes > 0; i++)
                 gt_sleep_us(10000);
         GR_CHECK_EQ(status().spilled_bytes, 0);
         GR_CHECK_EQ(cuMemFree(spilled), CUDA_ERROR_INVALID_VALUE);
-        GT_MUST(cuMemFree(own));
-        own = allocate(40 * GT_MIB); /* there is room again */
+        GR_MUST(cuMemFree(own));
+        own = allocate(40 * MIB); /* there is room again */
         GR_CHECK_EQ(status().spilled_bytes, 0);
 }
 
@@ -386,7 +386,7 @@ static void *free_later(void *arg)
 {
         gt_attach(&gt);
         gt_sleep_us(300000);
-        GT_MUST(cuMemFree(*(CUdeviceptr *)arg));
+        GR_MUST(cuMemFree(*(CUdeviceptr *)arg));
         return NULL;
 }
 
@@ -398,19 +398,19 @@ static void test_wait(void)
         double begin_us, waited_us;
 
         gt_open(&gt);
-        block = allocate(48 * GT_MIB);
+        block = allocate(48 * MIB);
         pthread_create(&thread, NULL, free_later, &block);
         begin_us = gt_now_us();
-        more = allocate(40 * GT_MIB);
+        more = allocate(40 * MIB);
         waited_us = gt_now_us() - begin_us;
         pthread_join(thread, NULL);
         GR_CHECK(waited_us > 250000 && waited_us < 900000);
 
         begin_us = gt_now_us(); /* all of the program's threads wait */
-        GR_CHECK_EQ(cuMemAlloc(&block, 40 * GT_MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(cuMemAlloc(&block, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
         waited_us = gt_now_us() - begin_us;
         GR_CHECK(waited_us > 950000 && waited_us < 3000000);
-        GT_MUST(cuMemFree(more));
+        GR_MUST(cuMemFree(more));
 }
 
 /* GPURECLAIM_HARD_LIMIT=64MiB; early: whether it is on. */
@@ -421,17 +421,17 @@ static void test_early(bool proactive)
         enlist_purge();
         gt_open(&gt);
         stream = gt_stream();
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         GR_CHECK_EQ(purges, 0); /* plenty */
-        atomic_store(&held, allocate(48 * GT_MIB));
-        GT_MUST(cuCtxSynchronize());
+        atomic_store(&held, allocate(48 * MIB));
+        GR_MUST(cuCtxSynchronize());
         GR_CHECK_EQ(purges, proactive ? 1 : 0);
-        GR_CHECK_EQ(status().live_bytes, proactive ? 0 : 48 * GT_MIB);
+        GR_CHECK_EQ(status().live_bytes, proactive ? 0 : 48 * MIB);
         if (!proactive)
                 return;
-        atomic_store(&held, allocate(48 * GT_MIB));
+        atomic_store(&held, allocate(48 * MIB));
         gt_sleep_us(100000);
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         GR_CHECK_EQ(purges, 2);
 }
 
@@ -454,7 +454,7 @@ static void *need_more(void *arg)
         CUdeviceptr ptr;
 
         gt_attach(&gt);
-        cuMemAlloc(&ptr, 200 * GT_MIB);
+        cuMemAlloc(&ptr, 200 * MIB);
         return arg;
 }
 
@@ -477,7 +477,7 @@ static void test_exit(void)
         atexit(look_at_exit);
         gt_open(&gt);
         GR_CHECK_EQ(enlist(&reclaimable, &id), 0);
-        atomic_store(&held, allocate(200 * GT_MIB));
+        atomic_store(&held, allocate(200 * MIB));
         pthread_create(&thread, NULL, need_more, NULL);
         while (!atomic_load(&hook_started))
                 gt_sleep_us(100);

@@ -26,7 +26,6 @@
 
 #include "check.h"
 
-#define MIB           ((size_t)1 << 20)
 #define BLOCK         (3 * MIB)
 #define SMALL_BLOCK   (MIB / 4)
 #define MOST_RETAINED 4
@@ -34,23 +33,13 @@
 #define MANY_CAPTURES 300
 #define MANY_ENDS     500
 #define ENDS_S        10
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
-
 static char trace_path[] = "/tmp/gr-contexts-XXXXXX";
 
 static CUcontext create(void)
 {
         CUcontext context;
 
-        OK(cuCtxCreate(&context, NULL, 0, 0));
+        GR_MUST(cuCtxCreate(&context, NULL, 0, 0));
         return context;
 }
 
@@ -62,13 +51,13 @@ static void work(const char *where)
 
         for (uint32_t round = 0; round < 10; round++) {
                 for (uint32_t i = 0; i < 4; i++) {
-                        OK(cuMemAlloc(&blocks[i], BLOCK));
-                        OK(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
+                        GR_MUST(cuMemAlloc(&blocks[i], BLOCK));
+                        GR_MUST(cuMemsetD32(blocks[i], round * 4 + i, BLOCK / 4));
                 }
                 for (uint32_t i = 0; i < 4; i++) {
-                        OK(cuMemcpyDtoH(&value, blocks[i] + BLOCK - 4, 4));
+                        GR_MUST(cuMemcpyDtoH(&value, blocks[i] + BLOCK - 4, 4));
                         wrong += value != round * 4 + i;
-                        OK(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 }
         }
         printf("%s: %u words wrong\n", where, wrong);
@@ -111,23 +100,23 @@ static void freed_elsewhere(void)
         pthread_t thread;
         size_t size;
 
-        OK(cuCtxSetCurrent(a));
-        OK(cuMemAlloc(&ptr, BLOCK));
-        OK(pthread_create(&thread, NULL, ask_without, &ptr));
-        OK(pthread_join(thread, NULL));
-        OK(cuCtxSetCurrent(b));
+        GR_MUST(cuCtxSetCurrent(a));
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
+        GR_MUST(pthread_create(&thread, NULL, ask_without, &ptr));
+        GR_MUST(pthread_join(thread, NULL));
+        GR_MUST(cuCtxSetCurrent(b));
         printf("free in another context: %d", (int)cuMemFree(ptr));
         printf(", again %d", (int)cuMemFree(ptr));
         printf(", its range %d\n", (int)cuMemGetAddressRange(NULL, &size, ptr));
         work("the other context");
-        OK(cuCtxPushCurrent(a));
+        GR_MUST(cuCtxPushCurrent(a));
         work("the first context");
-        OK(cuMemAlloc(&again, BLOCK));
-        OK(cuCtxPopCurrent(&popped));
+        GR_MUST(cuMemAlloc(&again, BLOCK));
+        GR_MUST(cuCtxPopCurrent(&popped));
         printf("with the other one current after a pop: %d\n", (int)cuMemFree(again));
-        OK(cuCtxDestroy(a));
+        GR_MUST(cuCtxDestroy(a));
         work("after the first is gone");
-        OK(cuCtxDestroy(b));
+        GR_MUST(cuCtxDestroy(b));
 }
 
 static void destroyed(void)
@@ -135,16 +124,16 @@ static void destroyed(void)
         CUcontext a = create(), b;
         CUdeviceptr live, cached, next;
 
-        OK(cuMemAlloc(&live, BLOCK));
-        OK(cuMemAlloc(&cached, BLOCK));
-        OK(cuMemFree(cached));
+        GR_MUST(cuMemAlloc(&live, BLOCK));
+        GR_MUST(cuMemAlloc(&cached, BLOCK));
+        GR_MUST(cuMemFree(cached));
         printf("destroy with live and cached blocks: %d\n", (int)cuCtxDestroy(a));
         printf("alloc with none current: %d\n", (int)cuMemAlloc(&next, BLOCK));
         b = create();
         printf("free of the lost live block: %d, of the cached one: %d\n", (int)cuMemFree(live),
                (int)cuMemFree(cached));
         work("the next context");
-        OK(cuCtxDestroy(b));
+        GR_MUST(cuCtxDestroy(b));
 }
 
 static void many(void)
@@ -155,12 +144,12 @@ static void many(void)
                 CUcontext context = create();
                 CUdeviceptr live, cached;
 
-                OK(cuMemAlloc(&live, BLOCK));
-                OK(cuMemAlloc(&cached, BLOCK));
-                OK(cuMemFree(cached));
-                OK(cuMemAlloc(&cached, BLOCK));
-                OK(cuMemFree(cached));
-                OK(cuCtxDestroy(context));
+                GR_MUST(cuMemAlloc(&live, BLOCK));
+                GR_MUST(cuMemAlloc(&cached, BLOCK));
+                GR_MUST(cuMemFree(cached));
+                GR_MUST(cuMemAlloc(&cached, BLOCK));
+                GR_MUST(cuMemFree(cached));
+                GR_MUST(cuCtxDestroy(context));
         }
         printf("fifty contexts: the device has all back: %d\n", used() == before);
 }
@@ -177,25 +166,25 @@ static void primary(void)
         CUcontext context, second;
         CUdeviceptr live, cached;
 
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         work("the primary context");
-        OK(cuMemAlloc(&live, BLOCK));
-        OK(cuMemAlloc(&cached, BLOCK));
-        OK(cuMemFree(cached));
+        GR_MUST(cuMemAlloc(&live, BLOCK));
+        GR_MUST(cuMemAlloc(&cached, BLOCK));
+        GR_MUST(cuMemFree(cached));
         printf("reset: %d\n", (int)cuDevicePrimaryCtxReset(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         printf("free of a block from before: %d, of a cached one: %d\n", (int)cuMemFree(live), (int)cuMemFree(cached));
         work("after the reset");
-        OK(cuDevicePrimaryCtxRetain(&second, 0));
-        OK(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
         work("released by one of two");
         release_all(cuDevicePrimaryCtxRelease);
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         work("retained again");
-        OK(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
 }
 
 /* Ordinals of no device: the first ones behind what any table of devices has, and one before. */
@@ -227,17 +216,17 @@ static void *visit(void *arg)
         CUdeviceptr ptr;
         CUcontext next;
 
-        OK(cuCtxSetCurrent(visitor->context));
-        OK(cuMemAlloc(&visitor->ptr, BLOCK));
-        OK(cuMemAlloc(&ptr, BLOCK));
-        OK(cuMemFree(ptr));
+        GR_MUST(cuCtxSetCurrent(visitor->context));
+        GR_MUST(cuMemAlloc(&visitor->ptr, BLOCK));
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
+        GR_MUST(cuMemFree(ptr));
         pthread_barrier_wait(&visitor->step);
         pthread_barrier_wait(&visitor->step); /* destroyed meanwhile */
         printf("alloc in a context that another thread has destroyed: %s\n",
                cuMemAlloc(&ptr, BLOCK) == CUDA_SUCCESS ? "works" : "fails");
         next = create();
         work("the visitor's next context");
-        OK(cuCtxDestroy(next));
+        GR_MUST(cuCtxDestroy(next));
         return NULL;
 }
 
@@ -249,9 +238,9 @@ static void under_a_thread(void)
         pthread_barrier_init(&visitor.step, NULL, 2);
         pthread_create(&thread, NULL, visit, &visitor);
         pthread_barrier_wait(&visitor.step);
-        OK(cuCtxSetCurrent(visitor.context));
+        GR_MUST(cuCtxSetCurrent(visitor.context));
         printf("free of another thread's block: %d\n", (int)cuMemFree(visitor.ptr));
-        OK(cuCtxDestroy(visitor.context));
+        GR_MUST(cuCtxDestroy(visitor.context));
         pthread_barrier_wait(&visitor.step);
         pthread_join(thread, NULL);
 }
@@ -262,11 +251,11 @@ static void use_block(uint32_t value)
         uint32_t read = ~value;
         CUdeviceptr ptr;
 
-        OK(cuMemAlloc(&ptr, SMALL_BLOCK));
-        OK(cuMemsetD32(ptr, value, SMALL_BLOCK / 4));
-        OK(cuMemcpyDtoH(&read, ptr + SMALL_BLOCK - 4, 4));
+        GR_MUST(cuMemAlloc(&ptr, SMALL_BLOCK));
+        GR_MUST(cuMemsetD32(ptr, value, SMALL_BLOCK / 4));
+        GR_MUST(cuMemcpyDtoH(&read, ptr + SMALL_BLOCK - 4, 4));
         GR_CHECK_EQ(read, value);
-        OK(cuMemFree(ptr));
+        GR_MUST(cuMemFree(ptr));
 }
 
 static _Atomic time_t ends_late; /* a card takes a tenth of a second and more for a context */
@@ -277,11 +266,11 @@ static void *retain_and_release(void *arg)
         CUcontext context;
 
         for (int i = 0; i < MANY_ENDS && time(NULL) < ends_late; i++) {
-                OK(cuDevicePrimaryCtxRetain(&context, 0));
-                OK(cuCtxSetCurrent(context));
+                GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+                GR_MUST(cuCtxSetCurrent(context));
                 use_block((uint32_t)i);
-                OK(cuCtxSetCurrent(NULL));
-                OK(cuDevicePrimaryCtxRelease(0));
+                GR_MUST(cuCtxSetCurrent(NULL));
+                GR_MUST(cuDevicePrimaryCtxRelease(0));
                 usleep((useconds_t)(i * 7 % 300)); /* so that every order comes up */
         }
         return arg;
@@ -294,7 +283,7 @@ static void *create_and_destroy(void *arg)
 
                 for (int k = 0; k < 3; k++)
                         use_block((uint32_t)i);
-                OK(cuCtxDestroy(context));
+                GR_MUST(cuCtxDestroy(context));
         }
         return arg;
 }
@@ -305,17 +294,17 @@ static void *streams_come_and_go(void *context)
 {
         CUstream stream;
 
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuCtxSetCurrent(context));
         while (!captured) {
-                OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-                OK(cuStreamDestroy(stream));
+                GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+                GR_MUST(cuStreamDestroy(stream));
         }
         return context;
 }
 
 static void *blocks_come_and_go(void *context)
 {
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuCtxSetCurrent(context));
         while (!captured)
                 use_block(1);
         return context;
@@ -327,21 +316,21 @@ static void *capture(void *context)
         CUstream stream;
         CUgraph graph;
 
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemAlloc(&ptr, SMALL_BLOCK));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemAlloc(&ptr, SMALL_BLOCK));
         for (int i = 0; i < MANY_ENDS && time(NULL) < ends_late; i++) {
-                OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-                OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+                GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
                 for (int k = 0; k < 20; k++) {
-                        OK(cuMemsetD32Async(ptr, 1, SMALL_BLOCK / 4, stream));
+                        GR_MUST(cuMemsetD32Async(ptr, 1, SMALL_BLOCK / 4, stream));
                         sched_yield();
                 }
-                OK(cuStreamEndCapture(stream, &graph));
-                OK(cuGraphDestroy(graph));
-                OK(cuStreamDestroy(stream));
+                GR_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuStreamDestroy(stream));
         }
         captured = true;
-        OK(cuMemFree(ptr));
+        GR_MUST(cuMemFree(ptr));
         return context;
 }
 
@@ -371,7 +360,7 @@ static void of_threads(void)
         context = create();
         side_by_side("a capture beside streams that come and go", context, capture, streams_come_and_go,
                      blocks_come_and_go);
-        OK(cuCtxDestroy(context));
+        GR_MUST(cuCtxDestroy(context));
 }
 
 /* The function of this exported name, as a program built years ago has it; false where the driver has none. */
@@ -386,9 +375,9 @@ static bool old_symbol(const char *name, void *ret_function)
 /* Two blocks of the current context, one in use and one freed. */
 static void leave_two(CUdeviceptr *ret_live, CUdeviceptr *ret_cached)
 {
-        OK(cuMemAlloc(ret_live, BLOCK));
-        OK(cuMemAlloc(ret_cached, BLOCK));
-        OK(cuMemFree(*ret_cached));
+        GR_MUST(cuMemAlloc(ret_live, BLOCK));
+        GR_MUST(cuMemAlloc(ret_cached, BLOCK));
+        GR_MUST(cuMemFree(*ret_cached));
 }
 
 static void free_lost(CUdeviceptr live, CUdeviceptr cached)
@@ -419,7 +408,7 @@ static void old_context(void)
                 printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
                 return;
         }
-        OK(cuMemFree(live));
+        GR_MUST(cuMemFree(live));
         work("a context as of old");
         leave_two(&live, &cached);
         printf("cuCtxDestroy: %d\n", (int)ctx_destroy(context));
@@ -448,14 +437,14 @@ static void attached(void)
         leave_two(&live, &cached);
         printf("attach: %d, the same: %d\n", (int)attach(&again, 0), again == context);
         before = used();
-        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         printf("detach: %d\n", (int)detach(context));
         printf("end of the capture: %d\n", (int)cuStreamEndCapture(stream, &graph));
-        OK(cuGraphDestroy(graph));
-        OK(cuMemAlloc(&other, BLOCK));
-        OK(cuMemsetD32(live, 7, BLOCK / 4));
-        OK(cuMemFree(other));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemAlloc(&other, BLOCK));
+        GR_MUST(cuMemsetD32(live, 7, BLOCK / 4));
+        GR_MUST(cuMemFree(other));
         after = used();
         GR_CHECK(after <= before + BLOCK);
         printf("free of the live block: %d\n", (int)cuMemFree(live));
@@ -463,7 +452,7 @@ static void attached(void)
         leave_two(&live, &cached);
         printf("detach once more: %d\n", (int)detach(context));
         free_lost(live, cached);
-        OK(cuCtxDestroy(beside));
+        GR_MUST(cuCtxDestroy(beside));
 }
 
 /* OpenGL's way to make a context; what is allocated in it is its own. */
@@ -475,14 +464,14 @@ static void of_graphics(void)
 
         work("before a context of graphics");
         if (old_symbol("cuGLCtxCreate_v2", &gl_create) && gl_create(&context, 0, 0) == CUDA_SUCCESS) {
-                OK(cuMemAlloc(&ptr, BLOCK));
-                OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, ptr));
+                GR_MUST(cuMemAlloc(&ptr, BLOCK));
+                GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, ptr));
                 printf("in a context of graphics its memory is its own: %d\n", owner == context);
-                OK(cuMemFree(ptr));
-                OK(cuCtxDestroy(context));
+                GR_MUST(cuMemFree(ptr));
+                GR_MUST(cuCtxDestroy(context));
         }
         work("after a context of graphics");
-        OK(cuCtxDestroy(first));
+        GR_MUST(cuCtxDestroy(first));
 }
 
 static void old_primary(void)
@@ -495,23 +484,23 @@ static void old_primary(void)
                 printf("no cuDevicePrimaryCtxReset of old\n");
                 return;
         }
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         work("the primary context");
         leave_two(&live, &cached);
         printf("cuDevicePrimaryCtxReset: %d\n", (int)reset(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         free_lost(live, cached);
         work("after the reset");
         leave_two(&live, &cached);
         release_all(release);
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
         free_lost(live, cached);
         work("retained again");
         release_all(release);
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* What the second device sees of the first one's memory, after the first has written it. */
@@ -521,18 +510,18 @@ static void reach(const char *when, CUcontext first, CUcontext second)
         CUdeviceptr here, there;
 
         for (uint32_t i = 1; i <= 10; i++) {
-                OK(cuCtxSetCurrent(first));
-                OK(cuMemAlloc(&here, BLOCK));
-                OK(cuMemsetD32(here, i, BLOCK / 4));
-                OK(cuCtxSynchronize());
-                OK(cuCtxSetCurrent(second));
-                OK(cuMemAlloc(&there, BLOCK));
-                OK(cuMemcpyPeer(there, second, here, first, BLOCK));
-                OK(cuMemcpyDtoH(&value, there + BLOCK - 4, 4));
+                GR_MUST(cuCtxSetCurrent(first));
+                GR_MUST(cuMemAlloc(&here, BLOCK));
+                GR_MUST(cuMemsetD32(here, i, BLOCK / 4));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuCtxSetCurrent(second));
+                GR_MUST(cuMemAlloc(&there, BLOCK));
+                GR_MUST(cuMemcpyPeer(there, second, here, first, BLOCK));
+                GR_MUST(cuMemcpyDtoH(&value, there + BLOCK - 4, 4));
                 wrong += value != i;
                 /* Both from the second device's side. */
-                OK(cuMemFree(here));
-                OK(cuMemFree(there));
+                GR_MUST(cuMemFree(here));
+                GR_MUST(cuMemFree(there));
         }
         printf("%s: %u copies wrong\n", when, wrong);
 }
@@ -543,54 +532,54 @@ static int devices(void)
         CUdeviceptr ptr;
         int count, can = 0, back = 0, ordinal = -1;
 
-        OK(cuDeviceGetCount(&count));
+        GR_MUST(cuDeviceGetCount(&count));
         if (count > 1) {
-                OK(cuDeviceCanAccessPeer(&can, 0, 1));
-                OK(cuDeviceCanAccessPeer(&back, 1, 0));
+                GR_MUST(cuDeviceCanAccessPeer(&can, 0, 1));
+                GR_MUST(cuDeviceCanAccessPeer(&back, 1, 0));
         }
         if (!can || !back) {
                 fprintf(stderr, "skipped: needs two devices that reach each other\n");
                 return 77;
         }
-        OK(cuDevicePrimaryCtxRetain(&first, 0));
-        OK(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuDevicePrimaryCtxRetain(&first, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
         reach("before peer access", first, second);
         for (int i = 0; i < 3; i++) {
-                OK(cuCtxSetCurrent(second));
+                GR_MUST(cuCtxSetCurrent(second));
                 printf("enable: %d\n", (int)cuCtxEnablePeerAccess(first, 0));
                 printf("enable again: %d\n", (int)cuCtxEnablePeerAccess(first, 0));
-                OK(cuCtxSetCurrent(first));
+                GR_MUST(cuCtxSetCurrent(first));
                 printf("the other way: %d\n", (int)cuCtxEnablePeerAccess(second, 0));
                 reach("with peer access", first, second);
-                OK(cuCtxSetCurrent(first));
-                OK(cuMemAlloc(&ptr, BLOCK));
-                OK(cuCtxSetCurrent(second));
+                GR_MUST(cuCtxSetCurrent(first));
+                GR_MUST(cuMemAlloc(&ptr, BLOCK));
+                GR_MUST(cuCtxSetCurrent(second));
                 /* The second device writes the first one's memory itself. */
                 printf("memset from the other device: %d\n", (int)cuMemsetD32(ptr, 5, BLOCK / 4));
                 /* The free would not wait for it, natively neither. */
-                OK(cuCtxSynchronize());
+                GR_MUST(cuCtxSynchronize());
                 printf("free from there: %d\n", (int)cuMemFree(ptr));
                 printf("free again: %d\n", (int)cuMemFree(ptr));
                 printf("disable: %d\n", (int)cuCtxDisablePeerAccess(first));
                 printf("disable again: %d\n", (int)cuCtxDisablePeerAccess(first));
-                OK(cuCtxSetCurrent(first));
+                GR_MUST(cuCtxSetCurrent(first));
                 printf("the other way: %d\n", (int)cuCtxDisablePeerAccess(second));
                 reach("after peer access", first, second);
         }
         /* The second device goes while it can reach the first one's blocks. */
-        OK(cuCtxSetCurrent(second));
-        OK(cuCtxEnablePeerAccess(first, 0));
+        GR_MUST(cuCtxSetCurrent(second));
+        GR_MUST(cuCtxEnablePeerAccess(first, 0));
         work("the second device");
         printf("reset of the second device: %d\n", (int)cuDevicePrimaryCtxReset(1));
-        OK(cuCtxSetCurrent(first));
+        GR_MUST(cuCtxSetCurrent(first));
         work("the first device after it");
-        OK(cuDevicePrimaryCtxRetain(&second, 1));
-        OK(cuCtxSetCurrent(second));
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuCtxSetCurrent(second));
         work("the second device again");
-        OK(cuMemAlloc(&ptr, BLOCK));
-        OK(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
+        GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
         printf("its memory is on device %d\n", ordinal);
-        OK(cuMemFree(ptr));
+        GR_MUST(cuMemFree(ptr));
         return 0;
 }
 
@@ -604,9 +593,9 @@ static void reuses(const char *after)
                 CUdeviceptr ptr;
                 int at = 0;
 
-                OK(cuMemAlloc(&ptr, BLOCK));
-                OK(cuMemFree(ptr));
-                OK(cuCtxSynchronize());
+                GR_MUST(cuMemAlloc(&ptr, BLOCK));
+                GR_MUST(cuMemFree(ptr));
+                GR_MUST(cuCtxSynchronize());
                 while (at < count && seen[at] != ptr)
                         at++;
                 seen[at] = ptr;
@@ -619,15 +608,15 @@ static CUstream begin_capture(void)
 {
         CUstream stream;
 
-        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         return stream;
 }
 
 static void *leave_capture(void *context)
 {
-        OK(cuCtxSetCurrent(context));
-        OK(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
         return NULL;
 }
 
@@ -673,14 +662,14 @@ static void ends(void)
         CUcontext kept = create(), primary;
         CUdeviceptr ptr;
 
-        OK(cuMemAlloc(&ptr, BLOCK));
-        OK(cuCtxDestroy(create()));
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuDevicePrimaryCtxRelease(0)); /* the other one holds it: nothing to wait for */
-        OK(cuDevicePrimaryCtxRelease(0));
-        OK(cuMemFree(ptr));
-        OK(cuCtxDestroy(kept));
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
+        GR_MUST(cuCtxDestroy(create()));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0)); /* the other one holds it: nothing to wait for */
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuMemFree(ptr));
+        GR_MUST(cuCtxDestroy(kept));
         waited(order, sizeof(order));
         GR_CHECK_STR(order, "+cuCtxDestroy_v2 cuDevicePrimaryCtxRelease_v2 +cuDevicePrimaryCtxRelease_v2 "
                             "cuCtxDestroy_v2 ");
@@ -693,57 +682,57 @@ static void abandoned_captures(void)
         pthread_t thread;
         CUgraph graph;
 
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuCtxSetCurrent(primary));
-        OK(cuStreamDestroy(begin_capture()));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
+        GR_MUST(cuStreamDestroy(begin_capture()));
         reuses("a stream that captured");
         for (int i = 0; i < 3; i++) {
-                OK(pthread_create(&thread, NULL, leave_capture, primary));
-                OK(pthread_join(thread, NULL));
+                GR_MUST(pthread_create(&thread, NULL, leave_capture, primary));
+                GR_MUST(pthread_join(thread, NULL));
         }
         reuses("threads that captured");
         other = create();
-        OK(pthread_create(&thread, NULL, leave_two_captures, (CUcontext[]){primary, other}));
-        OK(pthread_join(thread, NULL));
-        OK(cuCtxSetCurrent(primary));
+        GR_MUST(pthread_create(&thread, NULL, leave_two_captures, (CUcontext[]){primary, other}));
+        GR_MUST(pthread_join(thread, NULL));
+        GR_MUST(cuCtxSetCurrent(primary));
         reuses("a thread that captured in two contexts");
         leave_capture(other);
         leave_capture(primary);
-        OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        OK(cuGraphDestroy(graph));
+        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        GR_MUST(cuGraphDestroy(graph));
         printf("the end of no capture: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
         for (int i = 0; i < 3; i++) { /* nothing that reaches into the capture that goes on */
                 CUdeviceptr ptr;
 
-                OK(cuMemAlloc(&ptr, 16 * MIB));
-                OK(cuMemFree(ptr));
+                GR_MUST(cuMemAlloc(&ptr, 16 * MIB));
+                GR_MUST(cuMemFree(ptr));
         }
-        OK(cuCtxSetCurrent(other));
+        GR_MUST(cuCtxSetCurrent(other));
         printf("the end of the other one's: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        OK(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(graph));
         leave_capture(other);
         leave_capture(primary);
-        OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        OK(cuGraphDestroy(graph));
-        OK(cuCtxDestroy(other));
+        GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuCtxDestroy(other));
         reuses("a context with a capture, another one's ended");
         other = create();
         for (int i = 0; i < MANY_CAPTURES; i++)
                 begin_capture();
-        OK(cuCtxDestroy(other));
-        OK(cuCtxSetCurrent(primary));
+        GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(primary));
         reuses("a context with many captures");
         begin_capture();
-        OK(cuDevicePrimaryCtxReset(0));
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuCtxSetCurrent(primary));
+        GR_MUST(cuDevicePrimaryCtxReset(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
         reuses("a reset with a capture");
         begin_capture();
         release_all(cuDevicePrimaryCtxRelease); /* a reset leaves it retained as often as it was */
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuCtxSetCurrent(primary));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
         reuses("the last release with a capture");
-        OK(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
 }
 
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
@@ -755,27 +744,27 @@ static void fill(int device, size_t share)
         CUresult result;
         int count = 0;
 
-        OK(cuDeviceTotalMem(&total, device));
+        GR_MUST(cuDeviceTotalMem(&total, device));
         GR_CHECK_EQ(total, share);
-        OK(cuDevicePrimaryCtxRetain(&context, device));
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemGetInfo(&available, &total));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, device));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemGetInfo(&available, &total));
         GR_CHECK_EQ(total, share);
         GR_CHECK_EQ(available, share);
         while ((result = cuMemAlloc(&blocks[count], 16 * MIB)) == CUDA_SUCCESS && count < 255)
                 count++;
         GR_CHECK_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
         GR_CHECK_EQ((size_t)count * 16 * MIB, share);
-        OK(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         GR_CHECK_EQ(available, 0);
-        OK(cuMemFree(blocks[0]));
-        OK(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemFree(blocks[0]));
+        GR_MUST(cuMemGetInfo(&available, &total));
         GR_CHECK_EQ(available, 16 * MIB); /* cached, and to be had */
-        OK(cuMemAlloc(&blocks[0], 15 * MIB));
+        GR_MUST(cuMemAlloc(&blocks[0], 15 * MIB));
         for (int i = 0; i < count; i++)
-                OK(cuMemFree(blocks[i]));
-        OK(cuMemAlloc(&blocks[0], share)); /* as one block: what is cached has to go */
-        OK(cuMemFree(blocks[0]));
+                GR_MUST(cuMemFree(blocks[i]));
+        GR_MUST(cuMemAlloc(&blocks[0], share)); /* as one block: what is cached has to go */
+        GR_MUST(cuMemFree(blocks[0]));
         printf("device %d: %d blocks of 16 MiB\n", device, count);
 }
 
@@ -801,29 +790,29 @@ static void green_behind(const char *path)
         CUdeviceptr block;
         CUgreenCtx green;
 
-        OK(!plugin);
+        GR_MUST(!plugin);
         found = dlsym(plugin, "behind_green");
         memcpy(&make, &found, sizeof(make));
         found = dlsym(plugin, "behind_green_end");
         memcpy(&end, &found, sizeof(end));
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
-        OK(cuCtxSetCurrent(primary));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
         work("primary context");
         for (int round = 0; round < 3; round++) {
-                OK(make(&green, &context, 0));
-                OK(cuCtxSetCurrent(context));
-                OK(cuMemAlloc(&block, BLOCK));
-                OK(cuMemsetD32(block, 1, BLOCK / 4));
-                OK(cuMemFree(block));
+                GR_MUST(make(&green, &context, 0));
+                GR_MUST(cuCtxSetCurrent(context));
+                GR_MUST(cuMemAlloc(&block, BLOCK));
+                GR_MUST(cuMemsetD32(block, 1, BLOCK / 4));
+                GR_MUST(cuMemFree(block));
                 work("green context");
-                OK(end(green));
-                OK(cuCtxSetCurrent(primary));
+                GR_MUST(end(green));
+                GR_MUST(cuCtxSetCurrent(primary));
                 allocs = driver_allocs();
                 for (int i = 0; i < 10; i++)
                         work("primary context");
                 GR_CHECK(driver_allocs() - allocs < 20); /* of 400 requests */
         }
-        OK(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
 }
 
 int main(int argc, char **argv)
@@ -832,12 +821,12 @@ int main(int argc, char **argv)
 
         setvbuf(stdout, NULL, _IOLBF, 0);
         if (argc > 1 && strcmp(argv[1], "ends") == 0) {
-                OK(mkstemp(trace_path) < 0);
+                GR_MUST(mkstemp(trace_path) < 0);
                 setenv("GRSIM_TRACE", trace_path, 1); /* read at the first call */
         }
-        OK(cuInit(0));
+        GR_MUST(cuInit(0));
         if (argc > 1 && strcmp(argv[1], "limits") == 0) {
-                OK(cuDeviceGetCount(&count));
+                GR_MUST(cuDeviceGetCount(&count));
                 GR_CHECK_EQ(count, 2);
                 fill(0, 64 * MIB);
                 fill(1, 256 * MIB);

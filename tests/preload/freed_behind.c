@@ -17,20 +17,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MIB   ((size_t)1 << 20)
+#include "check.h"
+
 #define BLOCK (16 * MIB) /* what is freed */
 #define OTHER (6 * MIB)  /* what comes to lie there */
 #define TRIES 64
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
-
 static int (*behind_free)(CUdeviceptr);
 static int (*behind_free_host)(void *);
 static CUmemoryPool pool;
@@ -42,7 +33,7 @@ static CUdeviceptr get_device(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAlloc_v2(&ptr, BLOCK));
+        GR_MUST(cuMemAlloc_v2(&ptr, BLOCK));
         return ptr;
 }
 
@@ -50,7 +41,7 @@ static CUdeviceptr get_host(void)
 {
         void *ptr;
 
-        OK(cuMemAllocHost_v2(&ptr, BLOCK));
+        GR_MUST(cuMemAllocHost_v2(&ptr, BLOCK));
         return (CUdeviceptr)(uintptr_t)ptr;
 }
 
@@ -63,7 +54,7 @@ static CUdeviceptr get_async(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAllocAsync(&ptr, OTHER, NULL));
+        GR_MUST(cuMemAllocAsync(&ptr, OTHER, NULL));
         return ptr;
 }
 
@@ -71,8 +62,8 @@ static CUdeviceptr get_async_ptsz(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAllocAsync_ptsz(&ptr, OTHER, NULL));
-        OK(cuStreamSynchronize_ptsz(NULL));
+        GR_MUST(cuMemAllocAsync_ptsz(&ptr, OTHER, NULL));
+        GR_MUST(cuStreamSynchronize_ptsz(NULL));
         return ptr;
 }
 
@@ -80,7 +71,7 @@ static CUdeviceptr get_from_pool(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAllocFromPoolAsync(&ptr, OTHER, pool, NULL));
+        GR_MUST(cuMemAllocFromPoolAsync(&ptr, OTHER, pool, NULL));
         return ptr;
 }
 
@@ -88,8 +79,8 @@ static CUdeviceptr get_from_pool_ptsz(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAllocFromPoolAsync_ptsz(&ptr, OTHER, pool, NULL));
-        OK(cuStreamSynchronize_ptsz(NULL));
+        GR_MUST(cuMemAllocFromPoolAsync_ptsz(&ptr, OTHER, pool, NULL));
+        GR_MUST(cuStreamSynchronize_ptsz(NULL));
         return ptr;
 }
 
@@ -97,7 +88,7 @@ static CUdeviceptr get_managed(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuMemAllocManaged(&ptr, OTHER, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuMemAllocManaged(&ptr, OTHER, CU_MEM_ATTACH_GLOBAL));
         return ptr;
 }
 
@@ -109,11 +100,11 @@ static CUdeviceptr get_mapped(void)
         CUmemGenericAllocationHandle handle;
         CUdeviceptr ptr;
 
-        OK(cuMemAddressReserve(&ptr, OTHER, 0, 0, 0));
-        OK(cuMemCreate(&handle, OTHER, &prop, 0));
-        OK(cuMemMap(ptr, OTHER, 0, handle, 0));
-        OK(cuMemRelease(handle));
-        OK(cuMemSetAccess(ptr, OTHER, &access, 1));
+        GR_MUST(cuMemAddressReserve(&ptr, OTHER, 0, 0, 0));
+        GR_MUST(cuMemCreate(&handle, OTHER, &prop, 0));
+        GR_MUST(cuMemMap(ptr, OTHER, 0, handle, 0));
+        GR_MUST(cuMemRelease(handle));
+        GR_MUST(cuMemSetAccess(ptr, OTHER, &access, 1));
         return ptr;
 }
 
@@ -121,8 +112,8 @@ static int free_mapped(CUdeviceptr ptr)
 {
         int wrong = (int)cuMemFree_v2(ptr);
 
-        OK(cuMemUnmap(ptr, OTHER));
-        OK(cuMemAddressFree(ptr, OTHER));
+        GR_MUST(cuMemUnmap(ptr, OTHER));
+        GR_MUST(cuMemAddressFree(ptr, OTHER));
         return wrong;
 }
 
@@ -138,7 +129,7 @@ static CUdeviceptr get_node(void)
         CUDA_MEM_ALLOC_NODE_PARAMS params = node_params();
         CUgraphNode node;
 
-        OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+        GR_MUST(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
         return params.dptr;
 }
 
@@ -156,7 +147,7 @@ static CUdeviceptr get_any_node(void)
         CUgraphNodeParams params = any_params();
         CUgraphNode node;
 
-        OK(cuGraphAddNode(&node, graph, NULL, 0, &params));
+        GR_MUST(cuGraphAddNode(&node, graph, NULL, 0, &params));
         return params.alloc.dptr;
 }
 
@@ -165,7 +156,7 @@ static CUdeviceptr get_any_node_v2(void)
         CUgraphNodeParams params = any_params();
         CUgraphNode node;
 
-        OK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
+        GR_MUST(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
         return params.alloc.dptr;
 }
 
@@ -175,11 +166,11 @@ static CUdeviceptr get_captured(void)
         CUstream stream;
         CUgraph captured;
 
-        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        OK(cuMemAllocAsync(&ptr, OTHER, stream));
-        OK(cuStreamEndCapture(stream, &captured));
-        OK(cuStreamDestroy_v2(stream));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemAllocAsync(&ptr, OTHER, stream));
+        GR_MUST(cuStreamEndCapture(stream, &captured));
+        GR_MUST(cuStreamDestroy_v2(stream));
         return ptr;
 }
 
@@ -191,7 +182,7 @@ static int free_node(CUdeviceptr ptr)
 
 static CUdeviceptr get_registered(void)
 {
-        OK(cuMemHostRegister_v2(host_memory, OTHER, 0));
+        GR_MUST(cuMemHostRegister_v2(host_memory, OTHER, 0));
         return (CUdeviceptr)(uintptr_t)host_memory;
 }
 
@@ -212,9 +203,9 @@ static CUdeviceptr get_mapped_buffer(void)
 
         if (memory.handle.fd < 0 || ftruncate(memory.handle.fd, (off_t)OTHER) != 0)
                 exit(EXIT_FAILURE);
-        OK(cuImportExternalMemory(&external, &memory));
-        OK(cuExternalMemoryGetMappedBuffer(&ptr, external, &buffer));
-        OK(cuDestroyExternalMemory(external));
+        GR_MUST(cuImportExternalMemory(&external, &memory));
+        GR_MUST(cuExternalMemoryGetMappedBuffer(&ptr, external, &buffer));
+        GR_MUST(cuDestroyExternalMemory(external));
         return ptr;
 }
 
@@ -222,7 +213,7 @@ static CUdeviceptr get_opened(void)
 {
         CUdeviceptr ptr;
 
-        OK(cuIpcOpenMemHandle_v2(&ptr, shared, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        GR_MUST(cuIpcOpenMemHandle_v2(&ptr, shared, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
         return ptr;
 }
 
@@ -243,11 +234,11 @@ static void begin_neighbour(void)
                 exit(EXIT_FAILURE);
         if (fork() == 0) {
                 close(in[1]);
-                OK(cuInit(0));
-                OK(cuDevicePrimaryCtxRetain(&context, 0));
-                OK(cuCtxSetCurrent(context));
-                OK(cuMemAlloc_v2(&ptr, OTHER));
-                OK(cuIpcGetMemHandle(&shared, ptr));
+                GR_MUST(cuInit(0));
+                GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+                GR_MUST(cuCtxSetCurrent(context));
+                GR_MUST(cuMemAlloc_v2(&ptr, OTHER));
+                GR_MUST(cuIpcGetMemHandle(&shared, ptr));
                 if (write(out[1], &shared, sizeof(shared)) == sizeof(shared) && read(in[0], &end, 1) == 0)
                         exit(EXIT_SUCCESS);
                 exit(EXIT_FAILURE);
@@ -309,7 +300,7 @@ static void come_again(const struct kind *kind)
         printf(", of the host: %d", (int)cuMemFreeHost((void *)(uintptr_t)block));
         while (count > 0)
                 printf(", freed %d", kind->free(got[--count]));
-        OK(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         printf(", freed once more %d\n", kind->free == free_mapped ? 1 : kind->free(block));
         if (kind->get == get_registered)
                 munmap(host_memory, OTHER);
@@ -317,12 +308,12 @@ static void come_again(const struct kind *kind)
         /* What is allocated now is all there. */
         for (int i = 0; i < 4; i++) {
                 got[i] = i % 2 ? get_host() : get_device();
-                OK(cuMemsetD32_v2(got[i], (unsigned)i + 1, BLOCK / 4));
+                GR_MUST(cuMemsetD32_v2(got[i], (unsigned)i + 1, BLOCK / 4));
         }
         for (int i = 0; i < 4; i++) {
-                OK(cuMemcpyDtoH_v2(&word, got[i] + BLOCK - 4, 4));
+                GR_MUST(cuMemcpyDtoH_v2(&word, got[i] + BLOCK - 4, 4));
                 printf("%s%u", i ? " " : "afterwards: ", word);
-                OK(i % 2 ? cuMemFreeHost((void *)(uintptr_t)got[i]) : cuMemFree_v2(got[i]));
+                GR_MUST(i % 2 ? cuMemFreeHost((void *)(uintptr_t)got[i]) : cuMemFree_v2(got[i]));
         }
         printf("\n");
 }
@@ -353,17 +344,17 @@ int main(int argc, char **argv)
         found = find(plugin, "behind_free_host");
         memcpy(&behind_free_host, &found, sizeof(found));
         begin_neighbour();
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemPoolCreate(&pool, &props));
-        OK(cuGraphCreate(&graph, 0));
-        OK(cuMemGetInfo_v2(&before, &total));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuMemGetInfo_v2(&before, &total));
         for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
                 come_again(&kinds[i]);
-        OK(cuMemPoolDestroy(pool));
-        OK(cuCtxSynchronize());
-        OK(cuMemGetInfo_v2(&after, &total));
+        GR_MUST(cuMemPoolDestroy(pool));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemGetInfo_v2(&after, &total));
         printf("%zu MiB of the card are used afterwards\n", (before - after) / MIB);
         return EXIT_SUCCESS;
 }

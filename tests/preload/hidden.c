@@ -17,21 +17,10 @@
 
 #include "check.h"
 
-#define MIB    ((size_t)1 << 20)
 #define BLOCK  (3 * MIB)
 #define ROUNDS 20
 #define KNOWN  40  /* more than the library has room for at first */
 #define MANY   300 /* more than the library notes whose memory they use */
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                int ok_result = (int)(call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, ok_result);              \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
-
 static int (*behind_green)(CUgreenCtx *, CUcontext *, int);
 static int (*behind_green_end)(CUgreenCtx);
 static int (*behind_create)(CUcontext *, int);
@@ -53,9 +42,9 @@ static CUdevResourceDesc half_of(int device)
         CUdevResource all, part;
         CUdevResourceDesc description;
 
-        OK(cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
-        OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, all.sm.smCount / 2));
-        OK(cuDevResourceGenerateDesc(&description, &part, 1));
+        GR_MUST(cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
+        GR_MUST(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, all.sm.smCount / 2));
+        GR_MUST(cuDevResourceGenerateDesc(&description, &part, 1));
         return description;
 }
 
@@ -65,11 +54,11 @@ static struct green make_green(int device, bool hidden)
         struct green green;
 
         if (hidden) {
-                OK(behind_green(&green.handle, &green.context, device));
+                GR_MUST(behind_green(&green.handle, &green.context, device));
                 return green;
         }
-        OK(cuGreenCtxCreate(&green.handle, half_of(device), device, CU_GREEN_CTX_DEFAULT_STREAM));
-        OK(cuCtxFromGreenCtx(&green.context, green.handle));
+        GR_MUST(cuGreenCtxCreate(&green.handle, half_of(device), device, CU_GREEN_CTX_DEFAULT_STREAM));
+        GR_MUST(cuCtxFromGreenCtx(&green.context, green.handle));
         return green;
 }
 
@@ -78,7 +67,7 @@ static bool is_active(int device)
         unsigned flags;
         int active;
 
-        OK(cuDevicePrimaryCtxGetState(device, &flags, &active));
+        GR_MUST(cuDevicePrimaryCtxGetState(device, &flags, &active));
         return active;
 }
 
@@ -91,10 +80,10 @@ static struct two leave_two(uint32_t value)
 {
         struct two two;
 
-        OK(cuMemAlloc(&two.live, BLOCK));
-        OK(cuMemAlloc(&two.cached, BLOCK));
-        OK(cuMemsetD32(two.live, value, BLOCK / 4));
-        OK(cuMemFree(two.cached));
+        GR_MUST(cuMemAlloc(&two.live, BLOCK));
+        GR_MUST(cuMemAlloc(&two.cached, BLOCK));
+        GR_MUST(cuMemsetD32(two.live, value, BLOCK / 4));
+        GR_MUST(cuMemFree(two.cached));
         return two;
 }
 
@@ -108,7 +97,7 @@ static uint32_t last_word(CUdeviceptr block)
 {
         uint32_t word = 0;
 
-        OK(cuMemcpyDtoH(&word, block + BLOCK - 4, 4));
+        GR_MUST(cuMemcpyDtoH(&word, block + BLOCK - 4, 4));
         return word;
 }
 
@@ -120,17 +109,17 @@ static void work(const char *where, CUcontext context)
         CUcontext owner;
         int ordinal;
 
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuCtxSetCurrent(context));
         for (uint32_t round = 0; round < 3; round++) {
                 for (uint32_t i = 0; i < 3; i++) {
-                        OK(cuMemAlloc(&blocks[i], BLOCK));
-                        OK(cuMemsetD32(blocks[i], round * 3 + i, BLOCK / 4));
+                        GR_MUST(cuMemAlloc(&blocks[i], BLOCK));
+                        GR_MUST(cuMemsetD32(blocks[i], round * 3 + i, BLOCK / 4));
                 }
-                OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, blocks[round]));
-                OK(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, blocks[round]));
+                GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, blocks[round]));
+                GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, blocks[round]));
                 for (uint32_t i = 0; i < 3; i++) {
                         wrong += last_word(blocks[i]) != round * 3 + i;
-                        OK(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 }
         }
         printf("%s: %u words wrong, memory of device %d, its own: %d\n", where, wrong, ordinal, owner == context);
@@ -142,9 +131,9 @@ static void from_the_cache(CUcontext context)
         unsigned long before = calls_of("cuMemAlloc_v2");
         CUdeviceptr block;
 
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemAlloc(&block, BLOCK));
-        OK(cuMemFree(block));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemAlloc(&block, BLOCK));
+        GR_MUST(cuMemFree(block));
         if (under_the_library)
                 GR_CHECK_EQ(calls_of("cuMemAlloc_v2"), before);
 }
@@ -154,8 +143,8 @@ static void make_doubtful(void)
 {
         CUcontext context;
 
-        OK(cuCtxCreate(&context, NULL, 0, 0));
-        OK(cuCtxDestroy(context));
+        GR_MUST(cuCtxCreate(&context, NULL, 0, 0));
+        GR_MUST(cuCtxDestroy(context));
 }
 
 static void *work_in_a_thread(void *arg)
@@ -164,7 +153,7 @@ static void *work_in_a_thread(void *arg)
 
         for (int i = 0; i < 2; i++)
                 from_the_cache(greens[i].context);
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
         return NULL;
 }
 
@@ -185,32 +174,32 @@ static void greens_alone(void)
                 make_doubtful();
                 from_the_cache(greens[i % 2].context);
         }
-        OK(cuCtxSetCurrent(NULL));
-        OK(pthread_create(&thread, NULL, work_in_a_thread, greens));
-        OK(pthread_join(thread, NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(pthread_create(&thread, NULL, work_in_a_thread, greens));
+        GR_MUST(pthread_join(thread, NULL));
         for (int i = 0; i < 2; i++) {
-                OK(behind_current(greens[i].context));
+                GR_MUST(behind_current(greens[i].context));
                 blocks[i] = leave_two(7);
-                OK(cuPointerGetAttribute(&again.context, CU_POINTER_ATTRIBUTE_CONTEXT, blocks[i].live));
+                GR_MUST(cuPointerGetAttribute(&again.context, CU_POINTER_ATTRIBUTE_CONTEXT, blocks[i].live));
                 printf("current behind the library: its own memory %d\n", again.context == greens[i].context);
         }
 
         /* The first one ends with all there is on its device, the other one stays. */
-        OK(cuGreenCtxDestroy(greens[0].handle));
+        GR_MUST(cuGreenCtxDestroy(greens[0].handle));
         printf("active: %d %d, all back: %d\n", is_active(0), is_active(1), used_bytes(0) == before[0]);
-        OK(cuCtxSetCurrent(greens[1].context));
+        GR_MUST(cuCtxSetCurrent(greens[1].context));
         free_lost(blocks[0]);
         printf("the other one's: %u\n", last_word(blocks[1].live));
         again = make_green(1, true);
         printf("its handle comes again: %d\n", again.context == greens[0].context);
         work("one of the other device, under its handle", again.context);
-        OK(cuGreenCtxDestroy(greens[1].handle));
+        GR_MUST(cuGreenCtxDestroy(greens[1].handle));
         work("of two the one left", again.context);
         printf("what the first one left: %u\n", last_word(blocks[1].live));
-        OK(cuMemFree(blocks[1].live));
-        OK(cuGreenCtxDestroy(again.handle));
+        GR_MUST(cuMemFree(blocks[1].live));
+        GR_MUST(cuGreenCtxDestroy(again.handle));
         printf("active: %d %d, all back: %d\n", is_active(0), is_active(1), used_bytes(1) == before[1]);
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* It ends behind the library, too; what the program has of its primary context ends later. */
@@ -221,37 +210,37 @@ static void ends_unseen(void)
         struct two blocks;
         CUcontext primary;
 
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         green = make_green(0, true);
         work("beside the primary context", green.context);
         from_the_cache(primary);
         from_the_cache(green.context);
         blocks = leave_two(9);
-        OK(cuCtxSetCurrent(primary));
-        OK(behind_green_end(green.handle));
+        GR_MUST(cuCtxSetCurrent(primary));
+        GR_MUST(behind_green_end(green.handle));
         printf("it has ended: active %d, %u\n", is_active(0), last_word(blocks.live));
         from_the_cache(primary);
-        OK(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
         printf("released: active %d, all back: %d\n", is_active(0), used_bytes(0) == before);
         again = make_green(1, true);
         work("one of the other device", again.context);
         free_lost(blocks);
-        OK(cuGreenCtxDestroy(again.handle));
+        GR_MUST(cuGreenCtxDestroy(again.handle));
 
         /* The program's own retain is let go of behind the library, and a green one holds the primary context. */
-        OK(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         green = make_green(0, false);
-        OK(cuCtxSetCurrent(green.context));
+        GR_MUST(cuCtxSetCurrent(green.context));
         blocks = leave_two(10);
-        OK(behind_release(0));
+        GR_MUST(behind_release(0));
         printf("let go of: active %d, %u\n", is_active(0), last_word(blocks.live));
-        OK(cuGreenCtxDestroy(green.handle));
+        GR_MUST(cuGreenCtxDestroy(green.handle));
         printf("active: %d, all back: %d\n", is_active(0), used_bytes(0) == before);
         again = make_green(1, false);
         work("one of the other device", again.context);
         free_lost(blocks);
-        OK(cuGreenCtxDestroy(again.handle));
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuGreenCtxDestroy(again.handle));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* Those that the library sees: it asks nobody whose memory theirs is. */
@@ -271,7 +260,7 @@ static void seen(void)
                 from_the_cache(greens[i].context);
         }
         for (int i = 0; i < KNOWN; i += 3)
-                OK(cuGreenCtxDestroy(greens[i].handle));
+                GR_MUST(cuGreenCtxDestroy(greens[i].handle));
         for (int i = 0; i < KNOWN; i++)
                 if (i % 3)
                         from_the_cache(greens[i].context);
@@ -280,20 +269,20 @@ static void seen(void)
         for (int i = 0; i < KNOWN; i++) {
                 from_the_cache(greens[i].context);
                 two = leave_two((uint32_t)i);
-                OK(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, two.live));
-                OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, two.live));
+                GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, two.live));
+                GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, two.live));
                 wrong += ordinal != (i % 3 ? i % 2 : (i + 1) % 2);
                 wrong += owner == greens[i].context;
                 wrong += last_word(two.live) != (uint32_t)i;
-                OK(cuMemFree(two.live));
+                GR_MUST(cuMemFree(two.live));
         }
         printf("%d green contexts: %u wrong\n", KNOWN, wrong);
         for (int i = KNOWN; i-- > 0;) {
                 printf("%d", is_active(0) + 2 * is_active(1));
-                OK(cuGreenCtxDestroy(greens[i].handle));
+                GR_MUST(cuGreenCtxDestroy(greens[i].handle));
         }
         printf(", all back: %d\n", used_bytes(0) == before[0] && used_bytes(1) == before[1]);
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* More of them than the library has room for. */
@@ -308,18 +297,18 @@ static void many(void)
         for (int i = 0; i < MANY; i++)
                 greens[i] = make_green(0, true);
         for (int i = 0; i < 2 * MANY; i++) {
-                OK(cuCtxSetCurrent(greens[i % MANY].context));
-                OK(cuMemAlloc(&block, 4096));
-                OK(cuMemsetD32(block, (uint32_t)i, 1024));
-                OK(cuMemcpyDtoH(&word, block + 4092, 4));
+                GR_MUST(cuCtxSetCurrent(greens[i % MANY].context));
+                GR_MUST(cuMemAlloc(&block, 4096));
+                GR_MUST(cuMemsetD32(block, (uint32_t)i, 1024));
+                GR_MUST(cuMemcpyDtoH(&word, block + 4092, 4));
                 wrong += word != (uint32_t)i;
-                OK(cuMemFree(block));
+                GR_MUST(cuMemFree(block));
         }
         printf("%d green contexts: %u words wrong\n", MANY, wrong);
         for (int i = 0; i < MANY; i++)
-                OK(cuGreenCtxDestroy(greens[i].handle));
+                GR_MUST(cuGreenCtxDestroy(greens[i].handle));
         printf("active: %d, all back: %d\n", is_active(0), used_bytes(0) == before);
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* Whole contexts with memory of their own, beside a green one. */
@@ -331,35 +320,35 @@ static void whole(void)
         struct two in_a, in_b;
 
         work("a green context", green.context);
-        OK(behind_create(&a, 0));
-        OK(behind_create(&b, 0));
-        OK(behind_create(&c, 1));
+        GR_MUST(behind_create(&a, 0));
+        GR_MUST(behind_create(&b, 0));
+        GR_MUST(behind_create(&c, 1));
         work("a", a);
         work("b", b);
         work("c", c);
-        OK(cuCtxSetCurrent(a));
+        GR_MUST(cuCtxSetCurrent(a));
         in_a = leave_two(1);
-        OK(cuCtxSetCurrent(b));
+        GR_MUST(cuCtxSetCurrent(b));
         in_b = leave_two(2);
-        OK(cuCtxDestroy(a));
-        OK(cuCtxSetCurrent(c));
+        GR_MUST(cuCtxDestroy(a));
+        GR_MUST(cuCtxSetCurrent(c));
         free_lost(in_a);
-        OK(cuCtxSetCurrent(b));
+        GR_MUST(cuCtxSetCurrent(b));
         printf("the other one's: %u\n", last_word(in_b.live));
-        OK(cuCtxSetCurrent(c));
-        OK(behind_end(b));
+        GR_MUST(cuCtxSetCurrent(c));
+        GR_MUST(behind_end(b));
 
         /* The driver gives the handle of one that has ended to the next. */
-        OK(cuCtxCreate(&again, NULL, 0, 0));
+        GR_MUST(cuCtxCreate(&again, NULL, 0, 0));
         printf("its handle comes again: %d\n", again == b);
         free_lost(in_b);
         work("b again", again);
         work("c", c);
-        OK(cuCtxDestroy(again));
-        OK(cuCtxDestroy(c));
+        GR_MUST(cuCtxDestroy(again));
+        GR_MUST(cuCtxDestroy(c));
         work("the green context", green.context);
-        OK(cuCtxSetCurrent(NULL));
-        OK(cuGreenCtxDestroy(green.handle));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuGreenCtxDestroy(green.handle));
         printf("active: %d, all back: %d\n", is_active(0), used_bytes(0) == before);
 }
 
@@ -373,9 +362,9 @@ static void reuses(const char *after)
                 CUdeviceptr block;
                 int at = 0;
 
-                OK(cuMemAlloc(&block, BLOCK));
-                OK(cuMemFree(block));
-                OK(cuCtxSynchronize());
+                GR_MUST(cuMemAlloc(&block, BLOCK));
+                GR_MUST(cuMemFree(block));
+                GR_MUST(cuCtxSynchronize());
                 while (at < count && seen_before[at] != block)
                         at++;
                 seen_before[at] = block;
@@ -392,13 +381,13 @@ static void capture(void)
         CUstream stream;
 
         work("before a capture", green.context);
-        OK(cuGreenCtxStreamCreate(&stream, green.handle, CU_STREAM_NON_BLOCKING, 0));
-        OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        OK(cuCtxSetCurrent(NULL));
-        OK(cuGreenCtxDestroy(green.handle));
-        OK(cuCtxCreate(&other, NULL, 0, 0));
+        GR_MUST(cuGreenCtxStreamCreate(&stream, green.handle, CU_STREAM_NON_BLOCKING, 0));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuGreenCtxDestroy(green.handle));
+        GR_MUST(cuCtxCreate(&other, NULL, 0, 0));
         reuses("a capture in a green context");
-        OK(cuCtxDestroy(other));
+        GR_MUST(cuCtxDestroy(other));
 }
 
 /* The library looks at a primary context, and whoever holds it is the last one to do so. */
@@ -407,8 +396,8 @@ static void unasked(void)
         struct green green = make_green(0, true);
 
         work("a green context", green.context);
-        OK(cuCtxSetCurrent(NULL));
-        OK(cuGreenCtxDestroy(green.handle));
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuGreenCtxDestroy(green.handle));
         GR_CHECK(!is_active(0));
 }
 
@@ -440,7 +429,7 @@ int main(int argc, char **argv)
         find(RTLD_DEFAULT, "grSimCallCount", &calls_of);
         find(RTLD_DEFAULT, "grSimUsedBytes", &used_bytes);
         under_the_library = dlsym(RTLD_DEFAULT, "gpureclaim_status") != NULL;
-        OK(cuInit(0));
+        GR_MUST(cuInit(0));
         if (argc == 3) {
                 unasked();
                 return GR_CHECK_RESULT();

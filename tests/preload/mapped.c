@@ -11,18 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check.h"
+
 enum { ROUNDS = 8, MANAGED = 150 };
 static const size_t piece_bytes = (size_t)16 << 20;
-
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
 
 struct work {
         CUresult (*act)(const struct work *work);
@@ -49,7 +41,7 @@ static void *run(void *arg)
 {
         struct work *work = arg;
 
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuCtxSetCurrent(context));
         pthread_barrier_wait(work->begin);
         work->result = work->act(work);
         return NULL;
@@ -79,7 +71,7 @@ static CUmemGenericAllocationHandle create(void)
                                     .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
         CUmemGenericAllocationHandle handle;
 
-        OK(cuMemCreate(&handle, piece_bytes, &prop, 0));
+        GR_MUST(cuMemCreate(&handle, piece_bytes, &prop, 0));
         return handle;
 }
 
@@ -87,7 +79,7 @@ static void handle_and_mapping(void)
 {
         CUmemGenericAllocationHandle handle = create();
 
-        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
         both((struct work){.act = release, .handle = handle}, (struct work){.act = unmap, .base = range});
 }
 
@@ -95,9 +87,9 @@ static void two_references(void)
 {
         CUmemGenericAllocationHandle handle = create(), again;
 
-        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
-        OK(cuMemRetainAllocationHandle(&again, (void *)range)); /* NOLINT: an address of the device's */
-        OK(cuMemUnmap(range, piece_bytes));
+        GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemRetainAllocationHandle(&again, (void *)range)); /* NOLINT: an address of the device's */
+        GR_MUST(cuMemUnmap(range, piece_bytes));
         both((struct work){.act = release, .handle = handle}, (struct work){.act = release, .handle = again});
 }
 
@@ -105,9 +97,9 @@ static void two_mappings(void)
 {
         CUmemGenericAllocationHandle handle = create();
 
-        OK(cuMemMap(range, piece_bytes, 0, handle, 0));
-        OK(cuMemMap(range + piece_bytes, piece_bytes, 0, handle, 0));
-        OK(cuMemRelease(handle));
+        GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemMap(range + piece_bytes, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemRelease(handle));
         both((struct work){.act = unmap, .base = range}, (struct work){.act = unmap, .base = range + piece_bytes});
 }
 
@@ -126,12 +118,12 @@ static void managed(void)
         CUresult result;
 
         for (int i = 0; i < MANAGED; i++)
-                OK(cuMemAllocManaged(&blocks[i], (size_t)128 << 10, CU_MEM_ATTACH_GLOBAL));
+                GR_MUST(cuMemAllocManaged(&blocks[i], (size_t)128 << 10, CU_MEM_ATTACH_GLOBAL));
         for (int i = 0; i < MANAGED; i++) {
                 result = cuMemFree(blocks[i]);
                 if (result != CUDA_SUCCESS) {
                         printf("free %d of managed memory: %d\n", i, (int)result);
-                        OK(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 }
         }
 }
@@ -144,24 +136,24 @@ static void export_refused(void)
 
         printf("export: %d\n",
                (int)cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        OK(cuMemRelease(handle));
+        GR_MUST(cuMemRelease(handle));
 }
 
 int main(void)
 {
         size_t before, after, total;
 
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemAddressReserve(&range, 2 * piece_bytes, 0, 0, 0));
-        OK(cuMemGetInfo(&before, &total));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemAddressReserve(&range, 2 * piece_bytes, 0, 0, 0));
+        GR_MUST(cuMemGetInfo(&before, &total));
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);
         rounds("two mappings", two_mappings);
         managed();
         export_refused();
-        OK(cuMemGetInfo(&after, &total));
+        GR_MUST(cuMemGetInfo(&after, &total));
         printf("%zu MiB left\n", (before - after) >> 20);
         return EXIT_SUCCESS;
 }

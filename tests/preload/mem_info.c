@@ -8,24 +8,16 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "check.h"
+
 enum { BLOCKS = 12, ROUNDS = 6, LOOKS_MS = 80 };
 static const size_t block_bytes = (size_t)16 << 20;
-
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
 
 static size_t available_bytes(void)
 {
         size_t available, total;
 
-        OK(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         return available;
 }
 
@@ -43,18 +35,18 @@ int main(void)
         CUcontext context;
         size_t whole, most, bytes;
 
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemAlloc(&kept, 2 * BLOCKS * block_bytes)); /* or too much would be more than the card has */
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemAlloc(&kept, 2 * BLOCKS * block_bytes)); /* or too much would be more than the card has */
         most = whole = available_bytes();
         for (int round = 0; round < ROUNDS; round++) {
                 long until;
 
                 for (int i = 0; i < BLOCKS; i++)
-                        OK(cuMemAlloc(&blocks[i], block_bytes));
+                        GR_MUST(cuMemAlloc(&blocks[i], block_bytes));
                 for (int i = 0; i < BLOCKS; i++)
-                        OK(cuMemFree(blocks[i]));
+                        GR_MUST(cuMemFree(blocks[i]));
                 until = now_ms() + LOOKS_MS;
                 while (now_ms() < until) {
                         bytes = available_bytes();

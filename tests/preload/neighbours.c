@@ -22,11 +22,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
+
 #include "gpureclaim.h"
 #include "process/platform.h"
 #include "region/region.h"
 
-#define MIB         ((size_t)1 << 20)
 #define CARD_MIB    1024
 #define BLOCKS_MOST 64
 #define CALL_MS     3000 /* longest that any call may take */

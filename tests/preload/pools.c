@@ -19,18 +19,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "check.h"
+
 enum { ROUNDS = 24, APART_US = 1000 };
 static const size_t piece_bytes = (size_t)4 << 20;
-
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
 
 static CUcontext context;
 static CUstream stream;
@@ -38,10 +30,10 @@ static pthread_barrier_t begin;
 
 static void *free_in_order(void *arg)
 {
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuCtxSetCurrent(context));
         pthread_barrier_wait(&begin);
         usleep(APART_US);
-        OK(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
+        GR_MUST(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
         return NULL;
 }
 
@@ -49,8 +41,8 @@ static unsigned long (*call_count)(const char *symbol);
 
 static void *free_inside(void *arg)
 {
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemFreeAsync(*(CUdeviceptr *)arg, stream));
         return NULL;
 }
 
@@ -64,18 +56,18 @@ static void one_inside(bool in_order)
         CUmemoryPool pool;
         pthread_t thread;
 
-        OK(cuMemPoolCreate(&pool, &props));
-        OK(cuMemAllocFromPoolAsync(&meanwhile, piece_bytes, pool, stream));
-        OK(cuMemAllocFromPoolAsync(&later, piece_bytes, pool, stream));
-        OK(cuStreamSynchronize(stream));
+        GR_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuMemAllocFromPoolAsync(&meanwhile, piece_bytes, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&later, piece_bytes, pool, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         if (pthread_create(&thread, NULL, free_inside, &meanwhile) != 0)
                 exit(EXIT_FAILURE);
         while (call_count("cuMemFreeAsync") == calls)
                 sched_yield();
-        OK(cuMemPoolDestroy(pool));
+        GR_MUST(cuMemPoolDestroy(pool));
         pthread_join(thread, NULL);
-        OK(in_order ? cuMemFreeAsync(later, stream) : cuMemFree(later));
-        OK(cuStreamSynchronize(stream));
+        GR_MUST(in_order ? cuMemFreeAsync(later, stream) : cuMemFree(later));
+        GR_MUST(cuStreamSynchronize(stream));
 }
 
 static void one_round(void)
@@ -87,18 +79,18 @@ static void one_round(void)
         CUmemoryPool pool;
         pthread_t thread;
 
-        OK(cuMemPoolCreate(&pool, &props));
-        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
-        OK(cuMemAllocFromPoolAsync(&at_once, piece_bytes, pool, stream));
-        OK(cuMemAllocFromPoolAsync(&in_order, piece_bytes, pool, stream));
-        OK(cuStreamSynchronize(stream));
+        GR_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        GR_MUST(cuMemAllocFromPoolAsync(&at_once, piece_bytes, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&in_order, piece_bytes, pool, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         if (pthread_create(&thread, NULL, free_in_order, &in_order) != 0)
                 exit(EXIT_FAILURE);
         pthread_barrier_wait(&begin);
-        OK(cuMemFree(at_once));
+        GR_MUST(cuMemFree(at_once));
         pthread_join(thread, NULL);
-        OK(cuStreamSynchronize(stream));
-        OK(cuMemPoolDestroy(pool));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemPoolDestroy(pool));
 }
 
 int main(int argc, char **argv)
@@ -110,15 +102,15 @@ int main(int argc, char **argv)
         if (!call_count)
                 exit(EXIT_FAILURE);
 
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         pthread_barrier_init(&begin, NULL, 2);
-        OK(cuMemGetInfo(&before, &total));
+        GR_MUST(cuMemGetInfo(&before, &total));
         for (int i = 0; i < ROUNDS; i++)
                 inside ? one_inside(i % 4 == 0) : one_round();
-        OK(cuMemGetInfo(&after, &total));
+        GR_MUST(cuMemGetInfo(&after, &total));
         printf("%d pools, %zu MiB left\n", ROUNDS, (before - after) >> 20);
         return EXIT_SUCCESS;
 }

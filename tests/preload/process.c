@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
+
 #define BLOCK ((size_t)3 << 20)
 #define MARK  1234 /* an errno that nobody sets */
 
@@ -25,28 +27,20 @@ extern char **environ;
 
 static char *self, plain_mode[] = "plain";
 
-static void must(int result, const char *what)
-{
-        if (result == 0)
-                return;
-        fprintf(stderr, "process: %s: %d\n", what, result);
-        _exit(99);
-}
-
 static void open_device(void)
 {
         CUcontext context;
 
-        must((int)cuInit(0), "cuInit");
-        must((int)cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-        must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
 }
 
 static CUdeviceptr block(void)
 {
         CUdeviceptr ptr;
 
-        must((int)cuMemAlloc(&ptr, BLOCK), "cuMemAlloc");
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
         return ptr;
 }
 
@@ -54,7 +48,7 @@ static void *pinned(void)
 {
         void *p;
 
-        must((int)cuMemHostAlloc(&p, BLOCK, 0), "cuMemHostAlloc");
+        GR_MUST(cuMemHostAlloc(&p, BLOCK, 0));
         return p;
 }
 
@@ -64,9 +58,9 @@ static void work(void)
         for (int i = 0; i < 20; i++) {
                 CUdeviceptr a = block(), b = block();
 
-                must((int)cuMemFreeHost(pinned()), "cuMemFreeHost");
-                must((int)cuMemFree(a), "cuMemFree");
-                must((int)cuMemFree(b), "cuMemFree");
+                GR_MUST(cuMemFreeHost(pinned()));
+                GR_MUST(cuMemFree(a));
+                GR_MUST(cuMemFree(b));
         }
 }
 
@@ -75,7 +69,7 @@ static void wait_for(pid_t child)
 {
         int status = 0;
 
-        must(waitpid(child, &status, 0) == child ? 0 : errno, "waitpid");
+        GR_MUST(waitpid(child, &status, 0) == child ? 0 : errno);
         printf("child: exit %d, signal %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1,
                WIFSIGNALED(status) ? WTERMSIG(status) : 0);
         fflush(stdout);
@@ -129,7 +123,7 @@ static void *busy(void *arg)
 {
         CUcontext context = *(CUcontext *)arg;
 
-        must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+        GR_MUST(cuCtxSetCurrent(context));
         while (!busy_stop) {
                 CUdeviceptr ptr;
                 void *host;
@@ -147,9 +141,9 @@ static CUcontext current_context;
 
 static void start_busy(pthread_t *threads, int count)
 {
-        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
+        GR_MUST(cuCtxGetCurrent(&current_context));
         for (int i = 0; i < count; i++)
-                must(pthread_create(&threads[i], NULL, busy, &current_context), "pthread_create");
+                GR_MUST(pthread_create(&threads[i], NULL, busy, &current_context));
 }
 
 static int fork_busy(void)
@@ -196,7 +190,7 @@ static int looked_up(void)
 {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 
-        must(!driver || !dlsym(driver, "cuMemAlloc_v2"), "dlsym of cuMemAlloc_v2");
+        GR_MUST(!driver || !dlsym(driver, "cuMemAlloc_v2"));
         for (int i = 0; i < 2; i++) {
                 pid_t child = fork();
 
@@ -215,8 +209,8 @@ static int moved(void)
 {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 
-        must(!driver || !dlsym(driver, "cuMemAlloc_v2"), "dlsym of cuMemAlloc_v2");
-        must(chdir("elsewhere"), "chdir");
+        GR_MUST(!driver || !dlsym(driver, "cuMemAlloc_v2"));
+        GR_MUST(chdir("elsewhere"));
         open_device();
         work();
         printf("worked\n");
@@ -241,7 +235,7 @@ static int closes_all(void)
         for (int fd = 3; fd < 256; fd++)
                 close(fd);
         own_file = mkstemp(path);
-        must(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4, "a file of its own");
+        GR_MUST(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4);
         for (int i = 0; i < 100; i++)
                 work();
         tell_own_file();
@@ -256,7 +250,7 @@ static void *cancelled(void *arg)
         struct timespec pause = {.tv_nsec = 1000000};
 
         (void)arg;
-        must((int)cuCtxSetCurrent(current_context), "cuCtxSetCurrent");
+        GR_MUST(cuCtxSetCurrent(current_context));
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
         cancel_ready = 1;
         while (cancel_ready != 2)
@@ -275,13 +269,13 @@ static int cancel(void)
         pthread_t thread;
 
         open_device();
-        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
-        must(pthread_create(&thread, NULL, cancelled, NULL), "pthread_create");
+        GR_MUST(cuCtxGetCurrent(&current_context));
+        GR_MUST(pthread_create(&thread, NULL, cancelled, NULL));
         while (!cancel_ready)
                 nanosleep(&pause, NULL);
-        must(pthread_cancel(thread), "pthread_cancel");
+        GR_MUST(pthread_cancel(thread));
         cancel_ready = 2;
-        must(pthread_join(thread, NULL), "pthread_join");
+        GR_MUST(pthread_join(thread, NULL));
         printf("ended inside a call: %d\n", !cancel_worked);
         work();
         printf("then worked\n");
@@ -304,8 +298,8 @@ static int cancel_first(void)
 {
         pthread_t thread;
 
-        must(pthread_create(&thread, NULL, cancelled_first, NULL), "pthread_create");
-        must(pthread_join(thread, NULL), "pthread_join");
+        GR_MUST(pthread_create(&thread, NULL, cancelled_first, NULL));
+        GR_MUST(pthread_join(thread, NULL));
         printf("ended inside a call: %d\n", !cancel_worked);
         fflush(stdout);
         open_device();
@@ -328,7 +322,7 @@ static int cancel_last(void)
 {
         pthread_t thread;
 
-        must(pthread_create(&thread, NULL, cancelled_last, NULL), "pthread_create");
+        GR_MUST(pthread_create(&thread, NULL, cancelled_last, NULL));
         pthread_join(thread, NULL);
         printf("ended inside exit\n");
         return 0;
@@ -343,17 +337,17 @@ static int no_thread(void)
 
         open_device();
         work();
-        must(getrlimit(RLIMIT_AS, &before), "getrlimit");
+        GR_MUST(getrlimit(RLIMIT_AS, &before));
         for (int round = 0; round < 2; round++) {
                 for (int i = 0; i < 16; i++)
-                        must((int)cuMemAlloc(&ptrs[i], 2 * BLOCK), "cuMemAlloc");
+                        GR_MUST(cuMemAlloc(&ptrs[i], 2 * BLOCK));
                 none = before;
                 none.rlim_cur = 0;
                 if (round == 0)
-                        must(setrlimit(RLIMIT_AS, &none), "setrlimit");
+                        GR_MUST(setrlimit(RLIMIT_AS, &none));
                 for (int i = 0; i < 16; i++)
-                        must((int)cuMemFree(ptrs[i]), "cuMemFree");
-                must(setrlimit(RLIMIT_AS, &before), "setrlimit");
+                        GR_MUST(cuMemFree(ptrs[i]));
+                GR_MUST(setrlimit(RLIMIT_AS, &before));
                 nanosleep(&pause, NULL);
         }
         printf("worked\n");
@@ -367,7 +361,7 @@ static int spawn(void)
 
         open_device();
         work();
-        must(posix_spawn(&child, self, NULL, NULL, arguments, environ), "posix_spawn");
+        GR_MUST(posix_spawn(&child, self, NULL, NULL, arguments, environ));
         wait_for(child);
         child = vfork();
         if (child == 0) {
@@ -390,7 +384,7 @@ static int own_preload(void)
                 return 97;
         open_device();
         work();
-        must(posix_spawn(&child, self, NULL, NULL, arguments, environment), "posix_spawn");
+        GR_MUST(posix_spawn(&child, self, NULL, NULL, arguments, environment));
         wait_for(child);
         free(environment[1]);
         work();
@@ -409,15 +403,15 @@ static int reopened(void)
                 void *handle = dlopen("libcuda.so.1", i % 2 ? RTLD_NOW | RTLD_LOCAL : RTLD_LAZY | RTLD_GLOBAL);
                 void *found = handle ? dlsym(handle, "cuMemAlloc_v2") : NULL;
 
-                must(!found, "dlsym of cuMemAlloc_v2");
+                GR_MUST(!found);
                 memcpy(&alloc, &found, sizeof(alloc));
                 found = dlsym(handle, "cuMemFree_v2");
-                must(!found, "dlsym of cuMemFree_v2");
+                GR_MUST(!found);
                 memcpy(&release, &found, sizeof(release));
-                must((int)alloc(&ptr, BLOCK), "cuMemAlloc as found");
-                must(dlclose(handle), "dlclose");
+                GR_MUST(alloc(&ptr, BLOCK));
+                GR_MUST(dlclose(handle));
                 /* What was found stays good: the program itself has the driver open. */
-                must((int)(i % 3 ? release(ptr) : cuMemFree(ptr)), "cuMemFree as found");
+                GR_MUST((i % 3 ? release(ptr) : cuMemFree(ptr)));
         }
         printf("then: %d\n", (int)cuMemFree(kept));
         return 0;
@@ -473,7 +467,7 @@ static void *outlive(void *arg)
 
         (void)arg;
         nanosleep(&pause, NULL);
-        must((int)cuCtxSetCurrent(current_context), "cuCtxSetCurrent");
+        GR_MUST(cuCtxSetCurrent(current_context));
         work();
         printf("the last thread is done\n");
         return NULL;
@@ -485,15 +479,15 @@ static int main_thread_ends(void)
 
         open_device();
         work();
-        must((int)cuCtxGetCurrent(&current_context), "cuCtxGetCurrent");
-        must(pthread_create(&thread, NULL, outlive, NULL), "pthread_create");
+        GR_MUST(cuCtxGetCurrent(&current_context));
+        GR_MUST(pthread_create(&thread, NULL, outlive, NULL));
         pthread_exit(NULL);
 }
 
 /* Threads that allocate and end, many times: what they leave behind must not add up to anything. */
 static void *short_life(void *arg)
 {
-        must((int)cuCtxSetCurrent(*(CUcontext *)arg), "cuCtxSetCurrent");
+        GR_MUST(cuCtxSetCurrent(*(CUcontext *)arg));
         work();
         return NULL;
 }
@@ -531,13 +525,13 @@ static int leaks(void)
 
         open_device();
         work();
-        must((int)cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+        GR_MUST(cuCtxGetCurrent(&context));
         fds = count_lasting("/proc/self/fd");
         tasks = count_in("/proc/self/task");
         for (int i = 0; i < 50; i++) {
                 pthread_t thread;
 
-                must(pthread_create(&thread, NULL, short_life, &context), "pthread_create");
+                GR_MUST(pthread_create(&thread, NULL, short_life, &context));
                 pthread_join(thread, NULL);
         }
         /* A thread that was joined may still be among the tasks for a moment. */
@@ -566,7 +560,7 @@ static int signals(void)
         work(); /* our helper starts here, with limits in the environment */
         pthread_sigmask(SIG_BLOCK, &set, NULL);
         for (int i = 0; i < 20; i++) {
-                must(kill(getpid(), SIGUSR1), "kill");
+                GR_MUST(kill(getpid(), SIGUSR1));
                 got = sigtimedwait(&set, NULL, &limit);
                 if (got != SIGUSR1)
                         return 7;
@@ -754,7 +748,7 @@ static int ordered(void)
         work();
         for (int i = 0; i < 6; i++)
                 if (cuMemAllocAsync(&ptr, (size_t)(i < 4 ? 1 : 128) << 20, NULL) == CUDA_SUCCESS)
-                        must((int)cuMemFreeAsync(ptr, NULL), "cuMemFreeAsync");
+                        GR_MUST(cuMemFreeAsync(ptr, NULL));
         printf("worked\n");
         return 0;
 }
@@ -763,10 +757,10 @@ static int two_cards(void)
 {
         CUcontext context;
 
-        must((int)cuInit(0), "cuInit");
+        GR_MUST(cuInit(0));
         for (CUdevice device = 0; device < 2; device++) {
-                must((int)cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
-                must((int)cuCtxSetCurrent(context), "cuCtxSetCurrent");
+                GR_MUST(cuDevicePrimaryCtxRetain(&context, device));
+                GR_MUST(cuCtxSetCurrent(context));
                 work();
         }
         printf("worked\n");

@@ -22,7 +22,7 @@ enum { THREADS = 8, BLOCKS = 6, HOARD_MOST = 256, WORDS = 256, HANG_US = 400000 
 static gpureclaim_register_function *enlist;
 static gpureclaim_unregister_function *unlist;
 static struct gt gt;
-static size_t limit = 256 * GT_MIB;
+static size_t limit = 256 * MIB;
 static double end_us;
 static _Atomic unsigned served, refused, wrong, gave, allocated, failed, hung, left;
 static _Atomic uint64_t leaver_id;
@@ -57,9 +57,9 @@ static int allocating(void *arg, int device, uint64_t want_bytes)
         if (cuCtxSetCurrent(arg) != CUDA_SUCCESS)
                 return 1;
         if (cuMemAlloc(&a, 4096) == CUDA_SUCCESS) {
-                if (cuMemAlloc(&b, 64 * GT_KIB) == CUDA_SUCCESS)
-                        GT_MUST(cuMemFree(b));
-                GT_MUST(cuMemFree(a));
+                if (cuMemAlloc(&b, 64 * KIB) == CUDA_SUCCESS)
+                        GR_MUST(cuMemFree(b));
+                GR_MUST(cuMemFree(a));
                 atomic_fetch_add(&allocated, 1);
         }
         return 0;
@@ -137,7 +137,7 @@ static void put_aside(struct owned *block)
         }
         pthread_mutex_unlock(&lock);
         if (!taken)
-                GT_MUST(cuMemFree(block->at));
+                GR_MUST(cuMemFree(block->at));
         block->at = 0;
 }
 
@@ -154,15 +154,15 @@ static void *load(void *arg)
         stream = gt_stream();
         while (cuMemAlloc(&counter, sizeof(bad)) != CUDA_SUCCESS)
                 gt_sleep_us(1000);
-        GT_MUST(cuMemsetD8Async(counter, 0, sizeof(bad), stream));
+        GR_MUST(cuMemsetD8Async(counter, 0, sizeof(bad), stream));
         for (uint32_t i = 0; gt_now_us() < end_us; i++) {
                 struct owned *block = &blocks[gt_random(&seed) % BLOCKS];
                 size_t bytes = 4096 + gt_random(&seed) % (limit / 24);
 
                 if (block->at) {
-                        GT_MUST(gt_count_diff(&gt, stream, block->at, block->value, WORDS, counter));
+                        GR_MUST(gt_count_diff(&gt, stream, block->at, block->value, WORDS, counter));
                         if (gt_random(&seed) % 4 == 0) {
-                                GT_MUST(cuMemFree(block->at));
+                                GR_MUST(cuMemFree(block->at));
                                 block->at = 0;
                         } else {
                                 put_aside(block);
@@ -175,18 +175,18 @@ static void *load(void *arg)
                 }
                 atomic_fetch_add(&served, 1);
                 block->value = thread << 24 | (i & 0xffffff);
-                GT_MUST(gt_fill(&gt, stream, block->at, block->value, WORDS));
+                GR_MUST(gt_fill(&gt, stream, block->at, block->value, WORDS));
         }
         for (int i = 0; i < BLOCKS; i++)
                 if (blocks[i].at) {
-                        GT_MUST(gt_count_diff(&gt, stream, blocks[i].at, blocks[i].value, WORDS, counter));
-                        GT_MUST(cuMemFree(blocks[i].at));
+                        GR_MUST(gt_count_diff(&gt, stream, blocks[i].at, blocks[i].value, WORDS, counter));
+                        GR_MUST(cuMemFree(blocks[i].at));
                 }
-        GT_MUST(cuStreamSynchronize(stream));
-        GT_MUST(cuMemcpyDtoH(&bad, counter, sizeof(bad)));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemcpyDtoH(&bad, counter, sizeof(bad)));
         atomic_fetch_add(&wrong, bad);
-        GT_MUST(cuMemFree(counter));
-        GT_MUST(cuStreamDestroy(stream));
+        GR_MUST(cuMemFree(counter));
+        GR_MUST(cuStreamDestroy(stream));
         return NULL;
 }
 

@@ -17,25 +17,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MIB   ((size_t)1 << 20)
-#define BLOCK (3 * MIB)
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                int ok_result = (int)(call);                                                                           \
-                                                                                                                       \
-                if (ok_result != 0) {                                                                                  \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, ok_result);              \
-                        exit(EXIT_FAILURE);                                                                            \
-                }                                                                                                      \
-        } while (0)
+#include "check.h"
 
+#define BLOCK (3 * MIB)
 static void *kept; /* freed when the process ends */
 
 static bool has_context(void)
 {
         CUcontext context = NULL;
 
-        OK(cuCtxGetCurrent(&context));
+        GR_MUST(cuCtxGetCurrent(&context));
         return context;
 }
 
@@ -44,8 +35,8 @@ static void pairs(unsigned count)
         void *ptr;
 
         for (unsigned i = 0; i < count; i++) {
-                OK(cudaMalloc(&ptr, BLOCK));
-                OK(cudaFree(ptr));
+                GR_MUST(cudaMalloc(&ptr, BLOCK));
+                GR_MUST(cudaFree(ptr));
         }
 }
 
@@ -58,13 +49,13 @@ static void work(const char *where)
 
         for (int round = 0; round < 10; round++) {
                 for (int i = 0; i < 4; i++) {
-                        OK(cudaMalloc(&blocks[i], BLOCK));
-                        OK(cudaMemset(blocks[i], round * 4 + i, BLOCK));
+                        GR_MUST(cudaMalloc(&blocks[i], BLOCK));
+                        GR_MUST(cudaMemset(blocks[i], round * 4 + i, BLOCK));
                 }
                 for (int i = 0; i < 4; i++) {
-                        OK(cudaMemcpy(&value, (char *)blocks[i] + BLOCK - 1, 1, cudaMemcpyDeviceToHost));
+                        GR_MUST(cudaMemcpy(&value, (char *)blocks[i] + BLOCK - 1, 1, cudaMemcpyDeviceToHost));
                         wrong += value != round * 4 + i;
-                        OK(cudaFree(blocks[i]));
+                        GR_MUST(cudaFree(blocks[i]));
                 }
         }
         printf("%s: %u bytes wrong, last error %d\n", where, wrong, (int)cudaPeekAtLastError());
@@ -84,14 +75,14 @@ static int late(void)
         CUcontext context;
         CUdeviceptr ptr;
 
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
-        OK(cuMemAlloc(&ptr, BLOCK));
-        OK(cuMemFree(ptr));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemAlloc(&ptr, BLOCK));
+        GR_MUST(cuMemFree(ptr));
         atexit(at_end);
         pairs(3);
-        OK(cudaMalloc(&kept, BLOCK));
+        GR_MUST(cudaMalloc(&kept, BLOCK));
         return 0;
 }
 
@@ -114,7 +105,7 @@ static void *allocates_first(void *arg)
 
         (void)arg;
         printf("a new thread has a context: %d, allocates: %d, has one: %d\n", before, result, has_context());
-        OK(cudaFree(ptr));
+        GR_MUST(cudaFree(ptr));
         pairs(3);
         return NULL;
 }
@@ -131,7 +122,7 @@ static void threads(void)
 {
         void *ptr;
 
-        OK(cudaMalloc(&ptr, BLOCK));
+        GR_MUST(cudaMalloc(&ptr, BLOCK));
         in_a_thread(frees_first, ptr);
         in_a_thread(allocates_first, NULL);
 }
@@ -151,8 +142,8 @@ static void errors(void)
         result = cudaMalloc(&ptr, 0);
         printf("nothing: %d, NULL %d\n", result, ptr == NULL);
         printf("NULL freed: %d\n", (int)cudaFree(NULL));
-        OK(cudaMalloc(&ptr, BLOCK));
-        OK(cudaFree(ptr));
+        GR_MUST(cudaMalloc(&ptr, BLOCK));
+        GR_MUST(cudaFree(ptr));
         (void)cudaGetLastError();
         result = cudaFree(ptr);
         printf("freed twice: %d, last error %d\n", result, (int)cudaGetLastError());
@@ -160,7 +151,7 @@ static void errors(void)
         printf("inside: %d, last error %d\n", result, (int)cudaGetLastError());
         result = cudaFree(&result);
         printf("the host's: %d, last error %d\n", result, (int)cudaGetLastError());
-        OK(cudaMallocManaged(&ptr, BLOCK, cudaMemAttachGlobal));
+        GR_MUST(cudaMallocManaged(&ptr, BLOCK, cudaMemAttachGlobal));
         printf("managed memory freed: %d\n", (int)cudaFree(ptr));
         work("after errors");
 }
@@ -169,7 +160,7 @@ static bool is_in(const void *ptr, CUcontext context)
 {
         CUcontext owner = NULL;
 
-        OK(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, (CUdeviceptr)(uintptr_t)ptr));
+        GR_MUST(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, (CUdeviceptr)(uintptr_t)ptr));
         return owner == context;
 }
 
@@ -179,27 +170,27 @@ static void contexts(void)
         CUcontext primary, other, popped;
         void *first, *second;
 
-        OK(cuCtxGetCurrent(&primary));
-        OK(cudaMalloc(&first, BLOCK));
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxGetCurrent(&primary));
+        GR_MUST(cudaMalloc(&first, BLOCK));
+        GR_MUST(cuCtxSetCurrent(NULL));
         printf("freed with no context: %d", (int)cudaFree(first));
         printf(", has one: %d\n", has_context());
-        OK(cuCtxSetCurrent(NULL));
+        GR_MUST(cuCtxSetCurrent(NULL));
         printf("allocated with no context: %d", (int)cudaMalloc(&first, BLOCK));
         printf(", in the primary one: %d\n", is_in(first, primary));
-        OK(cuCtxCreate(&other, NULL, 0, 0));
+        GR_MUST(cuCtxCreate(&other, NULL, 0, 0));
         for (int i = 0; i < 3; i++) {
-                OK(cudaMalloc(&second, BLOCK));
+                GR_MUST(cudaMalloc(&second, BLOCK));
                 printf("allocated in another context: %d\n", is_in(second, other));
-                OK(cudaFree(second));
+                GR_MUST(cudaFree(second));
         }
         printf("freed from there: %d\n", (int)cudaFree(first));
         work("the other context");
-        OK(cuCtxPopCurrent(&popped));
-        OK(cudaMalloc(&first, BLOCK));
+        GR_MUST(cuCtxPopCurrent(&popped));
+        GR_MUST(cudaMalloc(&first, BLOCK));
         printf("after a pop in the primary one: %d\n", is_in(first, primary));
-        OK(cudaFree(first));
-        OK(cuCtxDestroy(other));
+        GR_MUST(cudaFree(first));
+        GR_MUST(cuCtxDestroy(other));
         work("after the other context");
 }
 
@@ -207,9 +198,9 @@ static void reset(void)
 {
         void *live, *cached, *ptr;
 
-        OK(cudaMalloc(&live, BLOCK));
-        OK(cudaMalloc(&cached, BLOCK));
-        OK(cudaFree(cached));
+        GR_MUST(cudaMalloc(&live, BLOCK));
+        GR_MUST(cudaMalloc(&cached, BLOCK));
+        GR_MUST(cudaFree(cached));
         printf("reset: %d\n", (int)cudaDeviceReset());
         printf("allocated after it: %d\n", (int)cudaMalloc(&ptr, BLOCK));
         (void)cudaFree(ptr);
@@ -222,7 +213,7 @@ static void in_a_child(void)
         void *ptr = NULL, *mine;
         pid_t child;
 
-        OK(cudaMalloc(&ptr, BLOCK));
+        GR_MUST(cudaMalloc(&ptr, BLOCK));
         pairs(2);
         child = fork();
         if (child == 0) {
@@ -249,7 +240,7 @@ static int device_of(const void *ptr)
 {
         int device = -1;
 
-        OK(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)(uintptr_t)ptr));
+        GR_MUST(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)(uintptr_t)ptr));
         return device;
 }
 
@@ -259,10 +250,10 @@ static void *on_the_second(void *arg)
 
         (void)arg;
         for (int i = 0; i < 3; i++) {
-                OK(cudaSetDevice(1));
-                OK(cudaMalloc(&ptr, BLOCK));
+                GR_MUST(cudaSetDevice(1));
+                GR_MUST(cudaMalloc(&ptr, BLOCK));
                 printf("a thread's block is on device %d\n", device_of(ptr));
-                OK(cudaFree(ptr));
+                GR_MUST(cudaFree(ptr));
         }
         return NULL;
 }
@@ -273,34 +264,34 @@ static int devices(void)
         void *blocks[2];
         int count;
 
-        OK(cudaGetDeviceCount(&count));
+        GR_MUST(cudaGetDeviceCount(&count));
         if (count < 2) {
                 fprintf(stderr, "skipped: needs two devices\n");
                 return 77;
         }
         for (int i = 0; i < 4; i++) {
                 for (int device = 0; device < 2; device++) {
-                        OK(cudaSetDevice(device));
+                        GR_MUST(cudaSetDevice(device));
                         pairs(3);
-                        OK(cudaMalloc(&blocks[device], BLOCK));
+                        GR_MUST(cudaMalloc(&blocks[device], BLOCK));
                         printf("device %d was chosen: the block is on %d\n", device, device_of(blocks[device]));
                 }
                 for (int device = 0; device < 2; device++)
                         printf("freed from device 1: %d\n", (int)cudaFree(blocks[device]));
                 in_a_thread(on_the_second, NULL);
         }
-        OK(cuDevicePrimaryCtxRetain(&first, 0));
-        OK(cuDevicePrimaryCtxRetain(&second, 1));
+        GR_MUST(cuDevicePrimaryCtxRetain(&first, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&second, 1));
         for (int i = 0; i < 4; i++) {
-                OK(cuCtxSetCurrent(i % 2 ? first : second));
-                OK(cudaMalloc(&blocks[0], BLOCK));
+                GR_MUST(cuCtxSetCurrent(i % 2 ? first : second));
+                GR_MUST(cudaMalloc(&blocks[0], BLOCK));
                 printf("made current by the driver: the block is on %d\n", device_of(blocks[0]));
-                OK(cudaFree(blocks[0]));
+                GR_MUST(cudaFree(blocks[0]));
         }
         printf("a device that is not there: %d", (int)cudaSetDevice(count));
-        OK(cudaMalloc(&blocks[0], BLOCK));
+        GR_MUST(cudaMalloc(&blocks[0], BLOCK));
         printf(", the block is on %d\n", device_of(blocks[0]));
-        OK(cudaFree(blocks[0]));
+        GR_MUST(cudaFree(blocks[0]));
         return 0;
 }
 
@@ -312,7 +303,7 @@ int main(int argc, char **argv)
         if (argc > 1 && strcmp(argv[1], "late") == 0)
                 return late();
         atexit(at_end);
-        OK(cudaMalloc(&kept, BLOCK));
+        GR_MUST(cudaMalloc(&kept, BLOCK));
         work("the first device");
         threads();
         errors();
@@ -320,6 +311,6 @@ int main(int argc, char **argv)
         contexts();
         looked_up();
         reset();
-        OK(cudaMalloc(&kept, BLOCK));
+        GR_MUST(cudaMalloc(&kept, BLOCK));
         return 0;
 }

@@ -17,18 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MIB  ((size_t)1 << 20)
-#define KEPT "SHARE_PRELOAD" /* what the parent does without and the child is given */
-#define OK(call)                                                                                                       \
-        do {                                                                                                           \
-                CUresult ok_result = (call);                                                                           \
-                                                                                                                       \
-                if (ok_result != CUDA_SUCCESS) {                                                                       \
-                        fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, (int)ok_result);         \
-                        _exit(99);                                                                                     \
-                }                                                                                                      \
-        } while (0)
+#include "check.h"
 
+#define KEPT "SHARE_PRELOAD" /* what the parent does without and the child is given */
 extern char **environ;
 
 struct order {
@@ -50,9 +41,9 @@ static void open_device(void)
 {
         CUcontext context;
 
-        OK(cuInit(0));
-        OK(cuDevicePrimaryCtxRetain(&context, 0));
-        OK(cuCtxSetCurrent(context));
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
+        GR_MUST(cuCtxSetCurrent(context));
 }
 
 /* How many of the first, middle and last word are not value. */
@@ -62,7 +53,7 @@ static uint32_t wrong_words(CUdeviceptr ptr, size_t bytes, uint32_t value)
         uint32_t wrong = 0, word;
 
         for (int i = 0; i < 3; i++) {
-                OK(cuMemcpyDtoH(&word, ptr + at[i], 4));
+                GR_MUST(cuMemcpyDtoH(&word, ptr + at[i], 4));
                 wrong += word != value;
         }
         return wrong;
@@ -78,16 +69,16 @@ static int child(int from, int to)
                 CUdeviceptr ptr, own;
 
                 /* Traffic of its own between the other's blocks. */
-                OK(cuMemAlloc(&own, order.bytes));
+                GR_MUST(cuMemAlloc(&own, order.bytes));
                 answer.result = cuIpcOpenMemHandle(&ptr, order.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
                 if (answer.result == CUDA_SUCCESS) {
                         answer.wrong = wrong_words(ptr, order.bytes, order.now);
-                        OK(cuMemsetD32(own, 77, order.bytes / 4));
-                        OK(cuMemsetD32(ptr, order.then, order.bytes / 4));
-                        OK(cuCtxSynchronize());
+                        GR_MUST(cuMemsetD32(own, 77, order.bytes / 4));
+                        GR_MUST(cuMemsetD32(ptr, order.then, order.bytes / 4));
+                        GR_MUST(cuCtxSynchronize());
                         answer.close_result = cuIpcCloseMemHandle(ptr);
                 }
-                OK(cuMemFree(own));
+                GR_MUST(cuMemFree(own));
                 if (write(to, &answer, sizeof(answer)) != (ssize_t)sizeof(answer))
                         return 98;
         }
@@ -127,10 +118,10 @@ static void rounds(int to, int from)
                 struct order order = {.bytes = sizes[i], .now = 1000 + i, .then = 2000 + i};
                 struct answer answer;
 
-                OK(cuMemAlloc(&ptr, order.bytes));
-                OK(cuMemsetD32(ptr, order.now, order.bytes / 4));
-                OK(cuCtxSynchronize());
-                OK(cuIpcGetMemHandle(&order.handle, ptr));
+                GR_MUST(cuMemAlloc(&ptr, order.bytes));
+                GR_MUST(cuMemsetD32(ptr, order.now, order.bytes / 4));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuIpcGetMemHandle(&order.handle, ptr));
                 if (write(to, &order, sizeof(order)) != (ssize_t)sizeof(order) ||
                     read(from, &answer, sizeof(answer)) != (ssize_t)sizeof(answer)) {
                         printf("no answer from the child\n");
@@ -141,15 +132,15 @@ static void rounds(int to, int from)
                        wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
                 /* Blocks of that size come and go meanwhile. */
                 for (int k = 0; k < 10; k++) {
-                        OK(cuMemAlloc(&other, order.bytes));
-                        OK(cuMemsetD32(other, 55, order.bytes / 4));
-                        OK(cuMemFree(other));
+                        GR_MUST(cuMemAlloc(&other, order.bytes));
+                        GR_MUST(cuMemsetD32(other, 55, order.bytes / 4));
+                        GR_MUST(cuMemFree(other));
                 }
                 printf("beside others: %u words wrong\n",
                        wrong_words(ptr, order.bytes, answer.result ? order.now : order.then));
                 give_back("exported memory", ptr, order.bytes);
         }
-        OK(cuMemAlloc(&ptr, 4 * MIB));
+        GR_MUST(cuMemAlloc(&ptr, 4 * MIB));
         printf("SYNC_MEMOPS: %d\n", (int)cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ptr));
         give_back("memory with SYNC_MEMOPS", ptr, 4 * MIB);
 }

@@ -1,5 +1,7 @@
 // A program as nvcc makes it with -cudart shared, for the stand-in runtime: registration, <<<>>>, and one call of each
 // family.
+#include "check.h"
+
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,17 +22,6 @@ __global__ void unknown_to_the_simulator(void)
 {
 }
 
-static int failures;
-#define EXPECT(want, got)                                                                                              \
-        do {                                                                                                           \
-                long long w_ = (long long)(want), g_ = (long long)(got);                                               \
-                if (w_ != g_) {                                                                                        \
-                        fprintf(stderr, "line %d: %s is %lld, expected %lld\n", __LINE__, #got, g_, w_);               \
-                        failures++;                                                                                    \
-                }                                                                                                      \
-        } while (0)
-#define OK(call) EXPECT(cudaSuccess, call)
-
 int main()
 {
         unsigned *p, *q, *none, host[64] = {0};
@@ -43,82 +34,81 @@ int main()
         cudaPointerAttributes attributes;
         int device = -1, version = 0;
 
-        OK(cudaRuntimeGetVersion(&version));
-        EXPECT(CUDART_VERSION, version);
-        OK(cudaGetDeviceProperties(&prop, 0));
-        EXPECT(9, prop.major);
-        OK(cudaGetDevice(&device));
-        EXPECT(0, device);
-        EXPECT(cudaErrorInvalidDevice, cudaSetDevice(9));
-        EXPECT(cudaErrorInvalidDevice, cudaGetLastError());
-        OK(cudaGetLastError());
+        GR_MUST(cudaRuntimeGetVersion(&version));
+        GR_CHECK_EQ(version, CUDART_VERSION);
+        GR_MUST(cudaGetDeviceProperties(&prop, 0));
+        GR_CHECK_EQ(prop.major, 9);
+        GR_MUST(cudaGetDevice(&device));
+        GR_CHECK_EQ(device, 0);
+        GR_CHECK_EQ(cudaSetDevice(9), cudaErrorInvalidDevice);
+        GR_CHECK_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+        GR_MUST(cudaGetLastError());
 
-        OK(cudaMemGetInfo(&before, &total));
-        OK(cudaMalloc(&p, 4096));
-        OK(cudaMalloc(&q, 3 << 20));
-        OK(cudaMemGetInfo(&after, &total));
-        EXPECT(6 << 20, before - after);
-        OK(cudaPointerGetAttributes(&attributes, p));
-        EXPECT(cudaMemoryTypeDevice, attributes.type);
-        EXPECT(cudaErrorMemoryAllocation, cudaMalloc(&none, total + 1));
-        EXPECT(1, none == nullptr);
-        EXPECT(cudaErrorMemoryAllocation, cudaPeekAtLastError());
-        EXPECT(cudaErrorMemoryAllocation, cudaGetLastError());
-        OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+        GR_MUST(cudaMemGetInfo(&before, &total));
+        GR_MUST(cudaMalloc(&p, 4096));
+        GR_MUST(cudaMalloc(&q, 3 << 20));
+        GR_MUST(cudaMemGetInfo(&after, &total));
+        GR_CHECK_EQ(before - after, 6 << 20);
+        GR_MUST(cudaPointerGetAttributes(&attributes, p));
+        GR_CHECK_EQ(attributes.type, cudaMemoryTypeDevice);
+        GR_CHECK_EQ(cudaMalloc(&none, total + 1), cudaErrorMemoryAllocation);
+        GR_CHECK_EQ(none == nullptr, 1);
+        GR_CHECK_EQ(cudaPeekAtLastError(), cudaErrorMemoryAllocation);
+        GR_CHECK_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+        GR_MUST(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
         gr_fill<<<4, 32, 0, s>>>(p, 42, 1024);
         gr_copy<<<4, 32, 0, s>>>(q, p, 1024);
-        OK(cudaGetLastError());
-        OK(cudaMemcpyAsync(host, q, sizeof host, cudaMemcpyDeviceToHost, s));
-        OK(cudaStreamSynchronize(s));
-        EXPECT(42, host[63]);
+        GR_MUST(cudaGetLastError());
+        GR_MUST(cudaMemcpyAsync(host, q, sizeof host, cudaMemcpyDeviceToHost, s));
+        GR_MUST(cudaStreamSynchronize(s));
+        GR_CHECK_EQ(host[63], 42);
         gr_fill<<<1, 32, 0, cudaStreamPerThread>>>(p, 43, 1024);
-        OK(cudaStreamSynchronize(cudaStreamPerThread));
-        OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDefault));
-        EXPECT(43, host[0]);
+        GR_MUST(cudaStreamSynchronize(cudaStreamPerThread));
+        GR_MUST(cudaMemcpy(host, p, sizeof host, cudaMemcpyDefault));
+        GR_CHECK_EQ(host[0], 43);
         unknown_to_the_simulator<<<1, 1>>>();
-        EXPECT(cudaErrorInvalidDeviceFunction, cudaGetLastError());
+        GR_CHECK_EQ(cudaGetLastError(), cudaErrorInvalidDeviceFunction);
 
-        OK(cudaEventCreate(&e));
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        GR_MUST(cudaEventCreate(&e));
+        GR_MUST(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         gr_fill<<<1, 32, 0, s>>>(p, 44, 1024);
-        OK(cudaStreamEndCapture(s, &g));
-        OK(cudaGraphInstantiate(&x, g, 0));
-        OK(cudaGraphLaunch(x, s));
-        OK(cudaEventRecord(e, s));
-        OK(cudaEventSynchronize(e));
-        OK(cudaMemcpy2D(host, 8, p, 8, 8, 8, cudaMemcpyDeviceToHost));
-        EXPECT(44, host[15]);
-        OK(cudaGraphExecDestroy(x));
-        OK(cudaGraphDestroy(g));
+        GR_MUST(cudaStreamEndCapture(s, &g));
+        GR_MUST(cudaGraphInstantiate(&x, g, 0));
+        GR_MUST(cudaGraphLaunch(x, s));
+        GR_MUST(cudaEventRecord(e, s));
+        GR_MUST(cudaEventSynchronize(e));
+        GR_MUST(cudaMemcpy2D(host, 8, p, 8, 8, 8, cudaMemcpyDeviceToHost));
+        GR_CHECK_EQ(host[15], 44);
+        GR_MUST(cudaGraphExecDestroy(x));
+        GR_MUST(cudaGraphDestroy(g));
 
-        OK(cudaMemset(p, 1, 4096));
-        OK(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
-        EXPECT(0x01010101, host[0]);
-        OK(cudaFree(p));
-        EXPECT(cudaErrorInvalidValue, cudaFree(p));
-        OK(cudaFree(NULL));
-        OK(cudaMallocPitch((void **)&p, &pitch, 1000, 10));
-        EXPECT(1024, pitch);
-        OK(cudaFree(p));
-        OK(cudaMallocAsync(&p, 4096, s));
-        OK(cudaFreeAsync(p, s));
-        OK(cudaMallocManaged(&p, 4096));
+        GR_MUST(cudaMemset(p, 1, 4096));
+        GR_MUST(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
+        GR_CHECK_EQ(host[0], 0x01010101);
+        GR_MUST(cudaFree(p));
+        GR_CHECK_EQ(cudaFree(p), cudaErrorInvalidValue);
+        GR_MUST(cudaFree(NULL));
+        GR_MUST(cudaMallocPitch((void **)&p, &pitch, 1000, 10));
+        GR_CHECK_EQ(pitch, 1024);
+        GR_MUST(cudaFree(p));
+        GR_MUST(cudaMallocAsync(&p, 4096, s));
+        GR_MUST(cudaFreeAsync(p, s));
+        GR_MUST(cudaMallocManaged(&p, 4096));
         gr_fill<<<1, 32>>>(p, 45, 1024);
-        OK(cudaDeviceSynchronize());
-        EXPECT(45, p[1023]);
-        OK(cudaFree(p));
-        OK(cudaMallocHost(&p, 4096));
-        OK(cudaFreeHost(p));
-        EXPECT(0, strcmp("out of memory", cudaGetErrorString(cudaErrorMemoryAllocation)));
+        GR_MUST(cudaDeviceSynchronize());
+        GR_CHECK_EQ(p[1023], 45);
+        GR_MUST(cudaFree(p));
+        GR_MUST(cudaMallocHost(&p, 4096));
+        GR_MUST(cudaFreeHost(p));
+        GR_CHECK_EQ(strcmp("out of memory", cudaGetErrorString(cudaErrorMemoryAllocation)), 0);
 
-        OK(cudaDeviceReset());
-        OK(cudaMemGetInfo(&after, &total));
-        EXPECT(total, after);
-        OK(cudaMalloc(&p, 4096));
+        GR_MUST(cudaDeviceReset());
+        GR_MUST(cudaMemGetInfo(&after, &total));
+        GR_CHECK_EQ(after, total);
+        GR_MUST(cudaMalloc(&p, 4096));
         gr_fill<<<1, 32>>>(p, 46, 1024);
-        OK(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
-        EXPECT(46, host[0]);
-        OK(cudaFree(p));
-        printf("runtime: %s\n", failures ? "FAILED" : "ok");
-        return failures != 0;
+        GR_MUST(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
+        GR_CHECK_EQ(host[0], 46);
+        GR_MUST(cudaFree(p));
+        return GR_CHECK_RESULT();
 }

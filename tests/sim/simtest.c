@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-int failures;
-
 double now_ms(void)
 {
         struct timespec t;
@@ -31,8 +29,8 @@ CUfunction kernel(const char *name)
         CUmodule module;
         CUfunction function = NULL;
 
-        OK(cuModuleLoadData(&module, "any image"));
-        OK(cuModuleGetFunction(&function, module, name));
+        GR_MUST(cuModuleLoadData(&module, "any image"));
+        GR_MUST(cuModuleGetFunction(&function, module, name));
         return function;
 }
 
@@ -63,18 +61,12 @@ uint32_t word(CUdeviceptr p)
 {
         uint32_t value = 0;
 
-        OK(cuCtxSynchronize());
-        OK(cuMemcpyDtoH(&value, p, sizeof value));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemcpyDtoH(&value, p, sizeof value));
         return value;
 }
 
 unsigned long misuses(void)
 {
         return grSimMisuseCount();
-}
-
-int done(const char *name)
-{
-        printf("%s: %s\n", name, failures ? "FAILED" : "ok");
-        return failures != 0;
 }

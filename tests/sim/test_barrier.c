@@ -19,33 +19,33 @@ static CUgraphExec graph;
 
 static void kernel_legacy(void)
 {
-        OK(fill(NULL, x, 2, WORDS));
+        GR_MUST(fill(NULL, x, 2, WORDS));
 }
 static void kernel_non_blocking(void)
 {
-        OK(fill(other, x, 2, WORDS));
+        GR_MUST(fill(other, x, 2, WORDS));
 }
 static void kernel_blocking(void)
 {
-        OK(fill(blocking, x, 2, WORDS));
+        GR_MUST(fill(blocking, x, 2, WORDS));
 }
 static void kernel_per_thread(void)
 {
-        OK(fill(CU_STREAM_PER_THREAD, x, 2, WORDS));
+        GR_MUST(fill(CU_STREAM_PER_THREAD, x, 2, WORDS));
 }
 static void kernel_new_stream(void)
 {
         CUstream s;
 
-        OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-        OK(fill(s, x, 2, WORDS));
-        OK(cuStreamDestroy(s));
+        GR_MUST(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        GR_MUST(fill(s, x, 2, WORDS));
+        GR_MUST(cuStreamDestroy(s));
 }
 static void *in_thread(void *unused)
 {
         (void)unused;
-        OK(cuCtxSetCurrent(ctx));
-        OK(fill(CU_STREAM_PER_THREAD, x, 2, WORDS));
+        GR_MUST(cuCtxSetCurrent(ctx));
+        GR_MUST(fill(CU_STREAM_PER_THREAD, x, 2, WORDS));
         return NULL;
 }
 static void kernel_other_thread(void)
@@ -57,43 +57,43 @@ static void kernel_other_thread(void)
 }
 static void graph_launch(void)
 {
-        OK(cuGraphLaunch(graph, other));
+        GR_MUST(cuGraphLaunch(graph, other));
 }
 static void htod_pageable(void)
 {
-        OK(cuMemcpyHtoD(x, pageable, WORDS * 4));
+        GR_MUST(cuMemcpyHtoD(x, pageable, WORDS * 4));
 }
 static void htod_pinned(void)
 {
-        OK(cuMemcpyHtoD(x, pinned, WORDS * 4));
+        GR_MUST(cuMemcpyHtoD(x, pinned, WORDS * 4));
 }
 static void htod_async_pageable(void)
 {
-        OK(cuMemcpyHtoDAsync(x, pageable, WORDS * 4, other));
+        GR_MUST(cuMemcpyHtoDAsync(x, pageable, WORDS * 4, other));
 }
 static void htod_async_pinned(void)
 {
-        OK(cuMemcpyHtoDAsync(x, pinned, WORDS * 4, other));
+        GR_MUST(cuMemcpyHtoDAsync(x, pinned, WORDS * 4, other));
 }
 static void dtod(void)
 {
-        OK(cuMemcpyDtoD(x, y, WORDS * 4));
+        GR_MUST(cuMemcpyDtoD(x, y, WORDS * 4));
 }
 static void dtod_async(void)
 {
-        OK(cuMemcpyDtoDAsync(x, y, WORDS * 4, other));
+        GR_MUST(cuMemcpyDtoDAsync(x, y, WORDS * 4, other));
 }
 static void unified(void)
 {
-        OK(cuMemcpy(x, y, WORDS * 4));
+        GR_MUST(cuMemcpy(x, y, WORDS * 4));
 }
 static void unified_async(void)
 {
-        OK(cuMemcpyAsync(x, y, WORDS * 4, other));
+        GR_MUST(cuMemcpyAsync(x, y, WORDS * 4, other));
 }
 static void peer_async(void)
 {
-        OK(cuMemcpyPeerAsync(x, ctx, y, ctx, WORDS * 4, other));
+        GR_MUST(cuMemcpyPeerAsync(x, ctx, y, ctx, WORDS * 4, other));
 }
 static void copy_2d(void)
 {
@@ -106,33 +106,33 @@ static void copy_2d(void)
                            .WidthInBytes = 256,
                            .Height = WORDS / 64};
 
-        OK(cuMemcpy2DAsync(&c, other));
+        GR_MUST(cuMemcpy2DAsync(&c, other));
 }
 static void memset_sync(void)
 {
-        OK(cuMemsetD32(x, 2, WORDS));
+        GR_MUST(cuMemsetD32(x, 2, WORDS));
 }
 static void memset_async(void)
 {
-        OK(cuMemsetD32Async(x, 2, WORDS, other));
+        GR_MUST(cuMemsetD32Async(x, 2, WORDS, other));
 }
 static void memset_2d(void)
 {
-        OK(cuMemsetD2D32Async(x, 256, 2, 64, WORDS / 64, other));
+        GR_MUST(cuMemsetD2D32Async(x, 256, 2, 64, WORDS / 64, other));
 }
 static void write_value(void)
 {
-        OK(cuStreamWriteValue32(other, x, 2, 0));
-        OK(cuStreamWriteValue32(other, x + FAR_WORD, 2, 0));
+        GR_MUST(cuStreamWriteValue32(other, x, 2, 0));
+        GR_MUST(cuStreamWriteValue32(other, x + FAR_WORD, 2, 0));
 }
 static void stream_ordered(void)
 {
         CUdeviceptr t;
 
-        OK(cuMemAllocAsync(&t, WORDS * 4, other));
-        OK(cuMemsetD32Async(t, 2, WORDS, other));
-        OK(cuMemcpyDtoDAsync(x, t, WORDS * 4, other));
-        OK(cuMemFreeAsync(t, other));
+        GR_MUST(cuMemAllocAsync(&t, WORDS * 4, other));
+        GR_MUST(cuMemsetD32Async(t, 2, WORDS, other));
+        GR_MUST(cuMemcpyDtoDAsync(x, t, WORDS * 4, other));
+        GR_MUST(cuMemFreeAsync(t, other));
 }
 
 static const struct {
@@ -167,21 +167,21 @@ static void prepare(void)
 {
         CUgraph g;
 
-        OK(cuMemAlloc(&x, WORDS * 4));
-        OK(cuMemAlloc(&y, WORDS * 4));
-        OK(cuMemsetD32(y, 2, WORDS));
-        OK(cuStreamCreate(&late, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
-        OK(cuMemAllocHost((void **)&pinned, WORDS * 4));
+        GR_MUST(cuMemAlloc(&x, WORDS * 4));
+        GR_MUST(cuMemAlloc(&y, WORDS * 4));
+        GR_MUST(cuMemsetD32(y, 2, WORDS));
+        GR_MUST(cuStreamCreate(&late, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        GR_MUST(cuMemAllocHost((void **)&pinned, WORDS * 4));
         pageable = malloc(WORDS * 4);
         for (size_t i = 0; i < WORDS; i++)
                 pinned[i] = pageable[i] = 2;
-        OK(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        OK(fill(other, x, 2, WORDS));
-        OK(cuStreamEndCapture(other, &g));
-        OK(cuGraphInstantiate(&graph, g, 0));
-        OK(cuGraphDestroy(g));
+        GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+        GR_MUST(fill(other, x, 2, WORDS));
+        GR_MUST(cuStreamEndCapture(other, &g));
+        GR_MUST(cuGraphInstantiate(&graph, g, 0));
+        GR_MUST(cuGraphDestroy(g));
 }
 
 static void test_access(size_t i, bool barrier)
@@ -189,17 +189,17 @@ static void test_access(size_t i, bool barrier)
         uint32_t want = barrier ? 2 : 1, first, last;
         CUevent e;
 
-        OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
-        OK(cuMemsetD32(x, 0, WORDS));
-        OK(cuCtxSynchronize());
-        OK(late_fill(late, x, 1, WORDS, LATE_MS));
+        GR_MUST(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuMemsetD32(x, 0, WORDS));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(late_fill(late, x, 1, WORDS, LATE_MS));
         if (barrier) {
                 double t = now_ms();
 
-                OK(cuCtxRecordEvent(ctx, e));
-                OK(cuCtxWaitEvent(ctx, e));
-                CHECK(now_ms() - t < LATE_MS / 2); /* the host goes on */
-                EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(e));
+                GR_MUST(cuCtxRecordEvent(ctx, e));
+                GR_MUST(cuCtxWaitEvent(ctx, e));
+                GR_CHECK(now_ms() - t < LATE_MS / 2); /* the host goes on */
+                GR_CHECK_EQ(cuEventQuery(e), CUDA_ERROR_NOT_READY);
         }
         accesses[i].run();
         first = word(x);
@@ -207,11 +207,11 @@ static void test_access(size_t i, bool barrier)
         if (first != want || last != want) {
                 fprintf(stderr, "%s %s barrier: %u and %u\n", accesses[i].name, barrier ? "with" : "without", first,
                         last);
-                failures++;
+                gr_check_failures++;
         }
         if (barrier)
-                OK(cuEventQuery(e));
-        OK(cuEventDestroy(e));
+                GR_MUST(cuEventQuery(e));
+        GR_MUST(cuEventDestroy(e));
 }
 
 int main(void)
@@ -222,7 +222,7 @@ int main(void)
                 test_access(i, false);
                 test_access(i, true);
         }
-        EXPECT(0, misuses());
+        GR_CHECK_EQ(misuses(), 0);
         free(pageable);
-        return done("barrier");
+        return GR_CHECK_RESULT();
 }

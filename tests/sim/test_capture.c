@@ -18,20 +18,20 @@ static void expect_in_capture(const char *what, CUstreamCaptureMode mode, CUresu
         CUgraph g = NULL;
         CUresult rc;
 
-        OK(cuStreamBeginCapture(s, mode));
-        OK(fill(s, x, 2, 1));
+        GR_MUST(cuStreamBeginCapture(s, mode));
+        GR_MUST(fill(s, x, 2, 1));
         rc = act();
-        OK(cuStreamIsCapturing(s, &status));
+        GR_MUST(cuStreamIsCapturing(s, &status));
         if (rc != want || (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) != survives) {
                 fprintf(stderr, "%s, mode %d: code %d, status %d\n", what, (int)mode, (int)rc, (int)status);
-                failures++;
+                gr_check_failures++;
         }
-        EXPECT(survives ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
-        CHECK((g != NULL) == survives);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), survives ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_CHECK((g != NULL) == survives);
         if (g)
-                OK(cuGraphDestroy(g));
-        OK(cuStreamIsCapturing(s, &status));
-        EXPECT(CU_STREAM_CAPTURE_STATUS_NONE, status);
+                GR_MUST(cuGraphDestroy(g));
+        GR_MUST(cuStreamIsCapturing(s, &status));
+        GR_CHECK_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
 static CUresult ctx_record(void)
@@ -74,16 +74,16 @@ static CUresult relaxed_alloc(void)
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         CUresult rc;
 
-        OK(cuThreadExchangeStreamCaptureMode(&mode));
-        EXPECT(CU_STREAM_CAPTURE_MODE_GLOBAL, mode);
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&mode));
+        GR_CHECK_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
         rc = alloc_and_free();
-        OK(cuThreadExchangeStreamCaptureMode(&mode));
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&mode));
         return rc;
 }
 static CUresult (*thread_act)(void);
 static void *in_thread(void *rc)
 {
-        OK(cuCtxSetCurrent(ctx));
+        GR_MUST(cuCtxSetCurrent(ctx));
         *(CUresult *)rc = thread_act();
         return NULL;
 }
@@ -102,9 +102,9 @@ static void test_count(void)
 {
         unsigned long before = grSimCallCount("cuMemAlloc_v2");
 
-        OK(alloc_and_free());
-        OK(alloc_in_thread());
-        EXPECT(before + 2, grSimCallCount("cuMemAlloc_v2"));
+        GR_MUST(alloc_and_free());
+        GR_MUST(alloc_in_thread());
+        GR_CHECK_EQ(grSimCallCount("cuMemAlloc_v2"), before + 2);
 }
 static CUresult begin_local(void)
 {
@@ -120,9 +120,9 @@ static void test_owner_ended(void)
         thread_act = begin_local;
         pthread_create(&thread, NULL, in_thread, &rc);
         pthread_join(thread, NULL);
-        OK(rc);
-        OK(alloc_in_thread());
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, cuStreamEndCapture(s, &g));
+        GR_MUST(rc);
+        GR_MUST(alloc_in_thread());
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 }
 static CUresult record_in_thread(void)
 {
@@ -158,12 +158,12 @@ static void test_forbidden(void)
         expect_in_capture("alloc in another thread", global, alloc_in_thread, 900, false);
         expect_in_capture("alloc in another thread", local, alloc_in_thread, 0, true);
         expect_in_capture("alloc in another thread", relaxed, alloc_in_thread, 0, true);
-        OK(cuStreamBeginCapture(s, relaxed));
-        OK(cuEventRecord(e, s));
-        EXPECT(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(e));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuEventQuery(e));
-        OK(cuEventRecord(e, s));
+        GR_MUST(cuStreamBeginCapture(s, relaxed));
+        GR_MUST(cuEventRecord(e, s));
+        GR_CHECK_EQ(cuEventQuery(e), CUDA_ERROR_CAPTURED_EVENT);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_CHECK_EQ(cuEventQuery(e), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuEventRecord(e, s));
         expect_in_capture("event query", global, query_event, 900, false);
         expect_in_capture("event query", relaxed, query_event, 0, true);
         expect_in_capture("other stream's synchronize", global, synchronize_other, 900, false);
@@ -177,33 +177,33 @@ static void test_graph(void)
         CUgraphExec x1;
         size_t nodes = 0;
 
-        OK(cuMemsetD32(x, 0, 4));
-        OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-        OK(late_fill(s, x, 1, 1, 30));
-        OK(cuEventRecord(e, s));
-        OK(cuStreamWaitEvent(t, e, 0));
-        OK(fill(t, x + 4, 2, 1));
-        OK(cuMemcpyDtoDAsync(x + 8, x, 4, s));
-        OK(cuEventRecord(f, t));
-        OK(cuStreamWaitEvent(s, f, 0));
-        OK(cuMemsetD32Async(x + 12, 4, 1, s));
-        OK(cuStreamEndCapture(s, &g));
-        OK(cuGraphGetNodes(g, NULL, &nodes));
-        EXPECT(4, nodes);
-        EXPECT(0, word(x));
-        OK(cuGraphInstantiate(&x1, g, 0));
-        OK(cuGraphDestroy(g));
+        GR_MUST(cuMemsetD32(x, 0, 4));
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(late_fill(s, x, 1, 1, 30));
+        GR_MUST(cuEventRecord(e, s));
+        GR_MUST(cuStreamWaitEvent(t, e, 0));
+        GR_MUST(fill(t, x + 4, 2, 1));
+        GR_MUST(cuMemcpyDtoDAsync(x + 8, x, 4, s));
+        GR_MUST(cuEventRecord(f, t));
+        GR_MUST(cuStreamWaitEvent(s, f, 0));
+        GR_MUST(cuMemsetD32Async(x + 12, 4, 1, s));
+        GR_MUST(cuStreamEndCapture(s, &g));
+        GR_MUST(cuGraphGetNodes(g, NULL, &nodes));
+        GR_CHECK_EQ(nodes, 4);
+        GR_CHECK_EQ(word(x), 0);
+        GR_MUST(cuGraphInstantiate(&x1, g, 0));
+        GR_MUST(cuGraphDestroy(g));
         for (int i = 0; i < 2; i++) {
-                OK(cuMemsetD32(x, 0, 4));
-                OK(cuGraphLaunch(x1, NULL));
-                EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(NULL));
-                EXPECT(1, word(x));
-                EXPECT(2, word(x + 4));
-                EXPECT(1, word(x + 8));
-                EXPECT(4, word(x + 12));
+                GR_MUST(cuMemsetD32(x, 0, 4));
+                GR_MUST(cuGraphLaunch(x1, NULL));
+                GR_CHECK_EQ(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+                GR_CHECK_EQ(word(x), 1);
+                GR_CHECK_EQ(word(x + 4), 2);
+                GR_CHECK_EQ(word(x + 8), 1);
+                GR_CHECK_EQ(word(x + 12), 4);
         }
-        OK(cuGraphExecDestroy(x1));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuGraphLaunch(x1, NULL));
+        GR_MUST(cuGraphExecDestroy(x1));
+        GR_CHECK_EQ(cuGraphLaunch(x1, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
 static void test_errors(void)
@@ -211,51 +211,51 @@ static void test_errors(void)
         CUstream b;
         CUgraph g;
 
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        EXPECT(CUDA_ERROR_ILLEGAL_STATE, cuStreamEndCapture(s, &g));
+        GR_CHECK_EQ(cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_ILLEGAL_STATE);
 
         /* A fork that does not come back. */
-        OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-        OK(cuEventRecord(e, s));
-        OK(cuStreamWaitEvent(t, e, 0));
-        OK(fill(t, x, 1, 1));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, cuStreamEndCapture(s, &g));
-        OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-        OK(cuEventRecord(e, s));
-        OK(cuStreamWaitEvent(t, e, 0));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, cuStreamEndCapture(t, &g));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
-        OK(fill(t, x, 1, 1));
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(e, s));
+        GR_MUST(cuStreamWaitEvent(t, e, 0));
+        GR_MUST(fill(t, x, 1, 1));
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(e, s));
+        GR_MUST(cuStreamWaitEvent(t, e, 0));
+        GR_CHECK_EQ(cuStreamEndCapture(t, &g), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(fill(t, x, 1, 1));
 
         /* A wait for work outside. */
-        OK(cuEventRecord(e, t));
-        OK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, cuStreamWaitEvent(s, e, 0));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, fill(s, x, 1, 1));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(s, &g));
+        GR_MUST(cuEventRecord(e, t));
+        GR_MUST(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_CHECK_EQ(cuStreamWaitEvent(s, e, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+        GR_CHECK_EQ(fill(s, x, 1, 1), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_CHECK_EQ(cuStreamEndCapture(s, &g), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
         /* The legacy stream beside a blocking one that captures. */
-        OK(cuStreamCreate(&b, CU_STREAM_DEFAULT));
-        OK(cuStreamBeginCapture(b, CU_STREAM_CAPTURE_MODE_RELAXED));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, fill(NULL, x, 1, 1));
-        EXPECT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(b, &g));
-        OK(cuStreamDestroy(b));
-        OK(cuCtxSynchronize());
+        GR_MUST(cuStreamCreate(&b, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamBeginCapture(b, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_CHECK_EQ(fill(NULL, x, 1, 1), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        GR_CHECK_EQ(cuStreamEndCapture(b, &g), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        GR_MUST(cuStreamDestroy(b));
+        GR_MUST(cuCtxSynchronize());
 }
 
 int main(void)
 {
         ctx = start();
-        OK(cuMemAlloc(&x, 4096));
-        OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
-        OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
-        OK(cuEventCreate(&f, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuMemAlloc(&x, 4096));
+        GR_MUST(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&f, CU_EVENT_DISABLE_TIMING));
         test_count();
         test_forbidden();
         test_owner_ended();
         test_graph();
         test_errors();
-        EXPECT(0, misuses());
-        return done("capture");
+        GR_CHECK_EQ(misuses(), 0);
+        return GR_CHECK_RESULT();
 }

@@ -11,8 +11,8 @@ static CUcontext ctx;
 
 static void *allocate(void *p)
 {
-        OK(cuCtxSetCurrent(ctx));
-        OK(cuMemAlloc(p, 16));
+        GR_MUST(cuCtxSetCurrent(ctx));
+        GR_MUST(cuMemAlloc(p, 16));
         return NULL;
 }
 
@@ -28,41 +28,41 @@ int main(void)
         int n, child;
 
         ctx = start();
-        OK(cuDeviceGetCount(&n));
-        EXPECT(2, n);
-        OK(cuMemGetInfo(&free_bytes, &total));
-        EXPECT(64 * MIB, total);
+        GR_MUST(cuDeviceGetCount(&n));
+        GR_CHECK_EQ(n, 2);
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_CHECK_EQ(total, 64 * MIB);
 
         /* cuMemAlloc_v2:3=2 and cuMemFree_v2:2+=999, whichever thread calls */
-        OK(cuMemAlloc(&p[0], 16));
-        EXPECT(0, pthread_create(&thread, NULL, allocate, &p[1]));
+        GR_MUST(cuMemAlloc(&p[0], 16));
+        GR_CHECK_EQ(pthread_create(&thread, NULL, allocate, &p[1]), 0);
         pthread_join(thread, NULL);
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p[2], 16));
-        OK(cuMemAlloc(&p[2], 16));
-        OK(cuMemFree(p[0]));
-        EXPECT(999, cuMemFree(p[1]));
-        EXPECT(999, cuMemFree(p[1]));
-        EXPECT(4, grSimCallCount("cuMemAlloc_v2"));
-        EXPECT(0, grSimCallCount("cuNothing"));
+        GR_CHECK_EQ(cuMemAlloc(&p[2], 16), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuMemAlloc(&p[2], 16));
+        GR_MUST(cuMemFree(p[0]));
+        GR_CHECK_EQ(cuMemFree(p[1]), 999);
+        GR_CHECK_EQ(cuMemFree(p[1]), 999);
+        GR_CHECK_EQ(grSimCallCount("cuMemAlloc_v2"), 4);
+        GR_CHECK_EQ(grSimCallCount("cuNothing"), 0);
 
         /* cuCtxRecordEvent:*=700 and cuCtxWaitEvent missing */
-        OK(cuEventCreate(&e, 0));
-        EXPECT(700, cuCtxRecordEvent(ctx, e));
-        EXPECT(700, cuCtxRecordEvent(ctx, e));
-        OK(cuGetProcAddress("cuCtxWaitEvent", &f, 13000, 0, &status));
-        CHECK(!f && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-        EXPECT(CUDA_ERROR_NOT_FOUND, cuCtxWaitEvent(ctx, e));
+        GR_MUST(cuEventCreate(&e, 0));
+        GR_CHECK_EQ(cuCtxRecordEvent(ctx, e), 700);
+        GR_CHECK_EQ(cuCtxRecordEvent(ctx, e), 700);
+        GR_MUST(cuGetProcAddress("cuCtxWaitEvent", &f, 13000, 0, &status));
+        GR_CHECK(!f && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+        GR_CHECK_EQ(cuCtxWaitEvent(ctx, e), CUDA_ERROR_NOT_FOUND);
 
         /* cuEventQuery=3ms */
         t = now_ms();
-        OK(cuEventQuery(e));
-        CHECK(now_ms() - t >= 3);
+        GR_MUST(cuEventQuery(e));
+        GR_CHECK(now_ms() - t >= 3);
 
         /* A forked child has no device. */
         child = fork();
         if (child == 0)
                 _exit(cuMemAlloc(&p[3], 16) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
-        EXPECT(child, waitpid(child, &n, 0));
-        EXPECT(0, n);
-        return done("faults");
+        GR_CHECK_EQ(waitpid(child, &n, 0), child);
+        GR_CHECK_EQ(n, 0);
+        return GR_CHECK_RESULT();
 }

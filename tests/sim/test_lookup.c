@@ -48,11 +48,11 @@ static void test_cases(void)
                 CUdriverProcAddressQueryResult status = 77;
                 void *found = (void *)1, *want = cases[i].symbol ? dlsym(RTLD_DEFAULT, cases[i].symbol) : NULL;
 
-                OK(cuGetProcAddress(cases[i].name, &found, cases[i].version, cases[i].flags, &status));
+                GR_MUST(cuGetProcAddress(cases[i].name, &found, cases[i].version, cases[i].flags, &status));
                 if (found != want || status != cases[i].status) {
                         fprintf(stderr, "%s %d flags %d: not %s, or status %d\n", cases[i].name, cases[i].version,
                                 (int)cases[i].flags, cases[i].symbol ? cases[i].symbol : "nothing", (int)status);
-                        failures++;
+                        gr_check_failures++;
                 }
         }
 }
@@ -66,26 +66,26 @@ static void test_errors(void)
         CUuuid id = {{0}};
         void *p;
 
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress(NULL, &p, 13000, 0, NULL));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress("cuInit", NULL, 13000, 0, NULL));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuGetProcAddress("cuInit", &p, 13000, 3, NULL));
-        EXPECT(CUDA_ERROR_NOT_FOUND, cuGetProcAddress("cuNothing", &p, 13000, 0, NULL));
+        GR_CHECK_EQ(cuGetProcAddress(NULL, &p, 13000, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGetProcAddress("cuInit", NULL, 13000, 0, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGetProcAddress("cuInit", &p, 13000, 3, NULL), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuGetProcAddress("cuNothing", &p, 13000, 0, NULL), CUDA_ERROR_NOT_FOUND);
         *(void **)&first = dlsym(RTLD_DEFAULT, "cuGetProcAddress");
-        CHECK(first != NULL);
-        OK(first("cuInit", &p, 13000, 0));
-        EXPECT(CUDA_ERROR_NOT_FOUND, cuGetExportTable(&table, &id));
-        OK(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text));
-        CHECK(strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY") == 0);
-        OK(cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &text));
-        CHECK(strcmp(text, "out of memory") == 0);
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuGetErrorName((CUresult)12345, &text));
+        GR_CHECK(first != NULL);
+        GR_MUST(first("cuInit", &p, 13000, 0));
+        GR_CHECK_EQ(cuGetExportTable(&table, &id), CUDA_ERROR_NOT_FOUND);
+        GR_MUST(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text));
+        GR_CHECK(strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY") == 0);
+        GR_MUST(cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &text));
+        GR_CHECK(strcmp(text, "out of memory") == 0);
+        GR_CHECK_EQ(cuGetErrorName((CUresult)12345, &text), CUDA_ERROR_INVALID_VALUE);
 }
 
 int main(void)
 {
-        CHECK(dlsym(RTLD_DEFAULT, "grSimVersion") == (const void *)grSimVersion);
-        CHECK(dlsym(RTLD_DEFAULT, "sim_enter") == NULL);
+        GR_CHECK(dlsym(RTLD_DEFAULT, "grSimVersion") == (const void *)grSimVersion);
+        GR_CHECK(dlsym(RTLD_DEFAULT, "sim_enter") == NULL);
         test_cases();
         test_errors();
-        return done("lookup");
+        return GR_CHECK_RESULT();
 }

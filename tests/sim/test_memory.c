@@ -16,35 +16,35 @@ static void test_before_init_and_without_context(void)
         CUdeviceptr p;
         int n;
 
-        EXPECT(CUDA_ERROR_NOT_INITIALIZED, cuMemAlloc(&p, 16));
-        EXPECT(CUDA_ERROR_NOT_INITIALIZED, cuDeviceGetCount(&n));
-        OK(cuInit(0));
-        OK(cuDeviceGetCount(&n));
-        EXPECT(1, n);
-        EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuMemAlloc(&p, 16));
-        OK(cuMemFree(0));
+        GR_CHECK_EQ(cuMemAlloc(&p, 16), CUDA_ERROR_NOT_INITIALIZED);
+        GR_CHECK_EQ(cuDeviceGetCount(&n), CUDA_ERROR_NOT_INITIALIZED);
+        GR_MUST(cuInit(0));
+        GR_MUST(cuDeviceGetCount(&n));
+        GR_CHECK_EQ(n, 1);
+        GR_CHECK_EQ(cuMemAlloc(&p, 16), CUDA_ERROR_INVALID_CONTEXT);
+        GR_MUST(cuMemFree(0));
 }
 
 static void test_pages(void)
 {
         CUdeviceptr p, small[64];
 
-        EXPECT(0, used());
-        OK(cuMemAlloc(&p, MIB + 1));
-        EXPECT(2 * MIB, used());
-        OK(cuMemFree(p));
-        OK(cuMemAlloc(&p, 2 * MIB + 1));
-        EXPECT(4 * MIB, used());
-        OK(cuMemFree(p));
-        EXPECT(0, used());
+        GR_CHECK_EQ(used(), 0);
+        GR_MUST(cuMemAlloc(&p, MIB + 1));
+        GR_CHECK_EQ(used(), 2 * MIB);
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&p, 2 * MIB + 1));
+        GR_CHECK_EQ(used(), 4 * MIB);
+        GR_MUST(cuMemFree(p));
+        GR_CHECK_EQ(used(), 0);
         for (int i = 0; i < 64; i++) {
-                OK(cuMemAlloc(&small[i], 1));
-                EXPECT(0, small[i] % 512);
+                GR_MUST(cuMemAlloc(&small[i], 1));
+                GR_CHECK_EQ(small[i] % 512, 0);
         }
-        EXPECT(2 * MIB, used());
+        GR_CHECK_EQ(used(), 2 * MIB);
         for (int i = 0; i < 64; i++)
-                OK(cuMemFree(small[i]));
-        EXPECT(0, used());
+                GR_MUST(cuMemFree(small[i]));
+        GR_CHECK_EQ(used(), 0);
 }
 
 static void test_ranges(void)
@@ -54,14 +54,14 @@ static void test_ranges(void)
         size_t bytes;
 
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-                OK(cuMemAlloc(&p, sizes[i]));
-                OK(cuMemGetAddressRange(&base, &bytes, p + sizes[i] - 1));
-                EXPECT(p, base);
-                EXPECT(sizes[i], bytes);
-                OK(cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p));
-                EXPECT(sizes[i], bytes);
-                OK(cuMemFree(p));
-                EXPECT(CUDA_ERROR_NOT_FOUND, cuMemGetAddressRange(&base, &bytes, p));
+                GR_MUST(cuMemAlloc(&p, sizes[i]));
+                GR_MUST(cuMemGetAddressRange(&base, &bytes, p + sizes[i] - 1));
+                GR_CHECK_EQ(base, p);
+                GR_CHECK_EQ(bytes, sizes[i]);
+                GR_MUST(cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, p));
+                GR_CHECK_EQ(bytes, sizes[i]);
+                GR_MUST(cuMemFree(p));
+                GR_CHECK_EQ(cuMemGetAddressRange(&base, &bytes, p), CUDA_ERROR_NOT_FOUND);
         }
 }
 
@@ -70,18 +70,18 @@ static void test_codes(void)
         CUdeviceptr p, q;
         size_t pitch;
 
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAlloc(&p, 0));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAlloc(NULL, 1));
-        OK(cuMemFree(0));
-        OK(cuMemAlloc(&p, 4096));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p + 16));
-        OK(cuMemFree(p));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(0x1000));
-        OK(cuMemAllocPitch(&p, &pitch, 1000, 100, 4));
-        EXPECT(1024, pitch);
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAllocPitch(&q, &pitch, 1000, 100, 3));
-        OK(cuMemFree(p));
+        GR_CHECK_EQ(cuMemAlloc(&p, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemAlloc(NULL, 1), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFree(0));
+        GR_MUST(cuMemAlloc(&p, 4096));
+        GR_CHECK_EQ(cuMemFree(p + 16), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFree(p));
+        GR_CHECK_EQ(cuMemFree(p), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemFree(0x1000), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemAllocPitch(&p, &pitch, 1000, 100, 4));
+        GR_CHECK_EQ(pitch, 1024);
+        GR_CHECK_EQ(cuMemAllocPitch(&q, &pitch, 1000, 100, 3), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFree(p));
 }
 
 static void test_capacity(void)
@@ -89,19 +89,19 @@ static void test_capacity(void)
         CUdeviceptr p, q;
         size_t free_bytes, total;
 
-        OK(cuMemGetInfo(&free_bytes, &total));
-        EXPECT(total, free_bytes);
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p, total + 1));
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p, SIZE_MAX));
-        OK(cuMemAlloc(&p, total - 2 * MIB));
-        OK(cuMemAlloc(&q, 2 * MIB));
-        OK(cuMemGetInfo(&free_bytes, &total));
-        EXPECT(0, free_bytes);
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p, 1));
-        OK(cuMemFree(q));
-        OK(cuMemAlloc(&q, 1));
-        OK(cuMemFree(q));
-        OK(cuMemFree(p));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_CHECK_EQ(free_bytes, total);
+        GR_CHECK_EQ(cuMemAlloc(&p, total + 1), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(cuMemAlloc(&p, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuMemAlloc(&p, total - 2 * MIB));
+        GR_MUST(cuMemAlloc(&q, 2 * MIB));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_CHECK_EQ(free_bytes, 0);
+        GR_CHECK_EQ(cuMemAlloc(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuMemAlloc(&q, 1));
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuMemFree(p));
 }
 
 /* Blocks until every stream of the context is idle, non-blocking ones too; the stream-ordered way waits for its own
@@ -112,23 +112,23 @@ static void test_free_waits(void)
         CUdeviceptr p, q;
         double t;
 
-        OK(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
-        OK(cuMemAlloc(&p, 64 * MIB));
-        OK(cuMemAlloc(&q, 64));
+        GR_MUST(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&mine, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuMemAlloc(&p, 64 * MIB));
+        GR_MUST(cuMemAlloc(&q, 64));
         t = now_ms();
-        OK(spin(busy, 400));
-        OK(cuMemFreeAsync(p, mine));
-        OK(cuStreamSynchronize(mine));
-        CHECK(now_ms() - t < 380);
-        EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(busy));
-        EXPECT(2 * MIB, used());
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p));
-        OK(cuMemFree(q));
-        CHECK(now_ms() - t >= 399);
-        OK(cuStreamQuery(busy));
-        OK(cuStreamDestroy(busy));
-        OK(cuStreamDestroy(mine));
+        GR_MUST(spin(busy, 400));
+        GR_MUST(cuMemFreeAsync(p, mine));
+        GR_MUST(cuStreamSynchronize(mine));
+        GR_CHECK(now_ms() - t < 380);
+        GR_CHECK_EQ(cuStreamQuery(busy), CUDA_ERROR_NOT_READY);
+        GR_CHECK_EQ(used(), 2 * MIB);
+        GR_CHECK_EQ(cuMemFree(p), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFree(q));
+        GR_CHECK(now_ms() - t >= 399);
+        GR_MUST(cuStreamQuery(busy));
+        GR_MUST(cuStreamDestroy(busy));
+        GR_MUST(cuStreamDestroy(mine));
 }
 
 static void test_host_and_managed(void)
@@ -137,21 +137,21 @@ static void test_host_and_managed(void)
         unsigned type;
         uint32_t *pinned;
 
-        OK(cuMemAllocHost((void **)&pinned, 4096));
-        OK(cuMemHostGetDevicePointer(&dptr, pinned, 0));
-        OK(fill(NULL, dptr, 7, 1024));
-        OK(cuCtxSynchronize());
-        EXPECT(7, pinned[1023]);
-        OK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dptr));
-        EXPECT(CU_MEMORYTYPE_HOST, type);
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(dptr));
-        OK(cuMemFreeHost(pinned));
-        OK(cuMemAllocManaged(&managed, 4096, CU_MEM_ATTACH_GLOBAL));
-        OK(fill(NULL, managed, 9, 1024));
-        OK(cuCtxSynchronize());
-        EXPECT(9, *(uint32_t *)(uintptr_t)managed);
-        OK(cuMemFree(managed));
-        EXPECT(0, misuses());
+        GR_MUST(cuMemAllocHost((void **)&pinned, 4096));
+        GR_MUST(cuMemHostGetDevicePointer(&dptr, pinned, 0));
+        GR_MUST(fill(NULL, dptr, 7, 1024));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(pinned[1023], 7);
+        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dptr));
+        GR_CHECK_EQ(type, CU_MEMORYTYPE_HOST);
+        GR_CHECK_EQ(cuMemFree(dptr), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFreeHost(pinned));
+        GR_MUST(cuMemAllocManaged(&managed, 4096, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(fill(NULL, managed, 9, 1024));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(*(uint32_t *)(uintptr_t)managed, 9);
+        GR_MUST(cuMemFree(managed));
+        GR_CHECK_EQ(misuses(), 0);
 }
 
 /* Addresses come back; memory that is not the program's is noticed, not corrupted. */
@@ -159,18 +159,18 @@ static void test_misuse(void)
 {
         CUdeviceptr p;
 
-        EXPECT(0, misuses());
-        OK(cuMemAlloc(&p, 4096));
-        OK(fill(NULL, p, 1, 1024));
-        OK(cuCtxSynchronize());
-        EXPECT(0, misuses());
-        OK(fill(NULL, p, 1, 1025));
-        OK(cuCtxSynchronize());
-        EXPECT(1, misuses());
-        OK(cuMemFree(p));
-        OK(fill(NULL, p, 1, 1));
-        OK(cuCtxSynchronize());
-        EXPECT(2, misuses());
+        GR_CHECK_EQ(misuses(), 0);
+        GR_MUST(cuMemAlloc(&p, 4096));
+        GR_MUST(fill(NULL, p, 1, 1024));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), 0);
+        GR_MUST(fill(NULL, p, 1, 1025));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), 1);
+        GR_MUST(cuMemFree(p));
+        GR_MUST(fill(NULL, p, 1, 1));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), 2);
 }
 
 static void test_context_takes_its_memory_along(void)
@@ -178,13 +178,13 @@ static void test_context_takes_its_memory_along(void)
         CUcontext ctx;
         CUdeviceptr p, q;
 
-        OK(cuCtxCreate_v4(&ctx, NULL, 0, 0));
-        OK(cuMemAlloc(&p, 10 * MIB));
-        OK(cuMemAlloc(&q, 10));
-        EXPECT(12 * MIB, used());
-        OK(cuCtxDestroy(ctx));
-        EXPECT(0, used());
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p));
+        GR_MUST(cuCtxCreate_v4(&ctx, NULL, 0, 0));
+        GR_MUST(cuMemAlloc(&p, 10 * MIB));
+        GR_MUST(cuMemAlloc(&q, 10));
+        GR_CHECK_EQ(used(), 12 * MIB);
+        GR_MUST(cuCtxDestroy(ctx));
+        GR_CHECK_EQ(used(), 0);
+        GR_CHECK_EQ(cuMemFree(p), CUDA_ERROR_INVALID_VALUE);
 }
 
 /* Looked up, as the header calls them deprecated. Nothing of an ended context is left to the next one. */
@@ -197,12 +197,12 @@ static void test_attached(void)
         memcpy(&attach, &found, sizeof found);
         found = dlsym(RTLD_DEFAULT, "cuCtxDetach");
         memcpy(&detach, &found, sizeof found);
-        OK(cuCtxCreate_v4(&ctx, NULL, 0, 0));
-        OK(attach(&ctx, 0));
-        OK(cuCtxDestroy(ctx));
-        OK(cuCtxCreate_v4(&ctx, NULL, 0, 0));
-        OK(detach(ctx));
-        EXPECT(CUDA_ERROR_CONTEXT_IS_DESTROYED, detach(ctx));
+        GR_MUST(cuCtxCreate_v4(&ctx, NULL, 0, 0));
+        GR_MUST(attach(&ctx, 0));
+        GR_MUST(cuCtxDestroy(ctx));
+        GR_MUST(cuCtxCreate_v4(&ctx, NULL, 0, 0));
+        GR_MUST(detach(ctx));
+        GR_CHECK_EQ(detach(ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
 int main(void)
@@ -218,5 +218,5 @@ int main(void)
         test_context_takes_its_memory_along();
         test_misuse();
         test_attached();
-        return done("memory");
+        return GR_CHECK_RESULT();
 }

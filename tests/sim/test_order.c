@@ -13,13 +13,13 @@ static void expect_order(const char *what, CUstream first, CUstream second, bool
 {
         uint32_t found;
 
-        OK(cuCtxSynchronize());
-        OK(late_fill(first, x, 1, 1, 50));
-        OK(fill(second, x, 2, 1));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(late_fill(first, x, 1, 1, 50));
+        GR_MUST(fill(second, x, 2, 1));
         found = word(x);
         if (found != (waits ? 2 : 1)) {
                 fprintf(stderr, "%s: %u\n", what, found);
-                failures++;
+                gr_check_failures++;
         }
 }
 
@@ -27,10 +27,10 @@ static void test_streams(void)
 {
         CUstream a, b, n, m;
 
-        OK(cuStreamCreate(&a, CU_STREAM_DEFAULT));
-        OK(cuStreamCreate(&b, CU_STREAM_DEFAULT));
-        OK(cuStreamCreate(&n, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreateWithPriority(&m, CU_STREAM_NON_BLOCKING, -1));
+        GR_MUST(cuStreamCreate(&a, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamCreate(&b, CU_STREAM_DEFAULT));
+        GR_MUST(cuStreamCreate(&n, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreateWithPriority(&m, CU_STREAM_NON_BLOCKING, -1));
         expect_order("one stream", a, a, true);
         expect_order("two blocking streams", a, b, false);
         expect_order("blocking, then legacy", a, NULL, true);
@@ -41,11 +41,11 @@ static void test_streams(void)
         expect_order("per-thread, then legacy", CU_STREAM_PER_THREAD, NULL, true);
         expect_order("legacy, then per-thread", NULL, CU_STREAM_PER_THREAD, true);
         expect_order("per-thread, then blocking", CU_STREAM_PER_THREAD, a, false);
-        OK(cuStreamDestroy(a));
-        EXPECT(CUDA_ERROR_INVALID_HANDLE, cuStreamDestroy(a));
-        OK(cuStreamDestroy(b));
-        OK(cuStreamDestroy(n));
-        OK(cuStreamDestroy(m));
+        GR_MUST(cuStreamDestroy(a));
+        GR_CHECK_EQ(cuStreamDestroy(a), CUDA_ERROR_INVALID_HANDLE);
+        GR_MUST(cuStreamDestroy(b));
+        GR_MUST(cuStreamDestroy(n));
+        GR_MUST(cuStreamDestroy(m));
 }
 
 /* The work of a destroyed stream goes on, and still belongs to the context. */
@@ -55,17 +55,17 @@ static void test_destroyed_stream(void)
         CUevent e;
         double t = now_ms();
 
-        OK(cuEventCreate(&e, 0));
-        OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-        OK(late_fill(s, x, 5, 1, 400));
-        OK(cuStreamDestroy(s));
-        CHECK(now_ms() - t < 380);
-        OK(cuCtxRecordEvent(ctx, e));
-        EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(e));
-        OK(cuEventSynchronize(e));
-        CHECK(now_ms() - t >= 399);
-        EXPECT(5, word(x));
-        OK(cuEventDestroy(e));
+        GR_MUST(cuEventCreate(&e, 0));
+        GR_MUST(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        GR_MUST(late_fill(s, x, 5, 1, 400));
+        GR_MUST(cuStreamDestroy(s));
+        GR_CHECK(now_ms() - t < 380);
+        GR_MUST(cuCtxRecordEvent(ctx, e));
+        GR_CHECK_EQ(cuEventQuery(e), CUDA_ERROR_NOT_READY);
+        GR_MUST(cuEventSynchronize(e));
+        GR_CHECK(now_ms() - t >= 399);
+        GR_CHECK_EQ(word(x), 5);
+        GR_MUST(cuEventDestroy(e));
 }
 
 static void test_events(void)
@@ -74,29 +74,29 @@ static void test_events(void)
         CUevent e, f;
         float ms = 0;
 
-        OK(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
-        OK(cuEventCreate(&e, 0));
-        OK(cuEventCreate(&f, 0));
-        OK(cuEventQuery(e)); /* never recorded */
-        EXPECT(CUDA_ERROR_INVALID_HANDLE, cuEventElapsedTime(&ms, e, f));
-        OK(cuEventRecord(e, a));
-        OK(late_fill(a, x, 1, 1, 50));
-        OK(cuEventRecord(f, a));
-        EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(f));
-        EXPECT(CUDA_ERROR_NOT_READY, cuEventElapsedTime(&ms, e, f));
-        OK(cuStreamWaitEvent(b, f, 0));
-        OK(fill(b, x, 2, 1));
-        OK(cuStreamSynchronize(b));
-        OK(cuEventQuery(f));
-        OK(cuEventElapsedTime(&ms, e, f));
-        CHECK(ms >= 49);
-        EXPECT(2, word(x));
-        OK(cuEventDestroy(e));
-        EXPECT(CUDA_ERROR_INVALID_HANDLE, cuEventQuery(e));
-        OK(cuEventDestroy(f));
-        OK(cuStreamDestroy(a));
-        OK(cuStreamDestroy(b));
+        GR_MUST(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuEventCreate(&e, 0));
+        GR_MUST(cuEventCreate(&f, 0));
+        GR_MUST(cuEventQuery(e)); /* never recorded */
+        GR_CHECK_EQ(cuEventElapsedTime(&ms, e, f), CUDA_ERROR_INVALID_HANDLE);
+        GR_MUST(cuEventRecord(e, a));
+        GR_MUST(late_fill(a, x, 1, 1, 50));
+        GR_MUST(cuEventRecord(f, a));
+        GR_CHECK_EQ(cuEventQuery(f), CUDA_ERROR_NOT_READY);
+        GR_CHECK_EQ(cuEventElapsedTime(&ms, e, f), CUDA_ERROR_NOT_READY);
+        GR_MUST(cuStreamWaitEvent(b, f, 0));
+        GR_MUST(fill(b, x, 2, 1));
+        GR_MUST(cuStreamSynchronize(b));
+        GR_MUST(cuEventQuery(f));
+        GR_MUST(cuEventElapsedTime(&ms, e, f));
+        GR_CHECK(ms >= 49);
+        GR_CHECK_EQ(word(x), 2);
+        GR_MUST(cuEventDestroy(e));
+        GR_CHECK_EQ(cuEventQuery(e), CUDA_ERROR_INVALID_HANDLE);
+        GR_MUST(cuEventDestroy(f));
+        GR_MUST(cuStreamDestroy(a));
+        GR_MUST(cuStreamDestroy(b));
 }
 
 static atomic_int called;
@@ -115,32 +115,32 @@ static void test_host_function(void)
 {
         CUstream s;
 
-        OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-        OK(cuLaunchHostFunc(s, host_function, &called));
-        EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(s));
-        OK(cuStreamSynchronize(s));
-        EXPECT(1, atomic_load(&called));
-        EXPECT(CUDA_ERROR_NOT_PERMITTED, inside);
-        OK(cuStreamDestroy(s));
+        GR_MUST(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuLaunchHostFunc(s, host_function, &called));
+        GR_CHECK_EQ(cuStreamQuery(s), CUDA_ERROR_NOT_READY);
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(atomic_load(&called), 1);
+        GR_CHECK_EQ(inside, CUDA_ERROR_NOT_PERMITTED);
+        GR_MUST(cuStreamDestroy(s));
 }
 
 static void test_wait_value(void)
 {
         CUstream a, b;
 
-        OK(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
-        OK(cuMemsetD32(x, 0, 2));
-        OK(cuCtxSynchronize());
-        OK(cuStreamWaitValue32(a, x, 3, CU_STREAM_WAIT_VALUE_GEQ));
-        OK(fill(a, x + 4, 8, 1));
+        GR_MUST(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuMemsetD32(x, 0, 2));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuStreamWaitValue32(a, x, 3, CU_STREAM_WAIT_VALUE_GEQ));
+        GR_MUST(fill(a, x + 4, 8, 1));
         usleep(20000);
-        EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(a));
-        OK(cuStreamWriteValue32(b, x, 4, 0));
-        OK(cuStreamSynchronize(a));
-        EXPECT(8, word(x + 4));
-        OK(cuStreamDestroy(a));
-        OK(cuStreamDestroy(b));
+        GR_CHECK_EQ(cuStreamQuery(a), CUDA_ERROR_NOT_READY);
+        GR_MUST(cuStreamWriteValue32(b, x, 4, 0));
+        GR_MUST(cuStreamSynchronize(a));
+        GR_CHECK_EQ(word(x + 4), 8);
+        GR_MUST(cuStreamDestroy(a));
+        GR_MUST(cuStreamDestroy(b));
 }
 
 /* Many streams and joins at once, and long chains of barriers: the work graph must neither lose work nor recurse. */
@@ -150,24 +150,24 @@ static void test_many(void)
         CUevent e;
         double t = now_ms();
 
-        OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
         for (int i = 0; i < 40; i++) {
-                OK(cuStreamCreate(&s[i], CU_STREAM_NON_BLOCKING));
-                OK(spin(s[i], 50));
+                GR_MUST(cuStreamCreate(&s[i], CU_STREAM_NON_BLOCKING));
+                GR_MUST(spin(s[i], 50));
         }
         for (int i = 0; i < 20000; i++) {
-                OK(cuCtxRecordEvent(ctx, e));
-                OK(cuCtxWaitEvent(ctx, e));
+                GR_MUST(cuCtxRecordEvent(ctx, e));
+                GR_MUST(cuCtxWaitEvent(ctx, e));
         }
-        OK(cuMemsetD32(x, 0, 1));
+        GR_MUST(cuMemsetD32(x, 0, 1));
         for (int i = 0; i < 2000; i++)
-                OK(fill(s[i % 40], x, (uint32_t)i, 1));
-        OK(fill(NULL, x, 77, 1));
+                GR_MUST(fill(s[i % 40], x, (uint32_t)i, 1));
+        GR_MUST(fill(NULL, x, 77, 1));
         for (int i = 0; i < 40; i++)
-                OK(cuStreamDestroy(s[i]));
-        OK(cuCtxSynchronize());
-        CHECK(now_ms() - t < 40 * 50); /* the kernels ran side by side */
-        OK(cuEventDestroy(e));
+                GR_MUST(cuStreamDestroy(s[i]));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK(now_ms() - t < 40 * 50); /* the kernels ran side by side */
+        GR_MUST(cuEventDestroy(e));
 }
 
 static void test_peers(void)
@@ -176,50 +176,50 @@ static void test_peers(void)
         CUcontext other;
         CUdeviceptr p;
 
-        OK(cuDevicePrimaryCtxRetain(&other, 1));
-        OK(cuCtxPushCurrent(other));
-        OK(cuMemAlloc(&p, 4096));
-        OK(cuCtxPopCurrent(NULL));
-        OK(fill(NULL, p, 3, 1024));
-        OK(cuCtxSynchronize());
-        EXPECT(before + 1, misuses());
-        OK(cuCtxEnablePeerAccess(other, 0));
-        EXPECT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuCtxEnablePeerAccess(other, 0));
-        OK(fill(NULL, p, 3, 1024));
-        EXPECT(3, word(p));
-        EXPECT(before + 1, misuses());
+        GR_MUST(cuDevicePrimaryCtxRetain(&other, 1));
+        GR_MUST(cuCtxPushCurrent(other));
+        GR_MUST(cuMemAlloc(&p, 4096));
+        GR_MUST(cuCtxPopCurrent(NULL));
+        GR_MUST(fill(NULL, p, 3, 1024));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), before + 1);
+        GR_MUST(cuCtxEnablePeerAccess(other, 0));
+        GR_CHECK_EQ(cuCtxEnablePeerAccess(other, 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        GR_MUST(fill(NULL, p, 3, 1024));
+        GR_CHECK_EQ(word(p), 3);
+        GR_CHECK_EQ(misuses(), before + 1);
 
         /* A record on the peer's context fences its kernel for a wait in ours. */
-        OK(cuCtxPushCurrent(other));
-        OK(cuCtxEnablePeerAccess(ctx, 0));
-        OK(late_fill(CU_STREAM_PER_THREAD, x, 1, 1, 50));
+        GR_MUST(cuCtxPushCurrent(other));
+        GR_MUST(cuCtxEnablePeerAccess(ctx, 0));
+        GR_MUST(late_fill(CU_STREAM_PER_THREAD, x, 1, 1, 50));
         {
                 CUevent e;
 
-                OK(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
-                OK(cuCtxPopCurrent(NULL));
-                EXPECT(CUDA_ERROR_INVALID_HANDLE, cuCtxRecordEvent(ctx, e));
-                OK(cuCtxRecordEvent(other, e));
-                OK(cuCtxWaitEvent(ctx, e));
-                OK(fill(NULL, x, 2, 1));
-                EXPECT(2, word(x));
-                OK(cuEventDestroy(e));
+                GR_MUST(cuEventCreate(&e, CU_EVENT_DISABLE_TIMING));
+                GR_MUST(cuCtxPopCurrent(NULL));
+                GR_CHECK_EQ(cuCtxRecordEvent(ctx, e), CUDA_ERROR_INVALID_HANDLE);
+                GR_MUST(cuCtxRecordEvent(other, e));
+                GR_MUST(cuCtxWaitEvent(ctx, e));
+                GR_MUST(fill(NULL, x, 2, 1));
+                GR_CHECK_EQ(word(x), 2);
+                GR_MUST(cuEventDestroy(e));
         }
-        OK(cuCtxDisablePeerAccess(other));
-        OK(cuDevicePrimaryCtxRelease(1));
+        GR_MUST(cuCtxDisablePeerAccess(other));
+        GR_MUST(cuDevicePrimaryCtxRelease(1));
 }
 
 int main(void)
 {
         ctx = start();
-        OK(cuMemAlloc(&x, 4096));
+        GR_MUST(cuMemAlloc(&x, 4096));
         test_streams();
         test_destroyed_stream();
         test_events();
         test_host_function();
         test_wait_value();
         test_many();
-        EXPECT(0, misuses());
+        GR_CHECK_EQ(misuses(), 0);
         test_peers();
-        return done("order");
+        return GR_CHECK_RESULT();
 }

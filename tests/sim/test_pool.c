@@ -10,7 +10,7 @@ static cuuint64_t get(CUmemPool_attribute attribute)
 {
         cuuint64_t value = 0;
 
-        OK(cuMemPoolGetAttribute(pool, attribute, &value));
+        GR_MUST(cuMemPoolGetAttribute(pool, attribute, &value));
         return value;
 }
 
@@ -19,37 +19,38 @@ static void test_reuse_and_threshold(void)
         cuuint64_t keep = 64 * MIB, zero = 0;
         CUdeviceptr p, q;
 
-        OK(cuMemAllocAsync(&p, 8 * MIB, s));
-        EXPECT(8 * MIB, get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT));
-        EXPECT(8 * MIB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
-        OK(cuMemFreeAsync(p, s));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(p, s));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFree(p));
-        EXPECT(0, get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT));
-        OK(cuMemAllocAsync(&q, 8 * MIB, s));
-        EXPECT(p, q);
-        OK(cuMemFreeAsync(q, s));
-        OK(cuStreamSynchronize(s));
-        EXPECT(0, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)); /* threshold 0: all of it goes at a synchronisation */
-        EXPECT(0, grSimUsedBytes(0));
-        EXPECT(8 * MIB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH));
-        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
-        EXPECT(0, get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH));
+        GR_MUST(cuMemAllocAsync(&p, 8 * MIB, s));
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 8 * MIB);
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 8 * MIB);
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_CHECK_EQ(cuMemFreeAsync(p, s), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemFree(p), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
+        GR_MUST(cuMemAllocAsync(&q, 8 * MIB, s));
+        GR_CHECK_EQ(q, p);
+        GR_MUST(cuMemFreeAsync(q, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+                    0); /* threshold 0: all of it goes at a synchronisation */
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 8 * MIB);
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero));
+        GR_CHECK_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH), 0);
 
-        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
-        OK(cuMemAllocAsync(&p, 8 * MIB, s));
-        OK(cuMemAllocAsync(&q, 80 * MIB, s));
-        OK(cuMemFreeAsync(p, s));
-        OK(cuMemFreeAsync(q, s));
-        OK(cuStreamSynchronize(s));
-        CHECK(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= keep);
-        OK(cuMemAllocAsync(&p, 30 * MIB, s));
-        OK(cuMemFreeAsync(p, s));
-        OK(cuStreamSynchronize(s));
-        EXPECT(30 * MIB, grSimUsedBytes(0));
-        OK(cuMemPoolTrimTo(pool, 0));
-        EXPECT(0, grSimUsedBytes(0));
-        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &zero));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+        GR_MUST(cuMemAllocAsync(&p, 8 * MIB, s));
+        GR_MUST(cuMemAllocAsync(&q, 80 * MIB, s));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(cuMemFreeAsync(q, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= keep);
+        GR_MUST(cuMemAllocAsync(&p, 30 * MIB, s));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(grSimUsedBytes(0), 30 * MIB);
+        GR_MUST(cuMemPoolTrimTo(pool, 0));
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &zero));
 }
 
 /* Memory freed behind a slow kernel on one stream and taken on another: the new user waits for the old one. */
@@ -57,28 +58,28 @@ static void test_other_stream_waits(void)
 {
         CUdeviceptr p, q;
 
-        OK(cuMemAllocAsync(&p, 4 * MIB, s));
-        OK(late_fill(s, p, 1, 4, 50));
-        OK(cuMemFreeAsync(p, s));
-        OK(cuMemAllocAsync(&q, 4 * MIB, t));
-        EXPECT(p, q);
-        OK(fill(t, q, 2, 4));
-        EXPECT(2, word(q));
-        EXPECT(0, misuses());
-        OK(cuMemFree(q));
-        OK(cuCtxSynchronize());
-        EXPECT(0, grSimUsedBytes(0));
+        GR_MUST(cuMemAllocAsync(&p, 4 * MIB, s));
+        GR_MUST(late_fill(s, p, 1, 4, 50));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(cuMemAllocAsync(&q, 4 * MIB, t));
+        GR_CHECK_EQ(q, p);
+        GR_MUST(fill(t, q, 2, 4));
+        GR_CHECK_EQ(word(q), 2);
+        GR_CHECK_EQ(misuses(), 0);
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
 }
 
 static void test_stale_use(void)
 {
         CUdeviceptr p;
 
-        OK(cuMemAllocAsync(&p, 4 * MIB, s));
-        OK(cuMemFreeAsync(p, s));
-        OK(fill(s, p, 1, 4));
-        OK(cuStreamSynchronize(s));
-        EXPECT(1, misuses());
+        GR_MUST(cuMemAllocAsync(&p, 4 * MIB, s));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(fill(s, p, 1, 4));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(misuses(), 1);
 }
 
 static void test_own_pool(void)
@@ -89,20 +90,20 @@ static void test_own_pool(void)
         CUmemoryPool mine, now;
         CUdeviceptr p, q;
 
-        OK(cuMemPoolCreate(&mine, &props));
-        OK(cuMemAllocFromPoolAsync(&p, 6 * MIB, mine, s));
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAllocFromPoolAsync(&q, 4 * MIB, mine, s));
-        OK(cuDeviceSetMemPool(0, mine));
-        OK(cuDeviceGetMemPool(&now, 0));
-        CHECK(now == mine);
-        OK(cuMemPoolDestroy(mine));
-        OK(cuDeviceGetMemPool(&now, 0));
-        CHECK(now == pool);
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolTrimTo(mine, 0));
-        OK(fill(s, p, 1, 4));
-        OK(cuMemFreeAsync(p, s));
-        OK(cuStreamSynchronize(s));
-        EXPECT(0, grSimUsedBytes(0));
+        GR_MUST(cuMemPoolCreate(&mine, &props));
+        GR_MUST(cuMemAllocFromPoolAsync(&p, 6 * MIB, mine, s));
+        GR_CHECK_EQ(cuMemAllocFromPoolAsync(&q, 4 * MIB, mine, s), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuDeviceSetMemPool(0, mine));
+        GR_MUST(cuDeviceGetMemPool(&now, 0));
+        GR_CHECK(now == mine);
+        GR_MUST(cuMemPoolDestroy(mine));
+        GR_MUST(cuDeviceGetMemPool(&now, 0));
+        GR_CHECK(now == pool);
+        GR_CHECK_EQ(cuMemPoolTrimTo(mine, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(fill(s, p, 1, 4));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
 }
 
 /* What pools hold is not there for cuMemAlloc until it is trimmed. */
@@ -112,30 +113,30 @@ static void test_pool_starves_alloc(void)
         size_t total, free_bytes;
         CUdeviceptr p;
 
-        OK(cuMemGetInfo(&free_bytes, &total));
-        OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
-        OK(cuMemAllocAsync(&p, free_bytes, s));
-        OK(cuMemFreeAsync(p, s));
-        OK(cuStreamSynchronize(s));
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc(&p, MIB));
-        OK(cuMemPoolTrimTo(pool, 0));
-        OK(cuMemAlloc(&p, MIB));
-        OK(cuMemFree(p));
+        GR_MUST(cuMemGetInfo(&free_bytes, &total));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+        GR_MUST(cuMemAllocAsync(&p, free_bytes, s));
+        GR_MUST(cuMemFreeAsync(p, s));
+        GR_MUST(cuStreamSynchronize(s));
+        GR_CHECK_EQ(cuMemAlloc(&p, MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuMemPoolTrimTo(pool, 0));
+        GR_MUST(cuMemAlloc(&p, MIB));
+        GR_MUST(cuMemFree(p));
 }
 
 int main(void)
 {
         start();
-        OK(cuDeviceGetDefaultMemPool(&pool, 0));
-        OK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-        OK(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+        GR_MUST(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&t, CU_STREAM_NON_BLOCKING));
         test_reuse_and_threshold();
         test_other_stream_waits();
         test_own_pool();
         test_pool_starves_alloc();
-        OK(cuDeviceGraphMemTrim(0));
-        EXPECT(CUDA_ERROR_INVALID_DEVICE, cuDeviceGraphMemTrim(1));
-        EXPECT(0, misuses());
+        GR_MUST(cuDeviceGraphMemTrim(0));
+        GR_CHECK_EQ(cuDeviceGraphMemTrim(1), CUDA_ERROR_INVALID_DEVICE);
+        GR_CHECK_EQ(misuses(), 0);
         test_stale_use();
-        return done("pool");
+        return GR_CHECK_RESULT();
 }

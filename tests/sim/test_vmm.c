@@ -14,36 +14,36 @@ static void test_two_handles_one_range(void)
         CUdeviceptr va, twin;
         size_t step;
 
-        OK(cuMemGetAllocationGranularity(&step, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-        EXPECT(2 * MIB, step);
-        OK(cuMemCreate(&a, step, &prop, 0));
-        OK(cuMemCreate(&b, step, &prop, 0));
-        EXPECT(2 * step, grSimUsedBytes(0));
-        OK(cuMemAddressReserve(&va, 2 * step, 0, 0, 0));
-        OK(cuMemAddressReserve(&twin, step, 0, 0, 0));
-        OK(cuMemMap(va, step, 0, a, 0));
-        OK(cuMemMap(va + step, step, 0, b, 0));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemMap(va, step, 0, b, 0));
-        OK(cuMemSetAccess(va, 2 * step, &access, 1));
-        OK(fill(NULL, va, 7, 2 * step / 4));
-        EXPECT(7, word(va + 2 * step - 4));
-        OK(cuMemMap(twin, step, 0, b, 0));
-        OK(cuMemSetAccess(twin, step, &access, 1));
-        EXPECT(7, word(twin));
-        EXPECT(0, misuses());
+        GR_MUST(cuMemGetAllocationGranularity(&step, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+        GR_CHECK_EQ(step, 2 * MIB);
+        GR_MUST(cuMemCreate(&a, step, &prop, 0));
+        GR_MUST(cuMemCreate(&b, step, &prop, 0));
+        GR_CHECK_EQ(grSimUsedBytes(0), 2 * step);
+        GR_MUST(cuMemAddressReserve(&va, 2 * step, 0, 0, 0));
+        GR_MUST(cuMemAddressReserve(&twin, step, 0, 0, 0));
+        GR_MUST(cuMemMap(va, step, 0, a, 0));
+        GR_MUST(cuMemMap(va + step, step, 0, b, 0));
+        GR_CHECK_EQ(cuMemMap(va, step, 0, b, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemSetAccess(va, 2 * step, &access, 1));
+        GR_MUST(fill(NULL, va, 7, 2 * step / 4));
+        GR_CHECK_EQ(word(va + 2 * step - 4), 7);
+        GR_MUST(cuMemMap(twin, step, 0, b, 0));
+        GR_MUST(cuMemSetAccess(twin, step, &access, 1));
+        GR_CHECK_EQ(word(twin), 7);
+        GR_CHECK_EQ(misuses(), 0);
 
-        OK(cuMemRelease(a));
-        OK(cuMemRelease(b));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(va, 2 * step));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(va, step / 2));
-        OK(cuMemUnmap(va, 2 * step));
-        EXPECT(step, grSimUsedBytes(0)); /* b is still mapped at its other place */
-        EXPECT(7, word(twin + step - 4));
-        OK(cuMemUnmap(twin, step));
-        EXPECT(0, grSimUsedBytes(0));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRelease(b));
-        OK(cuMemAddressFree(va, 2 * step));
-        OK(cuMemAddressFree(twin, step));
+        GR_MUST(cuMemRelease(a));
+        GR_MUST(cuMemRelease(b));
+        GR_CHECK_EQ(cuMemAddressFree(va, 2 * step), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemUnmap(va, step / 2), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemUnmap(va, 2 * step));
+        GR_CHECK_EQ(grSimUsedBytes(0), step); /* b is still mapped at its other place */
+        GR_CHECK_EQ(word(twin + step - 4), 7);
+        GR_MUST(cuMemUnmap(twin, step));
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
+        GR_CHECK_EQ(cuMemRelease(b), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemAddressFree(va, 2 * step));
+        GR_MUST(cuMemAddressFree(twin, step));
 }
 
 static void test_access_and_stall(void)
@@ -53,24 +53,24 @@ static void test_access_and_stall(void)
         CUstream busy;
         double t;
 
-        OK(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
-        OK(cuMemCreate(&a, 2 * MIB, &prop, 0));
-        OK(cuMemAddressReserve(&va, 4 * MIB, 0, 0, 0));
-        OK(cuMemMap(va, 2 * MIB, 0, a, 0));
-        OK(fill(NULL, va, 1, 1));
-        OK(cuCtxSynchronize());
-        EXPECT(1, misuses()); /* no access yet */
-        OK(cuMemsetD32(va + 2 * MIB, 1, 1));
-        OK(cuCtxSynchronize());
-        EXPECT(2, misuses()); /* reserved only */
+        GR_MUST(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuMemCreate(&a, 2 * MIB, &prop, 0));
+        GR_MUST(cuMemAddressReserve(&va, 4 * MIB, 0, 0, 0));
+        GR_MUST(cuMemMap(va, 2 * MIB, 0, a, 0));
+        GR_MUST(fill(NULL, va, 1, 1));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), 1); /* no access yet */
+        GR_MUST(cuMemsetD32(va + 2 * MIB, 1, 1));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(misuses(), 2); /* reserved only */
         t = now_ms();
-        OK(spin(busy, 400));
-        OK(cuMemUnmap(va, 2 * MIB));
-        OK(cuMemRelease(a));
-        CHECK(now_ms() - t < 380);
-        OK(cuCtxSynchronize());
-        OK(cuMemAddressFree(va, 4 * MIB));
-        OK(cuStreamDestroy(busy));
+        GR_MUST(spin(busy, 400));
+        GR_MUST(cuMemUnmap(va, 2 * MIB));
+        GR_MUST(cuMemRelease(a));
+        GR_CHECK(now_ms() - t < 380);
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemAddressFree(va, 4 * MIB));
+        GR_MUST(cuStreamDestroy(busy));
 }
 
 static void test_refused(void)
@@ -78,11 +78,11 @@ static void test_refused(void)
         CUmemGenericAllocationHandle a;
         CUdeviceptr va;
 
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&a, MIB, &prop, 0));
-        EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&a, (size_t)1 << 40, &prop, 0));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&va, MIB, 0, 0, 0));
-        EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemMap(0x200000, 2 * MIB, 0, 0, 0));
-        EXPECT(0, grSimUsedBytes(0));
+        GR_CHECK_EQ(cuMemCreate(&a, MIB, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemCreate(&a, (size_t)1 << 40, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(cuMemAddressReserve(&va, MIB, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(cuMemMap(0x200000, 2 * MIB, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+        GR_CHECK_EQ(grSimUsedBytes(0), 0);
 }
 
 int main(void)
@@ -91,5 +91,5 @@ int main(void)
         test_two_handles_one_range();
         test_access_and_stall();
         test_refused();
-        return done("vmm");
+        return GR_CHECK_RESULT();
 }

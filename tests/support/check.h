@@ -1,13 +1,20 @@
 /*
- * Checks for test programs: a failing one prints where and goes on; main ends with `return GR_CHECK_RESULT();`, 1 where
- * any failed, in whichever file of the program. From one thread at a time.
+ * Checks for test programs, without and with CUDA. GR_CHECK prints where it failed and goes on; main ends with
+ * `return GR_CHECK_RESULT();`, 1 where any failed, in whichever file of the program. From one thread at a time. GR_MUST
+ * ends the process with status 99, without its exit handlers, where a call did not return 0.
  */
 #ifndef GR_CHECK_H
 #define GR_CHECK_H
 
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define GIB ((size_t)1 << 30)
 
 __attribute__((weak)) int gr_check_failures; /* one for all files of a program */
 
@@ -39,6 +46,18 @@ __attribute__((weak)) int gr_check_failures; /* one for all files of a program *
                         gr_check_failures++;                                                                           \
                 }                                                                                                      \
         } while (0)
+
+/* For calls that return 0, or the code of what failed. */
+#define GR_MUST(...) gr_check_must((int)(__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
+
+static inline void gr_check_must(int result, const char *call, const char *file, int line)
+{
+        if (result == 0)
+                return;
+        fflush(stdout);
+        fprintf(stderr, "%s:%d: %s returned %d\n", file, line, call, result);
+        _Exit(99);
+}
 
 #define GR_CHECK_RESULT() (gr_check_failures != 0)
 

@@ -27,15 +27,6 @@ const char *gt_result_name(CUresult result)
         return name;
 }
 
-void gt_must(CUresult result, const char *call, const char *file, int line)
-{
-        if (result == CUDA_SUCCESS)
-                return;
-        fflush(stdout);
-        fprintf(stderr, "%s:%d: %s returned %d (%s)\n", file, line, call, (int)result, gt_result_name(result));
-        exit(EXIT_FAILURE);
-}
-
 void gt_die(const char *format, ...)
 {
         va_list args;
@@ -48,8 +39,6 @@ void gt_die(const char *format, ...)
         exit(EXIT_FAILURE);
 }
 
-int gt_failed;
-
 void gt_check(bool good, const char *name, const char *format, ...)
 {
         va_list args;
@@ -59,12 +48,12 @@ void gt_check(bool good, const char *name, const char *format, ...)
         vprintf(format, args);
         va_end(args);
         putchar('\n');
-        gt_failed += !good;
+        gr_check_failures += !good;
 }
 
 double gt_mib(size_t bytes)
 {
-        return (double)bytes / (double)GT_MIB;
+        return (double)bytes / (double)MIB;
 }
 
 double gt_now_us(void)
@@ -101,7 +90,7 @@ static CUfunction kernel(const struct gt *gt, const char *name)
 {
         CUfunction function;
 
-        GT_MUST(cuModuleGetFunction(&function, gt->module, name));
+        GR_MUST(cuModuleGetFunction(&function, gt->module, name));
         return function;
 }
 
@@ -123,10 +112,10 @@ void gt_open(struct gt *ret)
                 fprintf(stderr, "skipped: no CUDA device (%s)\n", gt_result_name(result));
                 exit(GT_SKIPPED);
         }
-        GT_MUST(cuDeviceGet(&gt.device, 0));
+        GR_MUST(cuDeviceGet(&gt.device, 0));
         gt_footprint_open(&gt);
-        GT_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
-        GT_MUST(cuCtxSetCurrent(gt.ctx));
+        GR_MUST(cuDevicePrimaryCtxRetain(&gt.ctx, gt.device));
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
         gt_load_kernels(&gt.module);
         gt.fill = kernel(&gt, "gr_fill");
         gt.spin = kernel(&gt, "gr_spin");
@@ -134,8 +123,8 @@ void gt_open(struct gt *ret)
         gt.copy = kernel(&gt, "gr_copy");
         gt.count_diff = kernel(&gt, "gr_count_diff");
         gt.await = kernel(&gt, "gr_await");
-        GT_MUST(gt_spin(&gt, NULL, 1));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(gt_spin(&gt, NULL, 1));
+        GR_MUST(cuCtxSynchronize());
         if (!gt_footprint(&gt, &gt.context_bytes))
                 gt.context_bytes = 0;
         *ret = gt;
@@ -143,19 +132,19 @@ void gt_open(struct gt *ret)
 
 void gt_load_kernels(CUmodule *ret)
 {
-        GT_MUST(cuModuleLoadData(ret, gr_test_ptx));
+        GR_MUST(cuModuleLoadData(ret, gr_test_ptx));
 }
 
 void gt_attach(const struct gt *gt)
 {
-        GT_MUST(cuCtxSetCurrent(gt->ctx));
+        GR_MUST(cuCtxSetCurrent(gt->ctx));
 }
 
 void gt_close(struct gt *gt)
 {
-        GT_MUST(cuCtxSynchronize());
-        GT_MUST(cuModuleUnload(gt->module));
-        GT_MUST(cuDevicePrimaryCtxRelease(gt->device));
+        GR_MUST(cuCtxSynchronize());
+        GR_MUST(cuModuleUnload(gt->module));
+        GR_MUST(cuDevicePrimaryCtxRelease(gt->device));
 }
 
 static CUresult launch(CUfunction function, unsigned grid, unsigned block, CUstream stream, void **args)
@@ -229,8 +218,8 @@ bool gt_green_open(CUdevice device, struct gt_green *ret)
             describe(&description, &part, 1) != CUDA_SUCCESS ||
             create(&green.green, description, device, CU_GREEN_CTX_DEFAULT_STREAM) != CUDA_SUCCESS)
                 return false;
-        GT_MUST(convert(&green.ctx, green.green));
-        GT_MUST(stream_create(&green.stream, green.green, CU_STREAM_NON_BLOCKING, 0));
+        GR_MUST(convert(&green.ctx, green.green));
+        GR_MUST(stream_create(&green.stream, green.green, CU_STREAM_NON_BLOCKING, 0));
         *ret = green;
         return true;
 }
@@ -239,8 +228,8 @@ void gt_green_close(struct gt_green *green)
 {
         __typeof__(&cuGreenCtxDestroy) destroy = GT_OPTIONAL(cuGreenCtxDestroy);
 
-        GT_MUST(cuStreamDestroy(green->stream));
-        GT_MUST(destroy(green->green));
+        GR_MUST(cuStreamDestroy(green->stream));
+        GR_MUST(destroy(green->green));
         *green = (struct gt_green){0};
 }
 
@@ -248,7 +237,7 @@ CUstream gt_stream(void)
 {
         CUstream stream;
 
-        GT_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         return stream;
 }
 
@@ -257,7 +246,7 @@ size_t gt_parse_size(const char *text)
         static const struct {
                 const char *unit;
                 size_t bytes;
-        } units[] = {{"", 1}, {"KiB", GT_KIB}, {"MiB", GT_MIB}, {"GiB", GT_GIB}};
+        } units[] = {{"", 1}, {"KiB", KIB}, {"MiB", MIB}, {"GiB", GIB}};
         char *end;
         unsigned long long number = strtoull(text, &end, 10);
 

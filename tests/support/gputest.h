@@ -1,12 +1,14 @@
 /*
  * Harness of the programs that use the CUDA driver directly.
  *
- * Everything here is for test programs: a failed check prints one line on stderr and ends the program with status 1,
- * a missing device ends it with status 77 (skipped). Sizes are in bytes unless a name says words (of 4 bytes), times
+ * Everything here is for test programs: what cannot go on prints one line on stderr and ends the program, gt_die with
+ * status 1; a missing device ends it with status 77 (skipped). Sizes are in bytes unless a name says words (of 4 bytes), times
  * in microseconds unless a name says otherwise. Functions may be called from any thread that has the context current.
  */
 #ifndef GR_TEST_GPUTEST_H
 #define GR_TEST_GPUTEST_H
+
+#include "check.h"
 
 #include <cuda.h>
 #include <stdbool.h>
@@ -14,11 +16,8 @@
 #include <stdint.h>
 
 #define GT_SKIPPED 77
-#define GT_KIB     ((size_t)1 << 10)
-#define GT_MIB     ((size_t)1 << 20)
-#define GT_GIB     ((size_t)1 << 30)
 /* What the driver hands out above 1 MiB is made of pages of this size. */
-#define GT_PAGE (2 * GT_MIB)
+#define GT_PAGE (2 * MIB)
 
 struct gt {
         CUdevice device;
@@ -41,9 +40,6 @@ void gt_attach(const struct gt *gt);
 /* Synchronises and gives the context back. */
 void gt_close(struct gt *gt);
 
-/* Ends the program with status 1 when the call did not return CUDA_SUCCESS. */
-#define GT_MUST(call) gt_must((call), #call, __FILE__, __LINE__)
-void gt_must(CUresult result, const char *call, const char *file, int line);
 /* Ends the program with status 1 and a message. */
 void gt_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 /* The exit status of a process that waitpid says this of; ends the program where a signal ended that one. */
@@ -100,9 +96,8 @@ const char *gt_footprint_source(const struct gt *gt);
 /* Called by gt_open before the context exists; by others only where they never call gt_open. Needs gt->device. */
 void gt_footprint_open(const struct gt *gt);
 
-/* One line, "ok" or "FAILED", the name and what was seen; gt_failed counts the latter. One thread at a time. */
+/* One line, "ok" or "FAILED", the name and what was seen; the latter counts as a failed check. One thread at a time. */
 void gt_check(bool good, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
-extern int gt_failed;
 double gt_mib(size_t bytes);
 
 /* "64MiB", "2GiB", "4096" or "3KiB" to bytes; ends the program when it is neither. */

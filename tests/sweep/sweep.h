@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MIB ((size_t)1 << 20)
+#include "check.h"
 
 enum sweep_symbol {
 #define SIM_EXPORT(name, version, symbol)                        SWEEP_##symbol,

@@ -15,7 +15,7 @@ static void look(const char *name, CUdeviceptr p, size_t bytes)
 
         if (!host)
                 gt_die("out of memory");
-        GT_MUST(cuMemcpyDtoH(host, p, bytes));
+        GR_MUST(cuMemcpyDtoH(host, p, bytes));
         for (size_t i = 0; i < bytes; i++)
                 set += host[i] != 0;
         printf("%s: %s\n", name, set ? "not zero" : "zero");
@@ -24,17 +24,17 @@ static void look(const char *name, CUdeviceptr p, size_t bytes)
 
 static void plain(void)
 {
-        static const size_t sizes[] = {1000, 64 * GT_KIB, GT_MIB, 3 * GT_MIB, 12 * GT_MIB};
+        static const size_t sizes[] = {1000, 64 * KIB, MIB, 3 * MIB, 12 * MIB};
         CUdeviceptr blocks[sizeof sizes / sizeof sizes[0]];
         char name[32];
 
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-                GT_MUST(cuMemAlloc(&blocks[i], sizes[i]));
+                GR_MUST(cuMemAlloc(&blocks[i], sizes[i]));
                 snprintf(name, sizeof name, "%zu B", sizes[i]);
                 look(name, blocks[i], sizes[i]);
         }
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-                GT_MUST(cuMemFree(blocks[i]));
+                GR_MUST(cuMemFree(blocks[i]));
 }
 
 /* Of each width the driver is asked once. */
@@ -43,12 +43,12 @@ static void pitched(void)
         CUdeviceptr first, second;
         size_t pitch;
 
-        GT_MUST(cuMemAllocPitch(&first, &pitch, 1000, 64, 4));
-        GT_MUST(cuMemAllocPitch(&second, &pitch, 1000, 64, 4));
+        GR_MUST(cuMemAllocPitch(&first, &pitch, 1000, 64, 4));
+        GR_MUST(cuMemAllocPitch(&second, &pitch, 1000, 64, 4));
         look("pitched", first, pitch * 64);
         look("pitched again", second, pitch * 64);
-        GT_MUST(cuMemFree(first));
-        GT_MUST(cuMemFree(second));
+        GR_MUST(cuMemFree(first));
+        GR_MUST(cuMemFree(second));
 }
 
 int main(int argc, char **argv)

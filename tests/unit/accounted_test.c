@@ -11,7 +11,6 @@
 #include "pool.h"
 #include "scripted.h"
 
-#define MIB  SG_MIB
 #define CARD (64 * MIB)
 
 static struct gr_core core;

@@ -19,7 +19,7 @@ static struct gr_device *device;
 
 static void start(void)
 {
-        sg_reset(1024 * SG_MIB);
+        sg_reset(1024 * MIB);
         gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
@@ -337,14 +337,14 @@ static void test_unneeded(void)
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
 
         /* Where blocks of a class have several sizes, it is those of the oldest. */
-        class = gr_class_of(33 * SG_MIB);
-        GR_CHECK_EQ(class, gr_class_of(35 * SG_MIB));
-        ptrs[0] = alloc(33 * SG_MIB);
-        ptrs[1] = alloc(35 * SG_MIB);
+        class = gr_class_of(33 * MIB);
+        GR_CHECK_EQ(class, gr_class_of(35 * MIB));
+        ptrs[0] = alloc(33 * MIB);
+        ptrs[1] = alloc(35 * MIB);
         for (int i = 0; i < 2; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
-        GR_CHECK_EQ(gr_trim_unneeded(context, class), (34 + 36) * SG_MIB);
+        GR_CHECK_EQ(gr_trim_unneeded(context, class), (34 + 36) * MIB);
         finish();
 }
 
@@ -548,7 +548,7 @@ static void test_end_of_context(void)
 
         start();
         live = alloc_recent(4096);
-        cached = alloc_recent(SG_MIB);
+        cached = alloc_recent(MIB);
         GR_CHECK_EQ(sg_free(&core, cached), 0);
         handle = context->handle;
         gr_context_ending(context);
@@ -624,10 +624,10 @@ static void test_epoch_bytes(void)
         uint64_t ptrs[BLOCKS];
 
         start();
-        atomic_store(&device->total_bytes, 1024 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * SG_MIB);
+        atomic_store(&device->total_bytes, 1024 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
         for (int i = 0; i < BLOCKS; i++)
-                ptrs[i] = alloc(SG_MIB);
+                ptrs[i] = alloc(MIB);
         for (int i = 0; i < FIRST; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
         GR_CHECK_EQ(gr_fence_close(&context->fence), 0);

@@ -7,7 +7,6 @@
 #include "base/size_class.h"
 #include "check.h"
 
-#define MIB     ((uint64_t)1 << 20)
 #define PAGE    GR_PAGE_BYTES
 #define BASE    UINT64_C(0x7f0000000000)
 #define THREADS 8

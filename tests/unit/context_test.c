@@ -11,8 +11,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB SG_MIB
-
 static struct gr_core core;
 
 static void start(void)

@@ -8,8 +8,8 @@
 
 #define DECAY_NS   (10000 * SG_MS)
 #define BLOCKS     100
-#define BLOCK      (2 * SG_MIB)
-#define ROOM_BYTES (1024 * SG_MIB)
+#define BLOCK      (2 * MIB)
+#define ROOM_BYTES (1024 * MIB)
 
 static struct gr_core core;
 static struct gr_context *context;
@@ -118,11 +118,11 @@ static void test_idle(void)
 static void test_one_block(void)
 {
         start(DECAY_NS);
-        cache_blocks(1, 512 * SG_MIB);
+        cache_blocks(1, 512 * MIB);
         tick(0);
         for (unsigned i = 1; i < GR_DECAY_STEPS; i++) {
                 tick(gr_decay_step_ns(&core));
-                GR_CHECK_EQ(cached(), 512 * SG_MIB);
+                GR_CHECK_EQ(cached(), 512 * MIB);
         }
         tick(gr_decay_step_ns(&core));
         GR_CHECK_EQ(cached(), 0);

@@ -15,7 +15,7 @@ static struct gr_fence *fence;
 
 static void start_with(const struct gr_driver *driver)
 {
-        sg_reset(64 * SG_MIB);
+        sg_reset(64 * MIB);
         gr_core_init(&core, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         fence = &context->fence;
@@ -36,7 +36,7 @@ static void finish(void)
 static uint64_t freed_after(uint64_t ms)
 {
         sg_work(context->handle, 0, 0, ms * SG_MS);
-        return gr_fence_freed(fence, SG_MIB);
+        return gr_fence_freed(fence, MIB);
 }
 
 static void test_poll(void)
@@ -52,7 +52,7 @@ static void test_poll(void)
         first = freed_after(5);
         GR_CHECK(gr_fence_waiting(&context->fence));
         GR_CHECK(!gr_fence_usable(fence, first));
-        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), SG_MIB);
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), MIB);
         GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
         GR_CHECK_EQ(gr_fence_close(&context->fence), 0); /* nothing since */
@@ -69,7 +69,7 @@ static void test_poll(void)
         GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, first) && gr_fence_idle(fence, first));
         GR_CHECK(!gr_fence_usable(fence, second));
-        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), SG_MIB);
+        GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), MIB);
         sg_advance(5 * SG_MS);
         GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, second));
@@ -120,16 +120,16 @@ static void test_poll_many(void)
 static void test_close_bytes(void)
 {
         start();
-        atomic_store(&context->device->total_bytes, 1024 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * SG_MIB);
-        atomic_store(&context->device->total_bytes, 131072 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 2048 * SG_MIB);
+        atomic_store(&context->device->total_bytes, 1024 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
+        atomic_store(&context->device->total_bytes, 131072 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 2048 * MIB);
         atomic_store(&core.overlaps, true);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * SG_MIB);
-        atomic_store(&context->device->reserved_bytes, 1024 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 128 * SG_MIB);
-        atomic_store(&context->device->reserved_bytes, 65536 * SG_MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 256 * SG_MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
+        atomic_store(&context->device->reserved_bytes, 1024 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 128 * MIB);
+        atomic_store(&context->device->reserved_bytes, 65536 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 256 * MIB);
         atomic_store(&context->device->reserved_bytes, 0);
         finish();
 }
@@ -648,7 +648,7 @@ static void test_reach_left(void)
                         if (i == leaves)
                                 continue;
                         sg_work(others[i]->handle, 0, 0, 50 * SG_MS);
-                        epoch = gr_fence_freed(fence, SG_MIB);
+                        epoch = gr_fence_freed(fence, MIB);
                         GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
                         GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
                         GR_CHECK(!gr_fence_usable(fence, epoch));

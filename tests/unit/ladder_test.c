@@ -12,7 +12,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB      SG_MIB
 #define CARD     (64 * MIB)
 #define WITHIN   GR_LOG_INFO /* where reports of a full card are to be seen */
 #define TRIES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].tries)

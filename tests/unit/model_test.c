@@ -16,7 +16,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB      SG_MIB
 #define HELD_MAX 96
 #define STEPS    12000
 

@@ -4,8 +4,6 @@
 #include "base/options.h"
 #include "check.h"
 
-#define GIB (1024ull * 1024 * 1024)
-
 /* The environment of one test; every answer comes in the same buffer, as a careless getter might give it. */
 static char *test_env[16];
 

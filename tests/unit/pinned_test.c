@@ -12,7 +12,6 @@
 #include "pool.h"
 #include "scripted.h"
 
-#define MIB     SG_MIB
 #define BLOCKS  4096
 #define KIND    1u
 #define THREADS 6

@@ -8,8 +8,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB SG_MIB
-
 static struct gr_core core;
 static struct gr_context *context;
 static struct gr_device *device;

@@ -10,7 +10,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB     SG_MIB
 #define THREADS 8
 #define ROUNDS  4
 #define PAIRS   600

@@ -13,7 +13,7 @@
 #include "process/workers.h"
 #include "scripted.h"
 
-#define ROOM_BYTES (64 * SG_MIB)
+#define ROOM_BYTES (64 * MIB)
 #define THREADS    8
 #define ROUNDS     60
 
@@ -143,10 +143,10 @@ static void test_served_by_another_thread(void)
 
         start();
         caller = pthread_self();
-        GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), 0);
         atomic_store(&held, ptr);
         GR_CHECK_EQ(gr_reclaimable_register(core, &giver), 0);
-        GR_CHECK_EQ(sg_alloc(context, 50 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 50 * MIB, &ptr), 0);
         GR_CHECK(!on_caller);
         GR_CHECK_EQ(sg_free(core, ptr), 0);
 
@@ -155,9 +155,9 @@ static void test_served_by_another_thread(void)
         giver.purge = NULL;
         giver.drop = give_up;
         GR_CHECK_EQ(gr_reclaimable_register(core, &giver), 0);
-        GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), 0);
         atomic_store(&held, ptr);
-        GR_CHECK_EQ(sg_alloc(context, 60 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 60 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
         finish();
 }
@@ -172,12 +172,12 @@ static void test_hanging(void)
         start();
         atomic_store(&calls, 0);
         atomic_store(&let_go, false);
-        GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), 0);
         atomic_store(&held, ptr);
         GR_CHECK_EQ(gr_reclaimable_register(core, &hanging), 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &giver), 0);
         begin_ns = now_ns();
-        GR_CHECK_EQ(sg_alloc(context, 50 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 50 * MIB, &ptr), 0);
         GR_CHECK(now_ns() - begin_ns >= 50 * SG_MS);
         GR_CHECK(now_ns() - begin_ns < 900 * SG_MS);
         GR_CHECK(heard("stone: purge is not back in time"));
@@ -185,7 +185,7 @@ static void test_hanging(void)
         /* It still hangs: not entered again, not waited for again. A busy machine may be slow, but not each time. */
         for (int i = 0; i < 5; i++) {
                 begin_ns = now_ns();
-                gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
+                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
                 took_ns = gr_min(took_ns, now_ns() - begin_ns);
         }
         GR_CHECK(took_ns < 50 * SG_MS);
@@ -194,7 +194,7 @@ static void test_hanging(void)
         atomic_store(&let_go, true);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &hanging), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
-        gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(calls, 1);
         finish();
 }
@@ -218,8 +218,8 @@ static void test_leaving(void)
         start();
         atomic_store(&calls, 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &leaver), 0);
-        gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
-        gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(calls, 1);
         GR_CHECK_EQ(leave_rc, 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &leaver), -ENOENT);
@@ -265,7 +265,7 @@ static void *worker(void *arg)
                         atomic_fetch_add(&guest.wrong, 1);
                 for (int i = 0; i < 3; i++) {
                         seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-                        have[i] = sg_alloc(context, (1 + (seed >> 33) % 12) * SG_MIB, &ptrs[i]) == 0;
+                        have[i] = sg_alloc(context, (1 + (seed >> 33) % 12) * MIB, &ptrs[i]) == 0;
                 }
                 for (int i = 0; i < 3; i++)
                         if (have[i] && sg_free(core, ptrs[i]))
@@ -300,7 +300,7 @@ static void test_under_load(void)
         }
         /* However the threads fell in with each other: by now the broken one has failed often enough. */
         for (int i = 0; i < 3; i++)
-                gr_reclaim(context, GR_LEVEL_PURGE, SG_MIB);
+                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         atomic_store(&let_go, true);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &stone), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &broken), 0);

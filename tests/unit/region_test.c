@@ -16,9 +16,6 @@
 #include "region/region.h"
 #include "region/region_file.h"
 
-#define MIB (UINT64_C(1) << 20)
-#define GIB (UINT64_C(1) << 30)
-
 static char dir[64];
 static uint64_t now_ns = 1000000000;
 static enum gr_peer peers[64] = {0}; /* by pid; start time 1000 + pid */

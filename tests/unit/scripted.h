@@ -21,12 +21,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "check.h"
+
 #include "base/driver.h"
 #include "pool.h"
 
 #define SG_DEVICES  4
 #define SG_STREAMS  8
-#define SG_MIB      ((uint64_t)1 << 20)
 #define SG_MS       UINT64_C(1000000)
 #define SG_FIRST_NS UINT64_C(1000000000) /* the clock after sg_reset */
 

@@ -4,9 +4,6 @@
 #include "base/size.h"
 #include "check.h"
 
-#define KIB 1024ull
-#define MIB (1024 * KIB)
-#define GIB (1024 * MIB)
 #define TIB (1024 * GIB)
 
 struct good {

@@ -13,11 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "check.h"
+
 #include "pool.h"
 #include "segment/split.h"
 
-#define KIB          ((uint64_t)1 << 10)
-#define MIB          ((uint64_t)1 << 20)
 #define GPU_UNIT     GR_SPLIT_UNIT_BYTES
 #define GPU_BASE     (UINT64_C(1) << 40)
 #define GPU_PAGES    2048u               /* of the card */

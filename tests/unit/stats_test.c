@@ -11,8 +11,6 @@
 #include "scripted.h"
 #include "stats.h"
 
-#define MIB SG_MIB
-
 static struct gr_core core;
 static char text[65536];
 static size_t length;

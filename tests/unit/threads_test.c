@@ -15,7 +15,6 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define MIB      SG_MIB
 #define THREADS  8
 #define HELD_MAX 8
 #define MAIL_MAX 64

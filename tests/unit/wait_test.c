@@ -11,7 +11,7 @@
 #include "reclaim/trim.h"
 #include "scripted.h"
 
-#define ROOM_BYTES (64 * SG_MIB)
+#define ROOM_BYTES (64 * MIB)
 
 static struct gr_core core;
 static struct gr_context *context;
@@ -131,21 +131,21 @@ static void test_wait(void)
 
         /* A thread of our own frees: noticed at once. */
         start((struct gr_config){.wait_ns = 30000 * SG_MS});
-        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * MIB, &block), 0);
         begin_ns = sg_driver.now_ns();
         event.when_ns = begin_ns + 5000 * SG_MS;
         event.what = free_block;
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].tries, 1);
-        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].bytes, 20 * SG_MIB);
+        GR_CHECK_EQ(core.stats.levels[GR_LEVEL_WAIT].bytes, 20 * MIB);
         GR_CHECK_EQ(core.stats.levels[GR_LEVEL_FAIL].tries, 0);
         finish();
 
         /* The same during a capture, in which no fence covers what is freed. */
         start((struct gr_config){.wait_ns = 30000 * SG_MS});
-        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * MIB, &block), 0);
         sg_work(context->handle, 0, block, 1000 * SG_MS);
         gr_gate_begin_enter(&core.gate);
         sg_capture(1);
@@ -153,7 +153,7 @@ static void test_wait(void)
         begin_ns = sg_driver.now_ns();
         event.when_ns = begin_ns + 5000 * SG_MS;
         event.what = free_block;
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
         sg_capture(-1);
@@ -162,11 +162,11 @@ static void test_wait(void)
 
         /* Another process gives memory back: the driver is asked, but seldom. */
         start((struct gr_config){.wait_ns = 30000 * SG_MS});
-        sg_hold(0, ROOM_BYTES - 4 * SG_MIB, 0);
+        sg_hold(0, ROOM_BYTES - 4 * MIB, 0);
         begin_ns = sg_driver.now_ns();
         event.when_ns = begin_ns + 20000 * SG_MS;
         event.what = neighbour_leaves;
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 20000 * SG_MS && waited_ns < 20100 * SG_MS);
         GR_CHECK(sg_calls(SG_MEM_ALLOC) < 2000);
@@ -176,12 +176,12 @@ static void test_wait(void)
         start((struct gr_config){.wait_ns = 30000 * SG_MS});
         core.ask_neighbours = ask_caching_neighbour;
         core.wait_for_neighbours = note_waiting;
-        sg_hold(0, ROOM_BYTES - 4 * SG_MIB, 0);
+        sg_hold(0, ROOM_BYTES - 4 * MIB, 0);
         caching_from_ns = sg_driver.now_ns() + 3000 * SG_MS;
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         waited_ns = sg_driver.now_ns() - caching_from_ns;
         GR_CHECK(waited_ns < 100 * SG_MS);
-        GR_CHECK_EQ(most_waiting_bytes, 20 * SG_MIB);
+        GR_CHECK_EQ(most_waiting_bytes, 20 * MIB);
         GR_CHECK_EQ(waiting_bytes, 0);
         finish();
 
@@ -190,7 +190,7 @@ static void test_wait(void)
         gr_log_set_level(GR_LOG_INFO);
         sg_hold(0, ROOM_BYTES, 0);
         begin_ns = sg_driver.now_ns();
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), -ENOMEM);
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 2000 * SG_MS && waited_ns < 2600 * SG_MS);
         GR_CHECK(strstr(said, "waiting up to 2.000 s for 20.000 MiB"));
@@ -200,17 +200,17 @@ static void test_wait(void)
 
         /* Longer than any clock goes is without end. */
         start((struct gr_config){.wait_ns = UINT64_MAX});
-        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * MIB, &block), 0);
         event.when_ns = sg_driver.now_ns() + 5000 * SG_MS;
         event.what = free_block;
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         finish();
 
         /* Without the option no time is lost. */
         start((struct gr_config){0});
         sg_hold(0, ROOM_BYTES, 0);
         begin_ns = sg_driver.now_ns();
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), -ENOMEM);
         GR_CHECK(sg_driver.now_ns() - begin_ns < 10 * SG_MS);
         gr_log_set_level(GR_LOG_SILENT);
         finish();
@@ -222,16 +222,16 @@ static void test_spill(void)
         uint64_t ptr, other;
 
         start((struct gr_config){0});
-        context->device->spill_bytes = 32 * SG_MIB;
-        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * SG_MIB, &block), 0);
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
-        GR_CHECK_EQ(host_bytes, 20 * SG_MIB);
-        GR_CHECK_EQ(context->device->spilled_bytes, 20 * SG_MIB);
-        GR_CHECK_EQ(gr_budget_live(context->device), ROOM_BYTES - 4 * SG_MIB); /* not the device's */
+        context->device->spill_bytes = 32 * MIB;
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES - 4 * MIB, &block), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
+        GR_CHECK_EQ(host_bytes, 20 * MIB);
+        GR_CHECK_EQ(context->device->spilled_bytes, 20 * MIB);
+        GR_CHECK_EQ(gr_budget_live(context->device), ROOM_BYTES - 4 * MIB); /* not the device's */
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
         GR_CHECK(info.live && info.spilled);
 
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &other), -ENOMEM); /* more than is allowed */
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &other), -ENOMEM); /* more than is allowed */
         GR_CHECK_EQ(host_blocks, 1);
 
         /* Its free waits for the work that may use it, and nobody waits for that. */
@@ -248,16 +248,16 @@ static void test_spill(void)
 
         /* With room again the device serves. */
         GR_CHECK_EQ(sg_free(&core, block), 0);
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         GR_CHECK_EQ(host_blocks, 0);
         finish();
 
         /* Live and freed ones go off the accounts with their context. */
         start((struct gr_config){0});
-        context->device->spill_bytes = 64 * SG_MIB;
+        context->device->spill_bytes = 64 * MIB;
         sg_hold(0, ROOM_BYTES, 0);
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &other), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &other), 0);
         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
         gr_context_drop(context);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
@@ -298,9 +298,9 @@ static void test_spill_returns(void)
 
         for (int ends = 0; ends < 2; ends++) {
                 start((struct gr_config){0});
-                context->device->spill_bytes = 32 * SG_MIB;
+                context->device->spill_bytes = 32 * MIB;
                 sg_hold(0, ROOM_BYTES, 0);
-                GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+                GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
                 sem_init(&slow.inside, 0, 0);
@@ -310,7 +310,7 @@ static void test_spill_returns(void)
                 sem_wait(&slow.inside);
                 event.when_ns = 0;
                 event.what = ends ? let_go : NULL;
-                GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), ends ? 0 : -ENOMEM);
+                GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), ends ? 0 : -ENOMEM);
                 GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 2000 * SG_MS);
                 if (!ends)
                         let_go();
@@ -322,7 +322,7 @@ static void test_spill_returns(void)
                 GR_CHECK_EQ(sg_counter(&core, GR_STAT_spills), ends ? 2 : 1);
                 /* All is back: there is nothing to wait for. */
                 begin_ns = sg_driver.now_ns();
-                GR_CHECK_EQ(gr_pool_alloc(context, 40 * SG_MIB, &ptr), -ENOMEM);
+                GR_CHECK_EQ(gr_pool_alloc(context, 40 * MIB, &ptr), -ENOMEM);
                 GR_CHECK(sg_driver.now_ns() - begin_ns < 10 * SG_MS);
                 finish();
         }
@@ -332,18 +332,18 @@ static void test_spill_returns(void)
                 struct gr_block *spilled;
 
                 start((struct gr_config){0});
-                context->device->spill_bytes = 32 * SG_MIB;
+                context->device->spill_bytes = 32 * MIB;
                 sg_hold(0, ROOM_BYTES, 0);
                 asker = owner = context;
                 if (other)
                         *(other == 1 ? &owner : &asker) = gr_context_add(&core, sg_context_new(0), 0);
-                GR_CHECK_EQ(gr_pool_alloc(owner, 20 * SG_MIB, &ptr), 0);
+                GR_CHECK_EQ(gr_pool_alloc(owner, 20 * MIB, &ptr), 0);
                 sg_work(owner->handle, 0, 0, 10 * SG_MS);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_spill_alloc(asker, 20 * SG_MIB, &spilled), 0);
+                GR_CHECK_EQ(gr_spill_alloc(asker, 20 * MIB, &spilled), 0);
                 GR_CHECK_EQ(sg_driver.now_ns() >= SG_FIRST_NS + 10 * SG_MS, 1);
                 GR_CHECK_EQ(host_blocks, 1);
-                GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * SG_MIB), 1);
+                GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * MIB), 1);
                 GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(&asker->fence), 0);
                 GR_CHECK(!gr_core_maintain(&core));
@@ -369,16 +369,16 @@ static void test_spill_refused(void)
         uint64_t ptr;
 
         start((struct gr_config){0});
-        context->device->spill_bytes = 32 * SG_MIB;
+        context->device->spill_bytes = 32 * MIB;
         sg_hold(0, ROOM_BYTES, 0);
         driver.host_alloc = no_host_memory;
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), -ENOMEM);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), -ENOMEM);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
         driver.host_alloc = host_alloc;
-        GR_CHECK_EQ(gr_ladder_climb_for(context, 20 * SG_MIB, refused, NULL, -ENOMEM), -ENOMEM);
+        GR_CHECK_EQ(gr_ladder_climb_for(context, 20 * MIB, refused, NULL, -ENOMEM), -ENOMEM);
         GR_CHECK_EQ(host_blocks, 0);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
-        GR_CHECK_EQ(gr_pool_alloc(context, 32 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 32 * MIB, &ptr), 0);
         GR_CHECK_EQ(host_blocks, 1);
 
         /* Where no fence can be had the driver's free waits, which it must not for what the program may do later. */
@@ -433,9 +433,9 @@ static void test_spill_in_turn(void)
         uint64_t ptr;
 
         start((struct gr_config){0});
-        context->device->spill_bytes = 32 * SG_MIB;
+        context->device->spill_bytes = 32 * MIB;
         sg_hold(0, ROOM_BYTES, 0);
-        GR_CHECK_EQ(gr_pool_alloc(context, 20 * SG_MIB, &ptr), 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
         sem_init(&slow.inside, 0, 0);
         sem_init(&slow.go_on, 0, 0);
@@ -463,10 +463,10 @@ static void test_report(void)
         start((struct gr_config){0});
         gr_log_set_level(GR_LOG_INFO);
         for (int i = 0; i < 3; i++)
-                GR_CHECK_EQ(sg_alloc(context, 10 * SG_MIB, &ptr), 0);
+                GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &ptr), 0);
         for (int i = 0; i < 10; i++)
-                GR_CHECK_EQ(sg_alloc(context, 2 * SG_MIB, &ptr), 0);
-        GR_CHECK_EQ(sg_alloc(context, 40 * SG_MIB, &ptr), -ENOMEM);
+                GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), -ENOMEM);
         GR_CHECK(strstr(said, "in use: 30.000 MiB in 3 blocks of about 10.000 MiB"));
         GR_CHECK(strstr(said, "in use: 20.000 MiB in 10 blocks of about 2.000 MiB"));
         GR_CHECK(!strstr(strstr(strstr(said, "in use:") + 1, "in use:") + 1, "in use:"));
@@ -501,17 +501,17 @@ static void test_early(void)
         start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
         purged.cost_ns = 10 * SG_MS;
-        context->device->hard_bytes = 40 * SG_MIB;
+        context->device->hard_bytes = 40 * MIB;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
-        GR_CHECK_EQ(sg_alloc(context, 10 * SG_MIB, &first), 0);
+        GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &first), 0);
         GR_CHECK(!core.proactive.pressed);
-        GR_CHECK_EQ(sg_alloc(context, 20 * SG_MIB, &purged.ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &purged.ptr), 0);
         GR_CHECK(core.proactive.pressed);
 
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
         GR_CHECK(core.proactive.fruitful);
-        GR_CHECK_EQ(gr_budget_live(context->device), 10 * SG_MIB);
+        GR_CHECK_EQ(gr_budget_live(context->device), 10 * MIB);
 
         /* One run cost 10 ms, a quarter of which the mean has: not before a fifth of the time allows it. */
         gr_proactive_run(context);
@@ -538,7 +538,7 @@ static void test_early(void)
         gr_proactive_run(context);
         gr_gate_end(&core.gate);
         GR_CHECK_EQ(purged.calls, 0);
-        context->device->hard_bytes = 400 * SG_MIB;
+        context->device->hard_bytes = 400 * MIB;
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 0);
         GR_CHECK(!core.proactive.pressed);
@@ -564,9 +564,9 @@ static void test_early_share(void)
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
                 start((struct gr_config){.proactive = true});
                 memset(&purged, 0, sizeof(purged));
-                context->device->hard_bytes = cases[i].limit_mib * SG_MIB;
+                context->device->hard_bytes = cases[i].limit_mib * MIB;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
-                GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * SG_MIB, &live), 0);
+                GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * MIB, &live), 0);
                 GR_CHECK(core.proactive.pressed); /* from half of the limit on */
                 core.proactive.cost_ns = SG_MS;
                 core.proactive.ended_ns = sg_driver.now_ns();
@@ -637,10 +637,10 @@ static void test_early_in_group(void)
         context->device->group = &group;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         others_bytes = ROOM_BYTES / 4;
-        GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &cached), 0);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &cached), 0);
         GR_CHECK(!core.proactive.pressed);
         others_bytes = ROOM_BYTES / 2;
-        GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &purged.ptr), 0);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &purged.ptr), 0);
         GR_CHECK(core.proactive.pressed);
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
@@ -648,18 +648,18 @@ static void test_early_in_group(void)
 
         /* Near the limit what the process caches for nothing goes back, also where another one came near to it. */
         GR_CHECK_EQ(sg_free(&core, cached), 0);
-        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
+        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * MIB);
         for (int i = 0; i < 3; i++) {
                 sg_advance(1000 * SG_MS);
                 gr_proactive_run(context);
         }
-        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * SG_MIB);
-        others_bytes = ROOM_BYTES - 16 * SG_MIB;
+        GR_CHECK_EQ(gr_budget_cached(context->device), 16 * MIB);
+        others_bytes = ROOM_BYTES - 16 * MIB;
         for (int i = 0; i < 3; i++) {
                 sg_advance(1000 * SG_MS);
                 gr_proactive_run(context);
         }
-        GR_CHECK(gr_budget_cached(context->device) < 16 * SG_MIB);
+        GR_CHECK(gr_budget_cached(context->device) < 16 * MIB);
 
         /* Plenty, once the others gave theirs back. */
         others_bytes = 0;
@@ -671,7 +671,7 @@ static void test_early_in_group(void)
 static int crowd(void *arg, int device, uint64_t want_bytes)
 {
         (void)arg, (void)device, (void)want_bytes;
-        others_bytes = 46 * SG_MIB;
+        others_bytes = 46 * MIB;
         return 0;
 }
 
@@ -684,14 +684,14 @@ static void test_early_trim(bool by_group)
 
         start((struct gr_config){.proactive = true});
         others_bytes = 0;
-        context->device->hard_bytes = (by_group ? 32 : 17) * SG_MIB;
+        context->device->hard_bytes = (by_group ? 32 : 17) * MIB;
         if (by_group) {
                 context->device->group = &group;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         }
-        GR_CHECK_EQ(sg_alloc(context, 8 * SG_MIB, &live), 0);
+        GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &live), 0);
         for (int i = 0; i < 4; i++)
-                GR_CHECK_EQ(sg_alloc(context, 2 * SG_MIB, &cached[i]), 0);
+                GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &cached[i]), 0);
         for (int i = 0; i < 4; i++)
                 GR_CHECK_EQ(sg_free(&core, cached[i]), 0);
         gr_context_add(&core, sg_context_new(0), 0); /* which has nothing */
@@ -699,7 +699,7 @@ static void test_early_trim(bool by_group)
         sg_advance(1000 * SG_MS);
         gr_proactive_run(context);
         /* Of 64 MiB 62 are taken, 4.4 too much; of 17 are 16, 0.7 too much. */
-        GR_CHECK_EQ(gr_budget_cached(context->device), (by_group ? 2 : 6) * SG_MIB);
+        GR_CHECK_EQ(gr_budget_cached(context->device), (by_group ? 2 : 6) * MIB);
         finish();
 }
 

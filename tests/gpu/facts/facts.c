@@ -58,7 +58,7 @@ void fact_end(const char *name, CUstream stream)
 
         fact_code(name, result);
         if (result == CUDA_SUCCESS && graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
 }
 
 void fact_yes(const char *name, bool answer)
@@ -73,7 +73,7 @@ static CUdeviceptr word_address(int i)
 
 void hold(CUstream stream)
 {
-        GT_MUST(gt_await(&gt, stream, word_address(0), ++turn, HOLD_US));
+        GR_MUST(gt_await(&gt, stream, word_address(0), ++turn, HOLD_US));
 }
 
 void release(void)
@@ -86,7 +86,7 @@ void fact_waited(const char *name, CUstream busy, CUresult result)
         bool waited = cuStreamQuery(busy) == CUDA_SUCCESS;
 
         release();
-        GT_MUST(cuStreamSynchronize(busy));
+        GR_MUST(cuStreamSynchronize(busy));
         fact(name, "%s, %s", code(result), waited ? "waits" : "does not wait");
 }
 
@@ -95,15 +95,15 @@ bool follows(CUstream first, CUstream second)
         double until;
         bool after;
 
-        GT_MUST(gt_await(&gt, first, word_address(0), ++turn, 2 * HOLD_US));
-        GT_MUST(gt_fill(&gt, second, word_address(1), turn, 1));
+        GR_MUST(gt_await(&gt, first, word_address(0), ++turn, 2 * HOLD_US));
+        GR_MUST(gt_fill(&gt, second, word_address(1), turn, 1));
         until = gt_now_us() + (gt.simulated ? SOON_SIMULATED_US : SOON_US);
         while (words[1] != turn && gt_now_us() < until)
                 gt_sleep_us(100);
         after = words[1] != turn;
         release();
-        GT_MUST(cuStreamSynchronize(first));
-        GT_MUST(cuStreamSynchronize(second));
+        GR_MUST(cuStreamSynchronize(first));
+        GR_MUST(cuStreamSynchronize(second));
         return after;
 }
 
@@ -111,7 +111,7 @@ CUdeviceptr block(size_t bytes)
 {
         CUdeviceptr p;
 
-        GT_MUST(cuMemAlloc(&p, bytes));
+        GR_MUST(cuMemAlloc(&p, bytes));
         return p;
 }
 
@@ -119,7 +119,7 @@ CUstream stream_of(unsigned flags)
 {
         CUstream stream;
 
-        GT_MUST(cuStreamCreate(&stream, flags));
+        GR_MUST(cuStreamCreate(&stream, flags));
         return stream;
 }
 
@@ -127,7 +127,7 @@ size_t pages_used(void)
 {
         size_t available, total;
 
-        GT_MUST(cuMemGetInfo(&available, &total));
+        GR_MUST(cuMemGetInfo(&available, &total));
         return (total - available) / GT_PAGE;
 }
 
@@ -170,14 +170,14 @@ static void begin(const char *name)
         alarm(GROUP_SECONDS);
         group = name;
         gt_open(&gt);
-        GT_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+        GR_MUST(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
         words = host;
         memset(host, 0, 4096);
         /* The kernels are loaded when they first run, which nothing is to be blamed for later. */
         hold(NULL);
         release();
-        GT_MUST(gt_fill(&gt, NULL, word_address(1), 0, 1));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(gt_fill(&gt, NULL, word_address(1), 0, 1));
+        GR_MUST(cuCtxSynchronize());
 }
 
 /* The exit status of a group. */

@@ -44,26 +44,26 @@ static void make(void)
         on.captured = stream_of(0);
         on.other = stream_of(CU_STREAM_NON_BLOCKING);
         on.spare_stream = stream_of(CU_STREAM_NON_BLOCKING);
-        on.block = block(4 * GT_MIB);
-        GT_MUST(cuMemAllocAsync(&on.pooled, GT_MIB, on.other));
-        GT_MUST(cuMemAllocManaged(&on.managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
-        GT_MUST(cuMemAllocHost(&on.pinned, 4096));
-        GT_MUST(cuMemCreate(&on.memory, GT_PAGE, &prop, 0));
-        GT_MUST(cuMemAddressReserve(&on.reserved, GT_PAGE, 0, 0, 0));
-        GT_MUST(cuMemMap(on.reserved, GT_PAGE, 0, on.memory, 0));
-        GT_MUST(cuMemPoolCreate(&on.pool, &pool));
-        GT_MUST(cuEventCreate(&on.passed, CU_EVENT_DISABLE_TIMING));
-        GT_MUST(cuEventCreate(&on.spare_event, CU_EVENT_DISABLE_TIMING));
-        GT_MUST(cuEventRecord(on.passed, on.other));
-        GT_MUST(cuGraphCreate(&on.graph, 0));
-        GT_MUST(cuGraphInstantiate(&on.exec, on.graph, 0));
-        GT_MUST(cuCtxSynchronize());
+        on.block = block(4 * MIB);
+        GR_MUST(cuMemAllocAsync(&on.pooled, MIB, on.other));
+        GR_MUST(cuMemAllocManaged(&on.managed, MIB, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuMemAllocHost(&on.pinned, 4096));
+        GR_MUST(cuMemCreate(&on.memory, GT_PAGE, &prop, 0));
+        GR_MUST(cuMemAddressReserve(&on.reserved, GT_PAGE, 0, 0, 0));
+        GR_MUST(cuMemMap(on.reserved, GT_PAGE, 0, on.memory, 0));
+        GR_MUST(cuMemPoolCreate(&on.pool, &pool));
+        GR_MUST(cuEventCreate(&on.passed, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&on.spare_event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventRecord(on.passed, on.other));
+        GR_MUST(cuGraphCreate(&on.graph, 0));
+        GR_MUST(cuGraphInstantiate(&on.exec, on.graph, 0));
+        GR_MUST(cuCtxSynchronize());
 }
 
 /* Handles only once: what the call took is 0 by now. */
 static void drop(void)
 {
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         cuMemFree(on.block);
         cuMemFree(on.pooled);
         cuMemFree(on.managed);
@@ -76,19 +76,19 @@ static void drop(void)
         cuMemUnmap(on.reserved, GT_PAGE);
         if (on.memory)
                 cuMemRelease(on.memory);
-        GT_MUST(cuMemAddressFree(on.reserved, GT_PAGE));
+        GR_MUST(cuMemAddressFree(on.reserved, GT_PAGE));
         if (on.pool)
-                GT_MUST(cuMemPoolDestroy(on.pool));
-        GT_MUST(cuEventDestroy(on.passed));
+                GR_MUST(cuMemPoolDestroy(on.pool));
+        GR_MUST(cuEventDestroy(on.passed));
         if (on.spare_event)
-                GT_MUST(cuEventDestroy(on.spare_event));
+                GR_MUST(cuEventDestroy(on.spare_event));
         if (on.exec)
-                GT_MUST(cuGraphExecDestroy(on.exec));
-        GT_MUST(cuGraphDestroy(on.graph));
-        GT_MUST(cuStreamDestroy(on.captured));
-        GT_MUST(cuStreamDestroy(on.other));
+                GR_MUST(cuGraphExecDestroy(on.exec));
+        GR_MUST(cuGraphDestroy(on.graph));
+        GR_MUST(cuStreamDestroy(on.captured));
+        GR_MUST(cuStreamDestroy(on.other));
         if (on.spare_stream)
-                GT_MUST(cuStreamDestroy(on.spare_stream));
+                GR_MUST(cuStreamDestroy(on.spare_stream));
         on.registered = NULL;
         on.spare = 0;
 }
@@ -103,13 +103,13 @@ static void drop(void)
         })
 /* A name that begins with ~ marks one that the library answers itself. */
 #define CALLS(X)                                                                                                       \
-        X("~cuMemAlloc", cuMemAlloc(&p, GT_MIB))                                                                       \
+        X("~cuMemAlloc", cuMemAlloc(&p, MIB))                                                                          \
         X("cuMemAlloc of 0 bytes", cuMemAlloc(&p, 0))                                                                  \
         X("~cuMemFree", GONE(on.block, cuMemFree(on.block)))                                                           \
         X("cuMemFree of 0", cuMemFree(0))                                                                              \
         X("~cuMemFree inside a block", cuMemFree(on.block + 512))                                                      \
         X("cuMemFree of a pool's memory", GONE(on.pooled, cuMemFree(on.pooled)))                                       \
-        X("cuMemAllocManaged", cuMemAllocManaged(&p, GT_MIB, CU_MEM_ATTACH_GLOBAL))                                    \
+        X("cuMemAllocManaged", cuMemAllocManaged(&p, MIB, CU_MEM_ATTACH_GLOBAL))                                       \
         X("cuMemFree of managed memory", GONE(on.managed, cuMemFree(on.managed)))                                      \
         X("cuMemHostAlloc", cuMemHostAlloc(&leaked, 4096, 0))                                                          \
         X("~cuMemFreeHost", GONE(on.pinned, cuMemFreeHost(on.pinned)))                                                 \
@@ -123,11 +123,11 @@ static void drop(void)
         X("cuMemSetAccess", map_access())                                                                              \
         X("cuMemUnmap", cuMemUnmap(on.reserved, GT_PAGE))                                                              \
         X("cuMemRelease", GONE(on.memory, cuMemRelease(on.memory)))                                                    \
-        X("cuMemAllocAsync on another stream", cuMemAllocAsync(&p, GT_MIB, on.other))                                  \
+        X("cuMemAllocAsync on another stream", cuMemAllocAsync(&p, MIB, on.other))                                     \
         X("cuMemFreeAsync on another stream", GONE(on.pooled, cuMemFreeAsync(on.pooled, on.other)))                    \
         X("~cuMemFreeAsync there of cuMemAlloc's memory", GONE(on.block, cuMemFreeAsync(on.block, on.other)))          \
         X("~cuMemFreeAsync there of freed memory", cuMemFreeAsync(freed, on.other))                                    \
-        X("cuMemAllocAsync on the legacy stream", cuMemAllocAsync(&p, GT_MIB, NULL))                                   \
+        X("cuMemAllocAsync on the legacy stream", cuMemAllocAsync(&p, MIB, NULL))                                      \
         X("cuMemFreeAsync on the legacy stream", GONE(on.pooled, cuMemFreeAsync(on.pooled, NULL)))                     \
         X("cuMemPoolCreate", cuMemPoolCreate(&pool, &pool_props))                                                      \
         X("cuMemPoolDestroy", GONE(on.pool, cuMemPoolDestroy(on.pool)))                                                \
@@ -251,9 +251,9 @@ static void cell(int which, CUstreamCaptureMode mode, bool elsewhere, char *out,
         CUresult end;
 
         make();
-        freed = block(8 * GT_MIB);
-        GT_MUST(cuMemFree(freed));
-        GT_MUST(cuStreamBeginCapture(on.captured, mode));
+        freed = block(8 * MIB);
+        GR_MUST(cuMemFree(freed));
+        GR_MUST(cuStreamBeginCapture(on.captured, mode));
         if (elsewhere) {
                 pthread_t thread;
 
@@ -264,7 +264,7 @@ static void cell(int which, CUstreamCaptureMode mode, bool elsewhere, char *out,
         }
         end = cuStreamEndCapture(on.captured, &graph);
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         snprintf(out, room, "%d/%d", (int)meddling.result, (int)end);
         drop();
 }
@@ -294,7 +294,7 @@ static void *end_elsewhere(void *stream)
         gt_attach(&gt);
         result = cuStreamEndCapture(stream, &graph);
         if (graph)
-                GT_MUST(cuGraphDestroy(graph));
+                GR_MUST(cuGraphDestroy(graph));
         return &result;
 }
 
@@ -316,11 +316,11 @@ void facts_capture_ends(void)
         pthread_t thread;
         void *result, *pinned;
 
-        GT_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-        GT_MUST(cuEventCreate(&outside, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&outside, CU_EVENT_DISABLE_TIMING));
         fact_end("end without a begin", a);
         fact_code("begin of the legacy stream", cuStreamBeginCapture(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_code("begin twice", cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_end("end then", a);
         for (int mode = 0; mode < 3; mode++) {
@@ -329,7 +329,7 @@ void facts_capture_ends(void)
                                                     "end of a relaxed one by another thread"};
                 CUresult other;
 
-                GT_MUST(cuStreamBeginCapture(a, (CUstreamCaptureMode)mode));
+                GR_MUST(cuStreamBeginCapture(a, (CUstreamCaptureMode)mode));
                 if (pthread_create(&thread, NULL, end_elsewhere, a) != 0 || pthread_join(thread, &result) != 0)
                         gt_die("facts: no thread");
                 other = *(CUresult *)result;
@@ -337,68 +337,68 @@ void facts_capture_ends(void)
                 if (other != CUDA_SUCCESS)
                         fact_end("end by its own thread then", a);
         }
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
         fact_code("cuEventQuery of an event recorded in it", cuEventQuery(event));
         fact_end("end then", a);
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
         fact_code("cuEventSynchronize of an event recorded in it", cuEventSynchronize(event));
         fact_end("end then", a);
         fact_code("cuEventQuery of it after the end", cuEventQuery(event));
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
         fact_code("another stream joins", cuStreamWaitEvent(b, event, 0));
-        GT_MUST(cuStreamIsCapturing(b, &status));
+        GR_MUST(cuStreamIsCapturing(b, &status));
         fact("then it is", "%d", (int)status);
-        GT_MUST(gt_spin(&gt, b, 1));
+        GR_MUST(gt_spin(&gt, b, 1));
         fact_end("end of it", b);
-        GT_MUST(cuStreamIsCapturing(a, &status));
+        GR_MUST(cuStreamIsCapturing(a, &status));
         fact("the first is", "%d", (int)status);
         fact_end("end of the first with the other not joined", a);
-        GT_MUST(cuStreamIsCapturing(b, &status));
+        GR_MUST(cuStreamIsCapturing(b, &status));
         fact("the other is", "%d", (int)status);
-        GT_MUST(cuEventRecord(outside, b));
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(outside, b));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_code("waits for an event from outside", cuStreamWaitEvent(a, outside, 0));
         fact_end("end then", a);
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
-        GT_MUST(cuStreamBeginCapture(b, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamBeginCapture(b, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_code("waits for an event of another capture", cuStreamWaitEvent(b, event, 0));
         fact_end("end then", b);
         fact_end("end of the other", a);
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
-        GT_MUST(cuStreamWaitEvent(b, event, 0));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamWaitEvent(b, event, 0));
         fact_code("the legacy stream waits for an event of it", cuStreamWaitEvent(NULL, event, 0));
         fact_end("end then", a);
 
         gone = stream_of(CU_STREAM_NON_BLOCKING);
-        GT_MUST(cuStreamBeginCapture(gone, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        GR_MUST(cuStreamBeginCapture(gone, CU_STREAM_CAPTURE_MODE_GLOBAL));
         fact_code("cuStreamDestroy of the captured stream", cuStreamDestroy(gone));
-        fact_code("cuMemAlloc then", cuMemAlloc(&p, GT_MIB));
+        fact_code("cuMemAlloc then", cuMemAlloc(&p, MIB));
         fact_code("cuCtxSynchronize then", cuCtxSynchronize());
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         gone = stream_of(CU_STREAM_NON_BLOCKING);
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuEventRecord(event, a));
-        GT_MUST(cuStreamWaitEvent(gone, event, 0));
-        GT_MUST(gt_spin(&gt, gone, 1));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuEventRecord(event, a));
+        GR_MUST(cuStreamWaitEvent(gone, event, 0));
+        GR_MUST(gt_spin(&gt, gone, 1));
         fact_code("cuStreamDestroy of one that joined", cuStreamDestroy(gone));
-        GT_MUST(cuStreamIsCapturing(a, &status));
+        GR_MUST(cuStreamIsCapturing(a, &status));
         fact("the first is", "%d", (int)status);
         fact_end("end of the first", a);
 
-        p = block(GT_MIB);
-        GT_MUST(cuMemAllocAsync(&q, GT_MIB, a));
-        GT_MUST(cuStreamSynchronize(a));
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        p = block(MIB);
+        GR_MUST(cuMemAllocAsync(&q, MIB, a));
+        GR_MUST(cuStreamSynchronize(a));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_code("captured: cuMemFreeAsync of cuMemAlloc's memory", cuMemFreeAsync(p, a));
-        GT_MUST(cuStreamIsCapturing(a, &status));
+        GR_MUST(cuStreamIsCapturing(a, &status));
         fact("captured: then it is", "%d", (int)status);
         fact_code("captured: cuMemFreeAsync of a pool's memory", cuMemFreeAsync(q, a));
-        fact_code("captured: cuMemAllocAsync", cuMemAllocAsync(&inside, GT_MIB, a));
+        fact_code("captured: cuMemAllocAsync", cuMemAllocAsync(&inside, MIB, a));
         fact_code("captured: cuMemFree of that", cuMemFree(inside));
         fact_code("captured: cuMemFreeAsync of that, elsewhere", cuMemFreeAsync(inside, b));
         fact_code("captured: cuMemFreeAsync of that", cuMemFreeAsync(inside, a));
@@ -407,11 +407,11 @@ void facts_capture_ends(void)
         fact_end("captured: end", a);
         fact_code("cuMemFree of cuMemAlloc's memory then", cuMemFree(p));
         fact_code("cuMemFreeAsync of a pool's memory then", cuMemFreeAsync(q, a));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
 
-        GT_MUST(cuMemHostAlloc(&pinned, 4096, 0));
+        GR_MUST(cuMemHostAlloc(&pinned, 4096, 0));
         p = block(4096);
-        GT_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuStreamBeginCapture(a, CU_STREAM_CAPTURE_MODE_RELAXED));
         fact_changed(true);
         FACT_WAITS("cuMemFree beside it", b, cuMemFree(p));
         FACT_WAITS("cuMemFreeHost beside it", b, cuMemFreeHost(pinned));
@@ -421,10 +421,10 @@ void facts_capture_ends(void)
         if (pthread_create(&thread, NULL, leave_captured, NULL) != 0 || pthread_join(thread, NULL) != 0)
                 gt_die("facts: no thread");
         for (int i = 0; i < 20; i++) {
-                p = block(64 * GT_MIB);
-                GT_MUST(cuMemFree(p));
+                p = block(64 * MIB);
+                GR_MUST(cuMemFree(p));
         }
-        fact_code("cuMemAlloc after the thread is gone", cuMemAlloc(&p, 64 * GT_MIB));
-        GT_MUST(cuMemFree(p));
+        fact_code("cuMemAlloc after the thread is gone", cuMemAlloc(&p, 64 * MIB));
+        GR_MUST(cuMemFree(p));
         fact_code("cuCtxSynchronize after the thread is gone", cuCtxSynchronize());
 }

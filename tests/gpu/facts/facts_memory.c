@@ -15,7 +15,7 @@ static void takes(const char *name, size_t bytes, size_t count)
                 p[i] = block(bytes);
         taken = pages_used() - before;
         for (size_t i = 0; i < count; i++)
-                GT_MUST(cuMemFree(p[i]));
+                GR_MUST(cuMemFree(p[i]));
         fact(name, "%zu pages, then %zu", taken, pages_used() - before);
 }
 
@@ -45,40 +45,40 @@ static void sizes(void)
                 p = block(1 + i * 100);
                 q = block(1);
                 aligned &= p % 512 == 0 && q % 512 == 0;
-                GT_MUST(cuMemFree(q));
-                GT_MUST(cuMemFree(p));
+                GR_MUST(cuMemFree(q));
+                GR_MUST(cuMemFree(p));
         }
         fact_yes("small blocks lie on 512 bytes", aligned);
         fact_changed(true);
         takes("64 blocks of 1 byte", 1, 64);
-        takes("64 blocks of 32 KiB", 32 * GT_KIB, 64);
-        takes("2 blocks of 1 MiB", GT_MIB, 2);
-        takes("a block of 1 MiB and 1 byte", GT_MIB + 1, 1);
-        takes("a block of 2 MiB", 2 * GT_MIB, 1);
-        takes("a block of 2 MiB and 1 byte", 2 * GT_MIB + 1, 1);
-        takes("a block of 33 MiB", 33 * GT_MIB, 1);
+        takes("64 blocks of 32 KiB", 32 * KIB, 64);
+        takes("2 blocks of 1 MiB", MIB, 2);
+        takes("a block of 1 MiB and 1 byte", MIB + 1, 1);
+        takes("a block of 2 MiB", 2 * MIB, 1);
+        takes("a block of 2 MiB and 1 byte", 2 * MIB + 1, 1);
+        takes("a block of 33 MiB", 33 * MIB, 1);
         fact_changed(false);
         fact_code("cuMemAllocPitch of 0 rows", cuMemAllocPitch(&p, &pitch, 100, 0, 4));
         fact_code("cuMemAllocPitch with elements of 3 bytes", cuMemAllocPitch(&p, &pitch, 100, 4, 3));
-        GT_MUST(cuMemAllocPitch(&p, &pitch, 100, 4, 4));
+        GR_MUST(cuMemAllocPitch(&p, &pitch, 100, 4, 4));
         fact("pitch of 100 bytes", "%zu", pitch);
         range("range of 100 bytes by 4 with a pitch", p, p + 1);
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
 }
 
 static void frees(void)
 {
-        CUdeviceptr p = block(4 * GT_MIB), q = block(1000), managed;
+        CUdeviceptr p = block(4 * MIB), q = block(1000), managed;
         void *pinned, *plain = malloc(4096);
 
         fact_code("cuMemFree of 0", cuMemFree(0));
         fact_code("cuMemFree of malloc's memory", cuMemFree((CUdeviceptr)(uintptr_t)plain));
         fact_code("cuMemFree inside a large block", cuMemFree(p + 512));
         fact_code("cuMemFree inside a small block", cuMemFree(q + 512));
-        fact_code("cuMemsetD8 of such a block afterwards", cuMemsetD8(p, 1, 4 * GT_MIB));
+        fact_code("cuMemsetD8 of such a block afterwards", cuMemsetD8(p, 1, 4 * MIB));
         fact_code("cuMemFreeHost of device memory", cuMemFreeHost((void *)(uintptr_t)p));
         fact_code("cuMemHostUnregister of device memory", cuMemHostUnregister((void *)(uintptr_t)p));
-        range("range inside of 4 MiB", p, p + GT_MIB);
+        range("range inside of 4 MiB", p, p + MIB);
         range("range of the last byte of 1000", q, q + 999);
         range("range of byte 1000 of 1000", q, q + 1000);
         range("range of malloc's memory", q, (CUdeviceptr)(uintptr_t)plain);
@@ -88,19 +88,19 @@ static void frees(void)
         range("range of freed memory", p, p);
         fact_code("cuMemFree", cuMemFree(q));
         fact_code("cuMemFree once more, a small block", cuMemFree(q));
-        GT_MUST(cuMemAllocHost(&pinned, 4096));
+        GR_MUST(cuMemAllocHost(&pinned, 4096));
         fact_code("cuMemFree of pinned memory", cuMemFree((CUdeviceptr)(uintptr_t)pinned));
         fact_code("cuMemFreeHost", cuMemFreeHost(pinned));
         fact_code("cuMemFreeHost once more", cuMemFreeHost(pinned));
         fact_code("cuMemFreeHost of NULL", cuMemFreeHost(NULL));
         fact_code("cuMemFreeHost of malloc's memory", cuMemFreeHost(plain));
-        fact_code("cuMemAllocManaged with no flags", cuMemAllocManaged(&managed, GT_MIB, 0));
+        fact_code("cuMemAllocManaged with no flags", cuMemAllocManaged(&managed, MIB, 0));
         fact_code("cuMemAllocManaged of 0 bytes", cuMemAllocManaged(&managed, 0, CU_MEM_ATTACH_GLOBAL));
-        GT_MUST(cuMemAllocManaged(&managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
         range("range of managed memory", managed, managed + 5);
         fact_code("cuMemFreeHost of managed memory", cuMemFreeHost((void *)(uintptr_t)managed));
         fact_code("cuMemFreeAsync of managed memory", cuMemFreeAsync(managed, NULL));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         range("range of managed memory after that", managed, managed);
         fact_code("cuMemFree of managed memory then", cuMemFree(managed));
         free(plain);
@@ -115,7 +115,7 @@ static void attributes(void)
         void *out[] = {&ctx, &value}, *plain = malloc(16), *pinned;
         CUpointer_attribute names[] = {CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
 
-        GT_MUST(cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, p));
+        GR_MUST(cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, p));
         fact_yes("an address knows its context", ctx == gt.ctx);
         fact_code("attribute of malloc's memory",
                   cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, (CUdeviceptr)(uintptr_t)plain));
@@ -123,30 +123,30 @@ static void attributes(void)
                   cuPointerGetAttributes(2, names, out, (CUdeviceptr)(uintptr_t)plain));
         fact("context and type of malloc's memory", "%s, %u", ctx ? "some" : "none", value);
         fact_code("attribute 0", cuPointerGetAttribute(&value, (CUpointer_attribute)0, p));
-        GT_MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
+        GR_MUST(cuMemFree(p));
         fact_code("attribute of freed memory", cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, p));
         fact_code("attributes of freed memory", cuPointerGetAttributes(2, names, out, p));
         fact("context and type of freed memory", "%s, %u", ctx ? "some" : "none", value);
         p = block(1000);
-        GT_MUST(cuPointerGetAttribute(&again, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
+        GR_MUST(cuPointerGetAttribute(&again, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
         fact_yes("two blocks have two buffer numbers", id != again);
         fact_code("SYNC_MEMOPS of a block", cuPointerSetAttribute(&(unsigned){1}, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, p));
         fact_code("attribute that cannot be set", cuPointerSetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, p));
-        GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
+        GR_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
         fact_yes("cuMemAlloc's memory can be shared by legacy IPC", value);
-        GT_MUST(cuMemAllocManaged(&managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
-        GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, managed));
+        GR_MUST(cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, managed));
         fact_yes("managed memory can be shared by legacy IPC", value);
-        GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, managed));
+        GR_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, managed));
         fact("type of managed memory", "%u", value);
-        GT_MUST(cuMemFree(managed));
-        GT_MUST(cuMemAllocHost(&pinned, 4096));
-        GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)pinned));
+        GR_MUST(cuMemFree(managed));
+        GR_MUST(cuMemAllocHost(&pinned, 4096));
+        GR_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)pinned));
         fact("type of pinned memory", "%u", value);
         range("range of pinned memory", (CUdeviceptr)(uintptr_t)pinned, (CUdeviceptr)(uintptr_t)pinned + 100);
-        GT_MUST(cuMemFreeHost(pinned));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFreeHost(pinned));
+        GR_MUST(cuMemFree(p));
         free(plain);
 }
 
@@ -161,7 +161,7 @@ static void accesses(void)
         fact_code("cuMemcpyDtoH of 0 bytes", cuMemcpyDtoH(&value, p, 0));
         fact_code("cuMemcpyDtoH into NULL", cuMemcpyDtoH(NULL, p, 4));
         fact_code("cuMemcpyDtoH from 0", cuMemcpyDtoH(&value, 0, 4));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
 }
 
 void facts_memory(void)
@@ -182,16 +182,16 @@ void facts_host(void)
         fact_code("cuMemAllocHost of 0 bytes", cuMemAllocHost(&p, 0));
         fact_code("cuMemHostAlloc with unknown flags", cuMemHostAlloc(&p, 4096, 0x100));
         before = pages_used();
-        GT_MUST(cuMemHostAlloc(&p, 16 * GT_MIB, 0));
+        GR_MUST(cuMemHostAlloc(&p, 16 * MIB, 0));
         fact_yes("pinned memory takes memory of the card", pages_used() > before);
-        GT_MUST(cuMemHostGetFlags(&flags, p));
+        GR_MUST(cuMemHostGetFlags(&flags, p));
         fact("flags of cuMemHostAlloc with none", "%u", flags);
         fact_code("device pointer", cuMemHostGetDevicePointer(&d, p, 0));
         fact_yes("device pointer is the pointer", d == (CUdeviceptr)(uintptr_t)p);
         fact_code("cuMemHostUnregister of cuMemHostAlloc's", cuMemHostUnregister(p));
         fact_code("cuMemHostRegister of cuMemHostAlloc's", cuMemHostRegister(p, 4096, 0));
         fact_code("cuMemFreeHost inside", cuMemFreeHost((char *)p + 4096));
-        GT_MUST(cuMemFreeHost(p));
+        GR_MUST(cuMemFreeHost(p));
         fact_code("device pointer of freed memory", cuMemHostGetDevicePointer(&d, p, 0));
         fact_code("flags of malloc's memory", cuMemHostGetFlags(&flags, plain));
         fact_code("cuMemHostRegister", cuMemHostRegister(plain, GT_PAGE, 0));
@@ -205,18 +205,18 @@ void facts_host(void)
         fact_code("cuMemHostUnregister once more", cuMemHostUnregister(plain));
         fact_code("cuMemHostRegister of NULL", cuMemHostRegister(NULL, 4096, 0));
         fact_code("cuMemHostRegister of 0 bytes", cuMemHostRegister(plain, 0, 0));
-        GT_MUST(cuMemAllocHost(&p, 100));
-        GT_MUST(cuMemAllocHost(&q, 100));
+        GR_MUST(cuMemAllocHost(&p, 100));
+        GR_MUST(cuMemAllocHost(&q, 100));
         fact_yes("two small pinned blocks lie on 512 bytes", (uintptr_t)p % 512 == 0 && (uintptr_t)q % 512 == 0);
-        GT_MUST(cuMemFreeHost(p));
-        GT_MUST(cuMemFreeHost(q));
+        GR_MUST(cuMemFreeHost(p));
+        GR_MUST(cuMemFreeHost(q));
         before = pages_used();
-        GT_MUST(cuMemAllocManaged(&managed, 16 * GT_MIB, CU_MEM_ATTACH_GLOBAL));
+        GR_MUST(cuMemAllocManaged(&managed, 16 * MIB, CU_MEM_ATTACH_GLOBAL));
         fact_yes("managed memory takes memory of the card when made", pages_used() >= before + 8);
-        GT_MUST(cuMemsetD8(managed, 1, 16 * GT_MIB));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuMemsetD8(managed, 1, 16 * MIB));
+        GR_MUST(cuCtxSynchronize());
         fact_yes("managed memory takes memory of the card when the card wrote it", pages_used() >= before + 8);
-        GT_MUST(cuMemFree(managed));
+        GR_MUST(cuMemFree(managed));
         fact_yes("that is back once it is freed", pages_used() < before + 8);
 }
 
@@ -229,7 +229,7 @@ void facts_waits(void)
         CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUmemPoolProps pool_props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = prop.location};
         CUmemGenericAllocationHandle memory;
-        CUdeviceptr p, small = block(64), large = block(64 * GT_MIB), pooled, managed, reserved;
+        CUdeviceptr p, small = block(64), large = block(64 * MIB), pooled, managed, reserved;
         void *pinned, *plain = mmap(NULL, GT_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         uint32_t word = 0;
         size_t available, total;
@@ -239,9 +239,9 @@ void facts_waits(void)
         CUgraph graph;
         CUevent event;
 
-        GT_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-        GT_MUST(cuDeviceGetDefaultMemPool(&standard, gt.device));
-        FACT_WAITS("cuMemAlloc", busy, cuMemAlloc(&p, 8 * GT_MIB));
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuDeviceGetDefaultMemPool(&standard, gt.device));
+        FACT_WAITS("cuMemAlloc", busy, cuMemAlloc(&p, 8 * MIB));
         fact_changed(true);
         FACT_WAITS("cuMemFree", busy, cuMemFree(p));
         FACT_WAITS("cuMemFree of a small block", busy, cuMemFree(small));
@@ -251,18 +251,18 @@ void facts_waits(void)
         FACT_WAITS("cuMemFreeAsync of cuMemAlloc's memory", busy, cuMemFreeAsync(large, other));
         FACT_WAITS("cuStreamSynchronize of that stream", busy, cuStreamSynchronize(other));
         FACT_WAITS("cuMemGetInfo", busy, cuMemGetInfo(&available, &total));
-        FACT_WAITS("cuMemAllocAsync", busy, cuMemAllocAsync(&pooled, GT_MIB, other));
+        FACT_WAITS("cuMemAllocAsync", busy, cuMemAllocAsync(&pooled, MIB, other));
         FACT_WAITS("cuMemFreeAsync", busy, cuMemFreeAsync(pooled, other));
-        GT_MUST(cuMemAllocAsync(&pooled, GT_MIB, other));
-        GT_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuMemAllocAsync(&pooled, MIB, other));
+        GR_MUST(cuStreamSynchronize(other));
         FACT_WAITS("cuMemFree of a pool's memory", busy, cuMemFree(pooled));
         FACT_WAITS("cuMemPoolTrimTo", busy, cuMemPoolTrimTo(standard, 0));
         FACT_WAITS("cuMemPoolCreate", busy, cuMemPoolCreate(&pool, &pool_props));
         FACT_WAITS("cuMemPoolDestroy", busy, cuMemPoolDestroy(pool));
-        FACT_WAITS("cuMemAllocManaged", busy, cuMemAllocManaged(&managed, GT_MIB, CU_MEM_ATTACH_GLOBAL));
+        FACT_WAITS("cuMemAllocManaged", busy, cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
         FACT_WAITS("cuMemFree of managed memory", busy, cuMemFree(managed));
         fact_changed(true);
-        FACT_WAITS("cuMemHostAlloc", busy, cuMemHostAlloc(&pinned, GT_MIB, 0));
+        FACT_WAITS("cuMemHostAlloc", busy, cuMemHostAlloc(&pinned, MIB, 0));
         FACT_WAITS("cuMemFreeHost", busy, cuMemFreeHost(pinned));
         fact_changed(false);
         FACT_WAITS("cuMemHostRegister", busy, cuMemHostRegister(plain, GT_PAGE, 0));
@@ -274,30 +274,30 @@ void facts_waits(void)
         FACT_WAITS("cuMemUnmap", busy, cuMemUnmap(reserved, GT_PAGE));
         FACT_WAITS("cuMemRelease", busy, cuMemRelease(memory));
         FACT_WAITS("cuMemAddressFree", busy, cuMemAddressFree(reserved, GT_PAGE));
-        p = block(4 * GT_MIB);
+        p = block(4 * MIB);
         fact_changed(true);
         FACT_WAITS("cuIpcGetMemHandle", busy, cuIpcGetMemHandle(&ipc, p));
         fact_changed(false);
         FACT_WAITS("cuMemcpyDtoH, pageable", busy, cuMemcpyDtoH(&word, p, sizeof word));
         FACT_WAITS("cuMemcpyHtoD, pageable", busy, cuMemcpyHtoD(p, &word, sizeof word));
-        FACT_WAITS("cuMemcpyDtoD", busy, cuMemcpyDtoD(p, p + GT_MIB, 4096));
+        FACT_WAITS("cuMemcpyDtoD", busy, cuMemcpyDtoD(p, p + MIB, 4096));
         FACT_WAITS("cuMemsetD8", busy, cuMemsetD8(p, 1, 4096));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         FACT_WAITS("cuStreamCreate", busy, cuStreamCreate(&gone, CU_STREAM_NON_BLOCKING));
         FACT_WAITS("cuEventRecord", busy, cuEventRecord(event, busy));
         hold(gone);
-        GT_MUST(cuEventRecord(event, gone));
-        GT_MUST(cuStreamWaitEvent(busy, event, 0));
+        GR_MUST(cuEventRecord(event, gone));
+        GR_MUST(cuStreamWaitEvent(busy, event, 0));
         fact_waited("cuStreamDestroy of a busy stream", busy, cuStreamDestroy(gone));
         hold(busy);
-        GT_MUST(cuEventRecord(event, busy));
+        GR_MUST(cuEventRecord(event, busy));
         fact_waited("cuEventDestroy of a pending event", busy, cuEventDestroy(event));
-        GT_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphCreate(&graph, 0));
         FACT_WAITS("cuGraphInstantiate", busy, cuGraphInstantiate(&exec, graph, 0));
         FACT_WAITS("cuGraphLaunch in another stream", busy, cuGraphLaunch(exec, other));
         FACT_WAITS("cuGraphExecDestroy", busy, cuGraphExecDestroy(exec));
         FACT_WAITS("cuDeviceGraphMemTrim", busy, cuDeviceGraphMemTrim(gt.device));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(graph));
         FACT_WAITS("cuStreamSynchronize of the legacy stream", busy, cuStreamSynchronize(NULL));
         FACT_WAITS("cuCtxSynchronize", busy, cuCtxSynchronize());
 }

@@ -38,40 +38,40 @@ static void events(void)
         CUevent fresh, untimed, a, b;
         float ms;
 
-        GT_MUST(cuEventCreate(&fresh, 0));
-        GT_MUST(cuEventCreate(&untimed, CU_EVENT_DISABLE_TIMING));
-        GT_MUST(cuEventCreate(&a, 0));
-        GT_MUST(cuEventCreate(&b, 0));
+        GR_MUST(cuEventCreate(&fresh, 0));
+        GR_MUST(cuEventCreate(&untimed, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventCreate(&a, 0));
+        GR_MUST(cuEventCreate(&b, 0));
         fact_code("cuEventCreate with unknown flags", cuEventCreate(&a, 0x80));
         fact_code("cuEventCreate for processes, with timing", cuEventCreate(&a, CU_EVENT_INTERPROCESS));
         fact_code("cuEventQuery before any record", cuEventQuery(fresh));
         fact_code("cuEventSynchronize before any record", cuEventSynchronize(fresh));
         fact_code("cuStreamWaitEvent before any record", cuStreamWaitEvent(other, fresh, 0));
-        GT_MUST(cuEventRecord(a, busy));
+        GR_MUST(cuEventRecord(a, busy));
         fact_code("time to one that was not recorded", cuEventElapsedTime(&ms, a, fresh));
-        GT_MUST(cuEventRecord(untimed, busy));
+        GR_MUST(cuEventRecord(untimed, busy));
         fact_code("time to one without timing", cuEventElapsedTime(&ms, a, untimed));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         hold(busy);
-        GT_MUST(cuEventRecord(b, busy));
+        GR_MUST(cuEventRecord(b, busy));
         fact_code("cuEventQuery of a pending one", cuEventQuery(b));
         fact_code("time to a pending one", cuEventElapsedTime(&ms, a, b));
         if (record)
                 fact_code("cuCtxRecordEvent", record(gt.ctx, untimed));
         fact_code("what the context recorded, with a non-blocking stream at work", cuEventQuery(untimed));
         release();
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         fact_code("then", cuEventQuery(untimed));
         fact_code("cuCtxRecordEvent of an event of no context", record ? record(NULL, untimed) : CUDA_SUCCESS);
         hold(busy);
-        GT_MUST(cuEventRecord(untimed, busy));
+        GR_MUST(cuEventRecord(untimed, busy));
         if (wait)
                 fact_code("cuCtxWaitEvent", wait(gt.ctx, untimed));
         fact("a stream that had nothing to do with it", "%s",
-             (GT_MUST(gt_spin(&gt, other, 1)), cuStreamQuery(other)) == CUDA_ERROR_NOT_READY ? "waits"
+             (GR_MUST(gt_spin(&gt, other, 1)), cuStreamQuery(other)) == CUDA_ERROR_NOT_READY ? "waits"
                                                                                              : "does not wait");
         release();
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
 }
 
 void facts_order(void)

@@ -13,7 +13,7 @@ static CUmemoryPool pool_of(size_t most)
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here(), .maxSize = most};
         CUmemoryPool pool;
 
-        GT_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuMemPoolCreate(&pool, &props));
         return pool;
 }
 
@@ -21,8 +21,8 @@ static void pool_is(const char *name, CUmemoryPool pool)
 {
         cuuint64_t reserved = 0, used = 0;
 
-        GT_MUST(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
-        GT_MUST(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+        GR_MUST(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+        GR_MUST(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
         fact(name, "%llu KiB used of %llu", (unsigned long long)(used >> 10), (unsigned long long)(reserved >> 10));
 }
 
@@ -61,12 +61,12 @@ static void kinds_of_pools(void)
                         fact_code(kinds[i].name, result);
                         continue;
                 }
-                result = cuMemAllocFromPoolAsync(&p, GT_MIB, pool, NULL);
+                result = cuMemAllocFromPoolAsync(&p, MIB, pool, NULL);
                 fact(kinds[i].name, "made, 1 MiB from it %s", code(result));
                 if (result == CUDA_SUCCESS)
-                        GT_MUST(cuMemFreeAsync(p, NULL));
-                GT_MUST(cuCtxSynchronize());
-                GT_MUST(cuMemPoolDestroy(pool));
+                        GR_MUST(cuMemFreeAsync(p, NULL));
+                GR_MUST(cuCtxSynchronize());
+                GR_MUST(cuMemPoolDestroy(pool));
         }
         for (int i = 0; get_default && i < 4; i++) {
                 static const char *const names[] = {"default pool of the device",
@@ -82,18 +82,18 @@ static void kinds_of_pools(void)
                         fact_code(names[i], result);
                         continue;
                 }
-                GT_MUST(cuDeviceGetDefaultMemPool(&usual, gt.device));
-                result = cuMemAllocFromPoolAsync(&p, GT_MIB, pool, NULL);
+                GR_MUST(cuDeviceGetDefaultMemPool(&usual, gt.device));
+                result = cuMemAllocFromPoolAsync(&p, MIB, pool, NULL);
                 fact(names[i], "%s, 1 MiB from it %s", pool == usual ? "the usual one" : "another", code(result));
                 if (result == CUDA_SUCCESS)
-                        GT_MUST(cuMemFreeAsync(p, NULL));
-                GT_MUST(cuCtxSynchronize());
+                        GR_MUST(cuMemFreeAsync(p, NULL));
+                GR_MUST(cuCtxSynchronize());
         }
 }
 
 static void use_of_pools(CUstream stream)
 {
-        CUmemoryPool standard, now, pool = pool_of(0), small = pool_of(64 * GT_MIB);
+        CUmemoryPool standard, now, pool = pool_of(0), small = pool_of(64 * MIB);
         CUdeviceptr p, q, r, first;
         cuuint64_t keep = UINT64_MAX;
         CUmemPoolPtrExportData exported_pointer;
@@ -105,19 +105,19 @@ static void use_of_pools(CUstream stream)
         CUdeviceptr base = 0;
         size_t bytes = 0;
 
-        GT_MUST(cuDeviceGetDefaultMemPool(&standard, gt.device));
-        GT_MUST(cuDeviceGetMemPool(&now, gt.device));
+        GR_MUST(cuDeviceGetDefaultMemPool(&standard, gt.device));
+        GR_MUST(cuDeviceGetMemPool(&now, gt.device));
         fact_yes("the default pool is the current one", now == standard);
         fact_code("cuMemAllocAsync of 0 bytes", cuMemAllocAsync(&p, 0, stream));
         fact_code("cuMemAllocAsync into NULL", cuMemAllocAsync(NULL, 1, stream));
         fact_code("cuMemAllocAsync of 2^50 bytes", cuMemAllocAsync(&p, (size_t)1 << 50, stream));
         fact_code("cuMemAllocFromPoolAsync from NULL", cuMemAllocFromPoolAsync(&p, 1, NULL, stream));
         pool_is("a new pool", pool);
-        GT_MUST(cuMemAllocFromPoolAsync(&p, 1000, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&p, 1000, pool, stream));
         pool_is("with 1000 bytes", pool);
-        GT_MUST(cuMemAllocFromPoolAsync(&q, GT_MIB + 1, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&q, MIB + 1, pool, stream));
         pool_is("with 1 MiB and 1 byte more", pool);
-        GT_MUST(cuMemAllocFromPoolAsync(&r, 40 * GT_MIB, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&r, 40 * MIB, pool, stream));
         pool_is("with 40 MiB more", pool);
         fact_code("range", cuMemGetAddressRange(&base, &bytes, p + 1));
         fact("range of 1000 bytes", "begins %s, %zu B", base == p ? "there" : "elsewhere", bytes);
@@ -125,7 +125,7 @@ static void use_of_pools(CUstream stream)
         fact("its context is", "%s", ctx == gt.ctx ? "the stream's" : ctx ? "another" : "none");
         fact_code("its pool", cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
         fact_yes("its pool is the pool", now == pool);
-        GT_MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
+        GR_MUST(cuPointerGetAttribute(&capable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, p));
         fact_yes("can be shared by legacy IPC", capable);
         fact_code("cuIpcGetMemHandle of a pool's memory", cuIpcGetMemHandle(&ipc, q));
         fact_code("cuMemPoolExportPointer of a pool not to be shared", cuMemPoolExportPointer(&exported_pointer, q));
@@ -133,7 +133,7 @@ static void use_of_pools(CUstream stream)
         fact("its access is", "%d", (int)flags);
         fact_code("cuMemFreeAsync inside", cuMemFreeAsync(q + 512, stream));
         hold(stream);
-        GT_MUST(cuMemFreeAsync(q, stream));
+        GR_MUST(cuMemFreeAsync(q, stream));
         fact_code("cuMemFreeAsync once more", cuMemFreeAsync(q, stream));
         fact_code("range of memory that the stream will free", cuMemGetAddressRange(&base, &bytes, q));
         fact_code("cuPointerGetAttribute of it", cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, q));
@@ -144,42 +144,41 @@ static void use_of_pools(CUstream stream)
                 gt_sleep_us(100);
         fact_code("range of memory freed in stream order", cuMemGetAddressRange(&base, &bytes, q));
         fact_code("cuMemFree of it", cuMemFree(q));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         pool_is("synchronised", pool);
         fact_code("cuMemFreeAsync after that", cuMemFreeAsync(q, stream));
         fact_code("cuMemFree of a pool's memory", cuMemFree(r));
         pool_is("with 40 MiB freed by cuMemFree", pool);
         fact_code("cuMemFree once more", cuMemFree(r));
-        GT_MUST(cuMemFreeAsync(p, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemFreeAsync(p, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         pool_is("with all freed", pool);
-        GT_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
-        GT_MUST(cuMemAllocFromPoolAsync(&first, 40 * GT_MIB, pool, stream));
-        GT_MUST(cuMemFreeAsync(first, stream));
-        GT_MUST(cuMemAllocFromPoolAsync(&p, 40 * GT_MIB, pool, stream));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+        GR_MUST(cuMemAllocFromPoolAsync(&first, 40 * MIB, pool, stream));
+        GR_MUST(cuMemFreeAsync(first, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&p, 40 * MIB, pool, stream));
         fact_yes("the stream gets its memory again at once", p == first);
-        GT_MUST(cuMemFreeAsync(p, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemFreeAsync(p, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         pool_is("that keeps, with all freed", pool);
         fact_code("cuMemPoolTrimTo 0", cuMemPoolTrimTo(pool, 0));
         pool_is("trimmed", pool);
-        GT_MUST(cuMemAllocFromPoolAsync(&p, 4096, pool, stream));
+        GR_MUST(cuMemAllocFromPoolAsync(&p, 4096, pool, stream));
         fact_code("cuMemPoolDestroy with memory out", cuMemPoolDestroy(pool));
         fact_code("cuMemsetD8Async of that memory", cuMemsetD8Async(p, 1, 4096, stream));
         fact_code("cuMemFreeAsync of that memory", cuMemFreeAsync(p, stream));
-        GT_MUST(cuStreamSynchronize(stream));
-        fact_code("cuMemAllocFromPoolAsync of more than maxSize",
-                  cuMemAllocFromPoolAsync(&p, 65 * GT_MIB, small, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        fact_code("cuMemAllocFromPoolAsync of more than maxSize", cuMemAllocFromPoolAsync(&p, 65 * MIB, small, stream));
         fact_code("cuDeviceSetMemPool", cuDeviceSetMemPool(gt.device, small));
         fact_code("cuMemPoolDestroy of the current pool", cuMemPoolDestroy(small));
-        GT_MUST(cuDeviceGetMemPool(&now, gt.device));
+        GR_MUST(cuDeviceGetMemPool(&now, gt.device));
         fact_yes("then the default pool is the current one", now == standard);
         fact_code("cuMemPoolDestroy of the default pool", cuMemPoolDestroy(standard));
         fact_code("cuMemPoolDestroy of NULL", cuMemPoolDestroy(NULL));
-        p = block(4 * GT_MIB);
+        p = block(4 * MIB);
         fact_code("cuMemFreeAsync of cuMemAlloc's memory", cuMemFreeAsync(p, stream));
         /* Not once more before that has run: the driver takes it, and then waits for ever. */
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         fact_code("cuMemFreeAsync of it once more", cuMemFreeAsync(p, stream));
         fact_code("cuMemFree of it", cuMemFree(p));
         fact_code("cuMemFreeAsync of 0", cuMemFreeAsync(0, stream));
@@ -208,27 +207,27 @@ void facts_mapped(void)
         CUipcMemHandle ipc;
         int fd = -1;
 
-        GT_MUST(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+        GR_MUST(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
         fact("granularity, minimum", "%zu KiB", granularity >> 10);
-        GT_MUST(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+        GR_MUST(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
         fact("granularity, recommended", "%zu KiB", granularity >> 10);
         fact_code("cuMemCreate of 0 bytes", cuMemCreate(&a, 0, &prop, 0));
-        fact_code("cuMemCreate of half a page", cuMemCreate(&a, GT_MIB, &prop, 0));
+        fact_code("cuMemCreate of half a page", cuMemCreate(&a, MIB, &prop, 0));
         fact_code("cuMemCreate of 2^50 bytes", cuMemCreate(&a, (size_t)1 << 50, &prop, 0));
         fact_code("cuMemCreate with flags", cuMemCreate(&a, GT_PAGE, &prop, 1));
         other.location.id = 77;
         fact_code("cuMemCreate on a device that is not there", cuMemCreate(&a, GT_PAGE, &other, 0));
-        fact_code("cuMemAddressReserve of half a page", cuMemAddressReserve(&at, GT_MIB, 0, 0, 0));
+        fact_code("cuMemAddressReserve of half a page", cuMemAddressReserve(&at, MIB, 0, 0, 0));
         before = pages_used();
-        GT_MUST(cuMemAddressReserve(&at, 8 * GT_PAGE, 0, 0, 0));
+        GR_MUST(cuMemAddressReserve(&at, 8 * GT_PAGE, 0, 0, 0));
         fact("reserved addresses take", "%zu pages", pages_used() - before);
-        GT_MUST(cuMemCreate(&a, 2 * GT_PAGE, &prop, 0));
-        GT_MUST(cuMemCreate(&b, 2 * GT_PAGE, &prop, 0));
+        GR_MUST(cuMemCreate(&a, 2 * GT_PAGE, &prop, 0));
+        GR_MUST(cuMemCreate(&b, 2 * GT_PAGE, &prop, 0));
         fact("two handles of two pages take", "%zu pages", pages_used() - before);
         fact_code("range of reserved addresses", cuMemGetAddressRange(&base, &bytes, at));
         fact_code("cuMemMap of a part", cuMemMap(at, GT_PAGE, 0, a, 0));
         fact_code("cuMemMap from the middle", cuMemMap(at, GT_PAGE, GT_PAGE, a, 0));
-        fact_code("cuMemMap off the granularity", cuMemMap(at + GT_MIB, 2 * GT_PAGE, 0, a, 0));
+        fact_code("cuMemMap off the granularity", cuMemMap(at + MIB, 2 * GT_PAGE, 0, a, 0));
         fact_code("cuMemMap beyond the handle", cuMemMap(at, 3 * GT_PAGE, 0, a, 0));
         cuMemUnmap(at, GT_PAGE);
         cuMemUnmap(at, 2 * GT_PAGE);
@@ -236,20 +235,20 @@ void facts_mapped(void)
         fact_code("cuMemMap over it", cuMemMap(at + GT_PAGE, 2 * GT_PAGE, 0, b, 0));
         fact_code("cuMemMap of the same handle beside it", cuMemMap(at + 4 * GT_PAGE, 2 * GT_PAGE, 0, a, 0));
         cuMemUnmap(at + 4 * GT_PAGE, 2 * GT_PAGE);
-        GT_MUST(cuMemMap(at + 2 * GT_PAGE, 2 * GT_PAGE, 0, b, 0));
+        GR_MUST(cuMemMap(at + 2 * GT_PAGE, 2 * GT_PAGE, 0, b, 0));
         fact_code("access before any was set", cuMemGetAccess(&flags, &access.location, at));
         fact("that is", "%llu", flags);
         fact_code("cuMemSetAccess over two mappings", cuMemSetAccess(at, 4 * GT_PAGE, &access, 1));
         fact_code("cuMemSetAccess where nothing is mapped", cuMemSetAccess(at + 4 * GT_PAGE, GT_PAGE, &access, 1));
         fact_code("cuMemSetAccess of a part of a mapping", cuMemSetAccess(at, GT_PAGE, &access, 1));
         fact_code("cuMemsetD8 over two mappings", cuMemsetD8(at + GT_PAGE, 1, 2 * GT_PAGE));
-        GT_MUST(cuCtxSynchronize());
+        GR_MUST(cuCtxSynchronize());
         fact_code("range of a mapping", cuMemGetAddressRange(&base, &bytes, at + 2 * GT_PAGE + 5));
         fact("range of the second mapping", "begins at page %zu, %zu pages", (size_t)(base - at) / GT_PAGE,
              bytes / GT_PAGE);
         fact_code("context of mapped memory", cuPointerGetAttribute(&ctx, CU_POINTER_ATTRIBUTE_CONTEXT, at));
         fact("context of mapped memory is", "%s", ctx == gt.ctx ? "the current one" : ctx ? "another" : "none");
-        GT_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
+        GR_MUST(cuPointerGetAttribute(&value, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at));
         fact_yes("mapped memory can be shared by legacy IPC", value);
         fact_code("cuIpcGetMemHandle of mapped memory", cuIpcGetMemHandle(&ipc, at));
         fact_code("SYNC_MEMOPS of mapped memory",
@@ -258,24 +257,24 @@ void facts_mapped(void)
         fact_code("cuMemFreeAsync of mapped memory", cuMemFreeAsync(at, NULL));
         fact_code("cuMemRetainAllocationHandle", cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(at + 5)));
         fact_yes("it is the same handle", again == a);
-        GT_MUST(cuMemRelease(again));
-        p = block(4 * GT_MIB);
+        GR_MUST(cuMemRelease(again));
+        p = block(4 * MIB);
         fact_code("cuMemRetainAllocationHandle of cuMemAlloc's memory",
                   cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p));
         fact_code("cuMemUnmap of cuMemAlloc's memory", cuMemUnmap(p, GT_PAGE));
-        GT_MUST(cuMemFree(p));
+        GR_MUST(cuMemFree(p));
         fact_code("cuMemExportToShareableHandle",
                   cuMemExportToShareableHandle(&fd, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
         fact_code(
                 "cuMemImportFromShareableHandle in the same process",
                 cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         fact_yes("it is the same handle, imported", again == a);
-        GT_MUST(cuMemRelease(again));
+        GR_MUST(cuMemRelease(again));
         close(fd);
         fact_code("cuMemUnmap of a part of a mapping", cuMemUnmap(at, GT_PAGE));
         fact_code("cuMemAddressFree with memory mapped", cuMemAddressFree(at, 8 * GT_PAGE));
-        GT_MUST(cuMemRelease(a));
-        GT_MUST(cuMemRelease(b));
+        GR_MUST(cuMemRelease(a));
+        GR_MUST(cuMemRelease(b));
         fact("released but mapped, they take", "%zu pages", pages_used() - before);
         fact_code("cuMemUnmap of two mappings at once", cuMemUnmap(at, 4 * GT_PAGE));
         fact("unmapped, they take", "%zu pages", pages_used() - before);
@@ -289,8 +288,8 @@ static void graph_memory_is(const char *name)
 {
         cuuint64_t reserved = 0, used = 0;
 
-        GT_MUST(cuDeviceGetGraphMemAttribute(gt.device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
-        GT_MUST(cuDeviceGetGraphMemAttribute(gt.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
+        GR_MUST(cuDeviceGetGraphMemAttribute(gt.device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved));
+        GR_MUST(cuDeviceGetGraphMemAttribute(gt.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
         fact(name, "%llu MiB used of %llu", (unsigned long long)(used >> 20), (unsigned long long)(reserved >> 20));
 }
 
@@ -299,12 +298,12 @@ static CUgraph graph_of(CUstream stream, bool frees, CUdeviceptr *ret_inside)
 {
         CUgraph graph;
 
-        GT_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        GT_MUST(cuMemAllocAsync(ret_inside, 64 * GT_MIB, stream));
-        GT_MUST(cuMemsetD8Async(*ret_inside, 1, 64 * GT_MIB, stream));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemAllocAsync(ret_inside, 64 * MIB, stream));
+        GR_MUST(cuMemsetD8Async(*ret_inside, 1, 64 * MIB, stream));
         if (frees)
-                GT_MUST(cuMemFreeAsync(*ret_inside, stream));
-        GT_MUST(cuStreamEndCapture(stream, &graph));
+                GR_MUST(cuMemFreeAsync(*ret_inside, stream));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
         return graph;
 }
 
@@ -321,76 +320,76 @@ void facts_graphs(void)
         graph_memory_is("captured");
         fact_code("range of a graph's memory", cuMemGetAddressRange(&base, &bytes, p));
         fact_code("cuMemFree of a graph's memory before it runs", cuMemFree(p));
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
         graph_memory_is("instantiated");
         result = cuGraphInstantiate(&second, graph, 0);
         fact_code("instantiated once more", result);
         if (result == CUDA_SUCCESS)
-                GT_MUST(cuGraphExecDestroy(second));
+                GR_MUST(cuGraphExecDestroy(second));
         fact_code("launch", cuGraphLaunch(exec, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         graph_memory_is("launched");
         fact_code("range of memory that the graph freed", cuMemGetAddressRange(&base, &bytes, p));
         fact_code("cuMemFree of memory that the graph freed", cuMemFree(p));
         fact_code("launch once more", cuGraphLaunch(exec, other));
-        GT_MUST(cuStreamSynchronize(other));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         graph_memory_is("trimmed");
         fact_code("launch after that", cuGraphLaunch(exec, other));
-        GT_MUST(cuStreamSynchronize(other));
-        GT_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuStreamSynchronize(other));
+        GR_MUST(cuGraphExecDestroy(exec));
         graph_memory_is("destroyed");
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         graph_memory_is("destroyed and trimmed");
-        GT_MUST(cuGraphInstantiateWithParams(&exec, graph, &upload));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphInstantiateWithParams(&exec, graph, &upload));
+        GR_MUST(cuStreamSynchronize(stream));
         graph_memory_is("instantiated with its upload");
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
         fact_code("cuGraphUpload", cuGraphUpload(exec, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         graph_memory_is("uploaded");
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuGraphDestroy(graph));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
 
         graph = graph_of(stream, false, &p);
-        GT_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GT_MUST(cuGraphLaunch(exec, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         graph_memory_is("a graph that leaves its memory");
         fact_code("range of that memory", cuMemGetAddressRange(&base, &bytes, p + 1));
         fact("range of that memory is", "%s, %zu MiB", base == p ? "there" : "elsewhere", bytes >> 20);
         fact_code("launch again with the memory left", cuGraphLaunch(exec, stream));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         graph_memory_is("trimmed with the memory left");
         fact_code("cuMemFree of the memory left", cuMemFree(p));
         graph_memory_is("after that");
         fact_code("cuMemFree of it once more", cuMemFree(p));
         fact_code("launch", cuGraphLaunch(exec, stream));
         fact_code("cuMemFreeAsync of the memory left", cuMemFreeAsync(p, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuStreamSynchronize(stream));
         graph_memory_is("after cuMemFreeAsync");
         fact_code("cuMemFreeAsync of it once more", cuMemFreeAsync(p, stream));
         fact_code("launch", cuGraphLaunch(exec, stream));
-        GT_MUST(cuStreamSynchronize(stream));
-        GT_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(exec));
         graph_memory_is("destroyed with the memory left");
-        fact_code("cuMemsetD8 of the memory left", cuMemsetD8(p, 2, 64 * GT_MIB));
-        GT_MUST(cuCtxSynchronize()); /* the free does not wait for it */
+        fact_code("cuMemsetD8 of the memory left", cuMemsetD8(p, 2, 64 * MIB));
+        GR_MUST(cuCtxSynchronize()); /* the free does not wait for it */
         fact_code("cuMemFree of the memory left", cuMemFree(p));
-        GT_MUST(cuDeviceGraphMemTrim(gt.device));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
         graph_memory_is("trimmed in the end");
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphDestroy(graph));
 
         graph = graph_of(stream, false, &p);
-        GT_MUST(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
-        GT_MUST(cuGraphLaunch(exec, stream));
-        GT_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+        GR_MUST(cuGraphLaunch(exec, stream));
+        GR_MUST(cuStreamSynchronize(stream));
         fact_code("with AUTO_FREE_ON_LAUNCH, launch again with the memory left", cuGraphLaunch(exec, stream));
         fact_code("with AUTO_FREE_ON_LAUNCH, synchronised", cuStreamSynchronize(stream));
         graph_memory_is("with AUTO_FREE_ON_LAUNCH");
         fact_code("with AUTO_FREE_ON_LAUNCH, cuMemFree", cuMemFree(p));
-        GT_MUST(cuGraphExecDestroy(exec));
-        GT_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuGraphDestroy(graph));
 }
