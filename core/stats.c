@@ -69,26 +69,6 @@ static bool device_seen(struct gr_device *device)
         return atomic_load(&device->peak_reserved_bytes) > 0 || atomic_load(&device->total_bytes) > 0;
 }
 
-/* One line for all figures of a nature that say something. */
-static void put_figures(struct out *out, const char *what, enum gr_nature nature,
-                        const uint64_t figures[GR_FIGURE_COUNT])
-{
-        char size[GR_SIZE_TEXT_BYTES];
-        const char *separator = "";
-
-        put(out, "    %s: ", what);
-        for (int i = 0; i < GR_FIGURE_COUNT; i++) {
-                const struct gr_figure_row *row = &gr_figure_table[i];
-
-                if (row->nature != nature || !row->words || figures[i] == UINT64_MAX ||
-                    (figures[i] == 0 && nature != GR_NATURE_LIMIT))
-                        continue;
-                put(out, "%s%s %s", separator, gr_size_format(figures[i], size, sizeof(size)), row->words);
-                separator = ", ";
-        }
-        put(out, "%s\n", *separator ? "" : "none");
-}
-
 static void put_device(struct out *out, struct gr_device *device)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
@@ -103,20 +83,14 @@ static void put_device(struct out *out, struct gr_device *device)
                     gr_size_format(total, b, sizeof(b)));
         else
                 put(out, "  device %d: use of the card unknown\n", device->ordinal);
-        put_figures(out, "memory", GR_NATURE_LEVEL, figures);
-        for (enum gr_memory_kind kind = 0; kind < GR_MEMORY_KIND_COUNT; kind++) {
-                uint64_t bytes = atomic_load(&device->kind_bytes[kind]);
-                bool charged = bytes > 0 && gr_memory_kind_is_charged(kind);
-
-                /* Told also where no limit includes it. */
-                if (kind == GR_MEMORY_DRIVER && bytes == 0 && figures[GR_FIGURE_driver] != UINT64_MAX)
-                        bytes = figures[GR_FIGURE_driver];
-                if (bytes > 0)
-                        put(out, "    %s it %s: %s\n", charged ? "of" : "beside", kind_words[kind],
-                            gr_size_format(bytes, a, sizeof(a)));
-        }
-        put_figures(out, "peak", GR_NATURE_PEAK, figures);
-        put_figures(out, "limits", GR_NATURE_LIMIT, figures);
+        /* Where a limit includes it, it is told as reserved. */
+        if (atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) > 0)
+                figures[GR_FIGURE_driver] = UINT64_MAX;
+        gr_figures_text(figures, out->sink, out->arg);
+        for (enum gr_memory_kind kind = 0; kind < GR_MEMORY_HOST; kind++)
+                if (gr_memory_kind_is_charged(kind) && atomic_load(&device->kind_bytes[kind]) > 0)
+                        put(out, "    reserved for %s: %s\n", kind_words[kind],
+                            gr_size_format(atomic_load(&device->kind_bytes[kind]), a, sizeof(a)));
 }
 
 static void put_counters(struct out *out, struct gr_core *core)

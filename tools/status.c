@@ -8,6 +8,33 @@
 #include "cards.h"
 #include "command.h"
 
+/* What is known of a member: what it says of itself, but for what the region or the driver knows better. */
+static void find_figures(const struct card *card, const struct gr_member *member, uint64_t ret[GR_FIGURE_COUNT])
+{
+        memcpy(ret, member->figures, sizeof(member->figures));
+        for (int i = GR_SHARED_FIGURES; i < GR_FIGURE_COUNT; i++)
+                ret[i] = UINT64_MAX;
+        ret[GR_FIGURE_reserved] = member->reserved_bytes;
+        ret[GR_FIGURE_driver] = member_driver_bytes(card, member);
+}
+
+static void print_member(const struct card *card, const struct gr_member *member)
+{
+        char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
+        uint64_t figures[GR_FIGURE_COUNT], total;
+
+        find_figures(card, member, figures);
+        total = figures[GR_FIGURE_card_total];
+        printf("  %u %s%s: effective use of the card %.2f%% (%s of %s), idle for %.1f s\n", member->identity.pid,
+               member->name, member->same_namespace ? "" : " (of another pid namespace)",
+               total ? 100.0 * (double)member->reserved_bytes / (double)total : 0.0,
+               gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
+               member_idle_s(card, member));
+        gr_figures_text(figures, print_piece, NULL);
+        if (figures[GR_FIGURE_waiting])
+                printf("    waiting for %s\n", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
+}
+
 static void print_card(const struct card *card)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
@@ -19,34 +46,8 @@ static void print_card(const struct card *card)
                        gr_size_format(card_others_bytes(card), c, sizeof(c)));
         else
                 printf("  card: unknown\n");
-        for (size_t i = 0; i < card->count; i++) {
-                const struct gr_member *member = &card->members[i];
-                const uint64_t *figures = member->figures;
-                uint64_t driver = member_driver_bytes(card, member);
-
-                printf("  %u %s%s: effective use of the card %.2f%% (%s of %s)\n", member->identity.pid, member->name,
-                       member->same_namespace ? "" : " (of another pid namespace)",
-                       figures[GR_FIGURE_card_total]
-                               ? 100.0 * (double)member->reserved_bytes / (double)figures[GR_FIGURE_card_total]
-                               : 0.0,
-                       gr_size_format(member->reserved_bytes, a, sizeof(a)),
-                       gr_size_format(figures[GR_FIGURE_card_total], b, sizeof(b)));
-                printf("    pool: %s live, %s cached, peak %s", gr_size_format(figures[GR_FIGURE_live], a, sizeof(a)),
-                       gr_size_format(figures[GR_FIGURE_cached], b, sizeof(b)),
-                       gr_size_format(figures[GR_FIGURE_peak_reserved], c, sizeof(c)));
-                if (driver != GR_SIZE_NONE)
-                        printf("; the driver's own %s", gr_size_format(driver, a, sizeof(a)));
-                if (figures[GR_FIGURE_imported])
-                        printf("; imported from others %s", gr_size_format(figures[GR_FIGURE_imported], a, sizeof(a)));
-                printf("\n    limit %s, threshold %s, idle for %.1f s",
-                       gr_size_format(figures[GR_FIGURE_hard_limit], a, sizeof(a)),
-                       gr_size_format(figures[GR_FIGURE_release_threshold], b, sizeof(b)), member_idle_s(card, member));
-                if (figures[GR_FIGURE_group_limit] != GR_SIZE_NONE)
-                        printf(", group limit %s", gr_size_format(figures[GR_FIGURE_group_limit], a, sizeof(a)));
-                if (figures[GR_FIGURE_waiting])
-                        printf(", waiting for %s", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
-                putchar('\n');
-        }
+        for (size_t i = 0; i < card->count; i++)
+                print_member(card, &card->members[i]);
         for (size_t i = 0; i < card->use_count; i++)
                 if (!card_has_member(card, card->uses[i].pid))
                         printf("  %u (not of this group): %s\n", card->uses[i].pid,
@@ -56,14 +57,17 @@ static void print_card(const struct card *card)
 
 static void write_member(struct gr_json *json, const struct card *card, const struct gr_member *member)
 {
+        uint64_t figures[GR_FIGURE_COUNT];
+
         gr_json_object(json, NULL);
         gr_json_number(json, "pid", "%u", member->identity.pid);
         gr_json_string(json, "name", member->name);
         gr_json_bool(json, "same_pid_namespace", member->same_namespace);
         gr_json_number(json, "share", "%u", member->share);
-        gr_json_bytes(json, "reserved_bytes", member->reserved_bytes);
+        find_figures(card, member, figures);
+        gr_figure_json(json, GR_FIGURE_reserved, figures[GR_FIGURE_reserved]);
         for (enum gr_figure i = 0; i < GR_SHARED_FIGURES; i++)
-                gr_figure_json(json, i, i == GR_FIGURE_driver ? member_driver_bytes(card, member) : member->figures[i]);
+                gr_figure_json(json, i, figures[i]);
         gr_json_number(json, "idle_s", "%.3f", member_idle_s(card, member));
         gr_json_close(json);
 }

@@ -1,6 +1,10 @@
 #include "account/figures.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "account/budget.h"
+#include "base/size.h"
 
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 #define GR_FIGURE(name, nature, where, words, value) {#name "_bytes", words, GR_NATURE_##nature},
@@ -20,4 +24,32 @@ void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)
         const struct gr_figure_row *row = &gr_figure_table[figure];
 
         gr_json_bytes(json, row->json, row->nature == GR_NATURE_CARD && bytes == 0 ? UINT64_MAX : bytes);
+}
+
+static void put_line(const uint64_t *figures, enum gr_nature nature, const char *label, gr_sink *sink, void *arg)
+{
+        char line[512], size[GR_SIZE_TEXT_BYTES];
+        size_t begin = (size_t)snprintf(line, sizeof(line), "    %s:", label), length = begin;
+
+        for (int i = 0; i < GR_FIGURE_COUNT && length < sizeof(line) - 64; i++) {
+                const struct gr_figure_row *row = &gr_figure_table[i];
+
+                if (row->nature != nature || !row->words || figures[i] == UINT64_MAX ||
+                    (figures[i] == 0 && nature != GR_NATURE_LIMIT))
+                        continue;
+                length += (size_t)snprintf(line + length, sizeof(line) - length, "%s %s %s", length > begin ? "," : "",
+                                           gr_size_format(figures[i], size, sizeof(size)), row->words);
+        }
+        if (length == begin && nature == GR_NATURE_BESIDE)
+                return;
+        length += (size_t)snprintf(line + length, sizeof(line) - length, "%s\n", length == begin ? " none" : "");
+        sink(line, length, arg);
+}
+
+void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
+{
+        put_line(figures, GR_NATURE_LEVEL, "memory", sink, arg);
+        put_line(figures, GR_NATURE_BESIDE, "beside it", sink, arg);
+        put_line(figures, GR_NATURE_PEAK, "peak", sink, arg);
+        put_line(figures, GR_NATURE_LIMIT, "limits", sink, arg);
 }

@@ -20,7 +20,7 @@ enum gr_figure {
         GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* so many of them, the first, are in the region */
 };
 
-enum gr_nature { GR_NATURE_LEVEL, GR_NATURE_PEAK, GR_NATURE_LIMIT, GR_NATURE_CARD };
+enum gr_nature { GR_NATURE_LEVEL, GR_NATURE_BESIDE, GR_NATURE_PEAK, GR_NATURE_LIMIT, GR_NATURE_CARD };
 
 struct gr_figure_row {
         const char *json;  /* its name there */
@@ -35,5 +35,8 @@ void gr_device_figures(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT]);
 
 /* Writes one of them into an object; null where it is not known, or no limit. */
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes);
+
+/* Writes lines for people: the figures that have words and say something, those of one nature side by side. */
+void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg);
 
 #endif

@@ -193,6 +193,7 @@ const void *gr_option_value(const struct gr_options *options, enum gr_option_id 
 
 const char *gr_option_values(const struct gr_option *option, char *buf, size_t buf_bytes)
 {
+        char least[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
         size_t used = 0, i;
 
         switch (option->kind) {
@@ -222,8 +223,9 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
                 if (option->min <= 0 && option->max == INT64_MAX)
                         snprintf(buf, buf_bytes, "time such as 10ms or 2s, or 0");
                 else
-                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, %lld to %lld us",
-                                 (long long)option->min / 1000, (long long)option->max / 1000);
+                        snprintf(buf, buf_bytes, "time such as 10ms or 2s, %s to %s",
+                                 gr_duration_format((uint64_t)option->min, least, sizeof(least)),
+                                 gr_duration_format((uint64_t)option->max, most, sizeof(most)));
                 break;
         }
         return buf;
@@ -252,7 +254,7 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
                 snprintf(buf, buf_bytes, "%lld", (long long)*(const int64_t *)value);
                 break;
         case GR_KIND_DURATION:
-                snprintf(buf, buf_bytes, "%llu us", (unsigned long long)*(const uint64_t *)value / 1000);
+                gr_duration_format(*(const uint64_t *)value, buf, buf_bytes);
                 break;
         }
         return buf;

@@ -1,6 +1,7 @@
 #include "base/size.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -183,6 +184,19 @@ int gr_duration_parse(const char *text, uint64_t *ret_ns)
                 return 0;
         }
         return number_scale(&number, duration_units, ITEMS(duration_units), ret_ns);
+}
+
+const char *gr_duration_format(uint64_t ns, char *buf, size_t buf_bytes)
+{
+        size_t i = ITEMS(duration_units) - 1;
+
+        while (ns % duration_units[i].factor != 0)
+                i--;
+        if (ns == 0)
+                snprintf(buf, buf_bytes, "0");
+        else
+                snprintf(buf, buf_bytes, "%" PRIu64 "%s", ns / duration_units[i].factor, duration_units[i].name);
+        return buf;
 }
 
 /* The digits before '=': -EINVAL where something else stands there. */

@@ -73,6 +73,12 @@ uint64_t gr_size_resolve(const struct gr_size_list *list, int device, uint64_t t
  */
 const char *gr_size_format(uint64_t bytes, char *buf, size_t buf_bytes);
 
+/*
+ * Writes a duration in the largest unit of which it is a multiple: "10s", "1500ms"; "0". gr_duration_parse understands
+ * it. Cuts off as gr_size_format does. Returns buf.
+ */
+const char *gr_duration_format(uint64_t ns, char *buf, size_t buf_bytes);
+
 /* As gr_size_format, for one size of a list: "25%", "12.5%" or bytes. */
 const char *gr_size_format_entry(const struct gr_size *size, char *buf, size_t buf_bytes);
 

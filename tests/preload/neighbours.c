@@ -810,7 +810,8 @@ static void mode_command(void)
         ask(&two, 'a', 50);
         pause_ms(600);
         says(command(0, "status", 0), "card: 350.000 MiB of 1.000 GiB used, 0 B not counted here");
-        says(command(0, "status", 0), "pool: 100.000 MiB live, 200.000 MiB cached, peak 300.000 MiB");
+        says(command(0, "status", 0), "    memory: 100.000 MiB live, 200.000 MiB cached, 300.000 MiB reserved\n");
+        says(command(0, "status", 0), "    peak: 300.000 MiB reserved\n");
         if (strstr(command(0, "status", 0), "idle for 0.0 s"))
                 fail("being asked counts as activity", 0);
         says(command(0, "status --json", 0), "\"live_bytes\": 104857600, \"cached_bytes\": 209715200");

@@ -85,7 +85,8 @@ def what_is_not_ours(scene):
 
     scene.check(until(lambda: imported(64)), f"what is imported is told: {status(scene, **nvml)}")
     code, out, _ = scene.run("status", **nvml)
-    scene.check("peak 150.000 MiB; imported from others 64.000 MiB" in out, f"imported, in words: {out}")
+    words = "beside it: 64.000 MiB imported from other processes\n    peak: 150.000 MiB reserved\n    limits: none\n"
+    scene.check(words in out, f"imported, in words: {out}")
     scene.check(process.ask("close") == 0 and until(lambda: imported(0)), "and gone")
     # Who is there by the management library's list, which does not fit into its first try; 40 MiB are the context's.
     listing = os.path.join(scene.folder, "processes")
@@ -98,7 +99,7 @@ def what_is_not_ours(scene):
     scene.check(len(others) == 152 and others[4000001] == 77 * MIB, f"the others: {others}")
     scene.check(others[4000002] is None and process.pid not in others, f"the others: {others}")
     code, out, _ = scene.run("status", **nvml)
-    scene.check("peak 150.000 MiB; the driver's own 40.000 MiB" in out, f"the driver's own: {out}")
+    scene.check("beside it: 40.000 MiB the driver's own\n" in out, f"the driver's own: {out}")
     scene.check("4000001 (not of this group): 77.000 MiB" in out and "4000002 (not of this group): unknown" in out, out)
     # 624 MiB are free and 100 more to be had; a process that is switched off is none.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")

@@ -251,6 +251,9 @@ static void test_dump(void)
         GR_CHECK(strstr(dumped, "GPURECLAIM_HARD_LIMIT          4.000 GiB,1=25% (environment)\n") != NULL);
         GR_CHECK(strstr(dumped, "GPURECLAIM_STATS_FILE          none         (default)\n") != NULL);
         GR_CHECK(strstr(dumped, "GPURECLAIM_LOG                 warn         (default)\n") != NULL);
+        GR_CHECK(strstr(dumped, "GPURECLAIM_DECAY               10s          (default)\n") != NULL);
+        GR_CHECK_STR(gr_option_values(&gr_option_table[GR_OPTION_NEIGHBOUR_WAIT], text, sizeof(text)),
+                     "time such as 10ms or 2s, 0 to 10s");
         /* Cut off where there is no room, never beyond. */
         GR_CHECK_STR(gr_option_values(&gr_option_table[GR_OPTION_REUSE], text, 8), "auto|ba");
         GR_CHECK_STR(gr_option_values(&gr_option_table[GR_OPTION_REUSE], text, sizeof(text)), "auto|barrier|poll|sync");

@@ -182,6 +182,9 @@ static void test_list(void)
 
 static void test_duration(void)
 {
+        static const char *const written[] = {"0", "1ns", "1500us", "999ms", "10s", "61s", "1min", "25h"};
+        char text[GR_SIZE_TEXT_BYTES];
+        uint64_t parsed;
         uint64_t ns = 5;
 
         GR_CHECK_EQ(gr_duration_parse("0", &ns), 0);
@@ -196,6 +199,11 @@ static void test_duration(void)
         GR_CHECK_EQ(gr_duration_parse("10MiB", &ns), -EINVAL);
         GR_CHECK_EQ(gr_duration_parse("-10ms", &ns), -ERANGE);
         GR_CHECK_EQ(gr_duration_parse("6000000h", &ns), -ERANGE);
+        for (size_t i = 0; i < sizeof(written) / sizeof(written[0]); i++) {
+                GR_CHECK_EQ(gr_duration_parse(written[i], &parsed), 0);
+                GR_CHECK_STR(gr_duration_format(parsed, text, sizeof(text)), written[i]);
+        }
+        GR_CHECK_STR(gr_duration_format(1500, text, 3), "15");
         GR_CHECK_EQ(ns, 7200000000000);
 }
 

@@ -213,17 +213,16 @@ static void test_figures(void)
         /* No line of what there is none of. */
         GR_CHECK(strstr(text, "ladder,") == NULL);
         GR_CHECK(strstr(text, "host memory") == NULL);
-        GR_CHECK(strstr(text, "beside it") == NULL && strstr(text, "of it") == NULL);
+        GR_CHECK(strstr(text, "beside it") == NULL && strstr(text, "reserved for") == NULL);
         GR_CHECK(strstr(text, "device 1") == NULL);
         GR_CHECK(strstr(text, ": 0 B") == NULL && strstr(text, ": 0\n") == NULL);
 
         /* What the driver took by itself is told once: as last seen, or as charged where that is done. */
         atomic_store(&core.devices[0].driver_bytes, 5 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 7 * MIB);
-        GR_CHECK(strstr(text_now(), "beside it the driver's own memory: 5.000 MiB\n") != NULL);
-        GR_CHECK(strstr(text, ", 7.000 MiB in host memory\n") != NULL);
+        GR_CHECK(strstr(text_now(), "    beside it: 5.000 MiB the driver's own, 7.000 MiB in host memory\n") != NULL);
         gr_budget_force(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
-        GR_CHECK(strstr(text_now(), "the driver's own memory: 6.000 MiB\n") != NULL);
+        GR_CHECK(strstr(text_now(), "reserved for the driver's own memory: 6.000 MiB\n") != NULL);
         GR_CHECK(strstr(text, "5.000 MiB") == NULL);
         gr_budget_uncharge(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 0);
