@@ -5,14 +5,17 @@
  *   nvml_views errors                              one line per question, the same natively and under the library
  *   GPURECLAIM_NVML=1 ... nvml_views share --limit=1GiB    the share, as cuMemGetInfo tells it
  *   nvml_views true --limit=1GiB                   without that option: the card, whatever the limit
+ *   GPURECLAIM_NVML=1 ... nvml_views old --limit=1GiB      of an NVML that lacks the second form of the call
  *
- * --device=N takes another of CUDA's devices, --no-cuda looks only before CUDA is there, where --taken=SIZE of the
- * share is in use by the group. --context=SIZE counts against the share with a context. --beside asks from a second
- * process, without CUDA, as well. Skipped where there is no NVML. Exit status 1 when a check failed.
+ * --device=N takes another of CUDA's devices, --card=N NVML's card of that number, whichever CUDA shows, --no-cuda looks
+ * only before CUDA is there, where --taken=SIZE of the share is in use by the group. --context=SIZE counts against the
+ * share with a context. --beside asks from a second process, without CUDA, as well. Skipped where there is no NVML. Exit
+ * status 1 when a check failed.
  */
 #include "gputest.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +30,7 @@ struct memory_v2 {
         unsigned version;
         unsigned long long total, reserved, free, used;
 };
-enum { VERSION_2 = sizeof(struct memory_v2) | 2 << 24, UUID_BYTES = 96 };
+enum { VERSION_2 = sizeof(struct memory_v2) | 2 << 24, UUID_BYTES = 96, WHOLE_CARD = 100 };
 
 /* As a program that is linked with NVML has them; NULL in one that is not, unless somebody preloaded exports them. */
 int nvmlDeviceGetMemoryInfo(void *, struct memory *) __attribute__((weak));
@@ -39,8 +42,8 @@ typedef int memory_v2_function(void *, struct memory_v2 *);
 static void *library;
 static void *card; /* NVML's handle */
 static size_t limit, taken, context_bytes;
-static const char *beside; /* this program, to be run in a second process; NULL: not */
-static int device;
+static const char *beside;           /* this program, to be run in a second process; NULL: not */
+static int device, wanted_card = -1; /* wanted_card: -1: that of CUDA's device */
 
 static void look_up(void *where, const char *name, void *ret_function)
 {
@@ -65,10 +68,13 @@ static int stop(void)
         return shutdown ? shutdown() : -1;
 }
 
-/* NVML's result in a child of a fork, which has no CUDA of its own; -1 where that did not live to tell. */
+/*
+ * NVML's result in a child of a fork, which has no CUDA of its own and is told no share, so WHOLE_CARD where that is
+ * more; -1 where it did not live to tell.
+ */
 static int ask_in_child(void)
 {
-        struct memory first;
+        struct memory first = {0};
         memory_function *get;
         int status = 0;
         pid_t pid;
@@ -76,8 +82,10 @@ static int ask_in_child(void)
         look_up(library, "nvmlDeviceGetMemoryInfo", &get);
         fflush(stdout);
         pid = fork();
-        if (pid == 0)
-                _exit(get(card, &first));
+        if (pid == 0) {
+                status = get(card, &first);
+                _exit(status == 0 && limit && first.total > limit ? WHOLE_CARD : status);
+        }
         return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -138,6 +146,8 @@ static void find_card(void)
         size_t at = 4;
         CUuuid uuid;
 
+        if (wanted_card >= 0)
+                return;
         GR_MUST(cuDeviceGetUuid(&uuid, device));
         for (size_t i = 0; i < sizeof uuid.bytes; i++)
                 at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x",
@@ -156,6 +166,11 @@ static void find_card_early(void)
 
         look_up(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
         look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
+        if (wanted_card >= 0) {
+                if (by_index((unsigned)wanted_card, &card) != 0)
+                        gt_die("nvml_views: NVML has no card %d", wanted_card);
+                return;
+        }
         if (visible && (*visible < '0' || *visible > '9') ? by_uuid(visible, &card) != 0
                                                           : by_index(visible ? (unsigned)atoi(visible) : 0, &card) != 0)
                 gt_die("nvml_views: NVML has no card");
@@ -170,6 +185,7 @@ struct doors {
 /* One check for each door that is there; all are to say the same. */
 static void check(const char *when, bool shared, size_t want_free, size_t slack_bytes)
 {
+        bool simulated = dlsym(RTLD_DEFAULT, "grSimVersion") != NULL; /* what NVML does on a card is its own affair */
         struct doors doors[3] = {{"dlsym", NULL, NULL},
                                  {"linked", nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2},
                                  {"everywhere", NULL, NULL}};
@@ -186,15 +202,19 @@ static void check(const char *when, bool shared, size_t want_free, size_t slack_
                 if (!doors[i].first || !doors[i].second)
                         continue;
                 snprintf(name, sizeof name, "%s, %s", when, doors[i].name);
+                errno = EXDEV;
                 if (doors[i].first(card, &first) != 0 || doors[i].second(card, &second) != 0)
                         gt_die("nvml_views: %s: NVML refuses", name);
+                gt_check(!simulated || errno == EXDEV, name, "errno as before");
                 gt_check(first.total == second.total && second.version == VERSION_2 &&
                                  first.free + first.used == first.total &&
                                  second.free + second.used + second.reserved == second.total,
                          name, "%.1f MiB free, %.1f used, %.1f reserved of %.1f", gt_mib(second.free),
                          gt_mib(second.used), gt_mib(second.reserved), gt_mib(second.total));
                 if (!shared) {
-                        gt_check(first.total > limit && second.reserved <= first.used, name, "the card's");
+                        gt_check(first.total > limit && second.reserved <= first.used &&
+                                         (second.reserved > 0 || !simulated),
+                                 name, "the card's");
                         continue;
                 }
                 gt_check(first.total == limit && second.reserved == 0 && first.free == second.free, name, "the share");
@@ -208,9 +228,49 @@ static void check_as_cuda(const char *when, bool shared)
 {
         size_t free_bytes, total_bytes;
 
+        if (!shared) {
+                check(when, false, 0, 0);
+                return;
+        }
         GR_MUST(cuMemGetInfo(&free_bytes, &total_bytes));
         gt_check(total_bytes == limit, when, "cuMemGetInfo: %.1f MiB free", gt_mib(free_bytes));
         check(when, shared, free_bytes, 0);
+}
+
+/* What is not there nobody finds, and whoever has it from elsewhere is told so. */
+static void without_second_form(void)
+{
+        enum { FUNCTION_NOT_FOUND = 13 };
+        struct memory_v2 second = {.version = VERSION_2};
+        struct memory first = {0};
+        memory_v2_function *found;
+        memory_function *get;
+
+        look_up(library, "nvmlDeviceGetMemoryInfo", &get);
+        look_up(library, "nvmlDeviceGetMemoryInfo_v2", &found);
+        gt_check(get && !found, "an old library", "has one form of the call");
+        find_card_early();
+        if (!get || get(card, &first) != 0)
+                gt_die("nvml_views: NVML refuses");
+        gt_check(first.total > limit, "an old library", "before CUDA it does not say which card it is");
+        GR_MUST(cuInit(0));
+        if (get(card, &first) != 0)
+                gt_die("nvml_views: NVML refuses");
+        gt_check(first.total == limit && first.free + first.used == limit, "an old library", "the share");
+        gt_check(nvmlDeviceGetMemoryInfo_v2 && nvmlDeviceGetMemoryInfo_v2(card, &second) == FUNCTION_NOT_FOUND &&
+                         second.version == VERSION_2 && second.total == 0,
+                 "an old library", "the other form says that it is not there");
+}
+
+/* Before NVML is there at all, for a program that has our functions from us. */
+static void before_library(void)
+{
+        struct memory_v2 second = {.version = VERSION_2};
+        struct memory first = {0};
+
+        if (nvmlDeviceGetMemoryInfo && nvmlDeviceGetMemoryInfo_v2)
+                gt_check(nvmlDeviceGetMemoryInfo(NULL, &first) != 0 && nvmlDeviceGetMemoryInfo_v2(NULL, &second) != 0,
+                         "before NVML is loaded", "each form refuses");
 }
 
 /* Another process of the group, which has no CUDA: how much of the share bytes of ours leave. */
@@ -262,20 +322,22 @@ static void with_cuda(bool shared)
         GR_MUST(cuCtxSynchronize());
         GR_MUST(cuCtxPopCurrent(&popped));
         check("no context is current", shared, limit - context_bytes, 64 * MIB);
-        gt_check(ask_in_child() >= 0, "a child of a fork", "asks and lives");
+        gt_check(ask_in_child() == WHOLE_CARD, "a child of a fork", "is told of the whole card");
         GR_MUST(cuDevicePrimaryCtxRelease(device));
 }
 
 int main(int argc, char **argv)
 {
         bool wrong = argc < 2, cuda = true, shared = !wrong && !strcmp(argv[1], "share"),
-             only_errors = !wrong && !strcmp(argv[1], "errors");
+             only_errors = !wrong && !strcmp(argv[1], "errors"), old = !wrong && !strcmp(argv[1], "old");
 
         for (int i = 2; i < argc; i++) {
                 if (!strncmp(argv[i], "--limit=", 8))
                         limit = gt_parse_size(argv[i] + 8);
                 else if (!strncmp(argv[i], "--device=", 9))
                         device = atoi(argv[i] + 9);
+                else if (!strncmp(argv[i], "--card=", 7))
+                        wanted_card = atoi(argv[i] + 7);
                 else if (!strncmp(argv[i], "--taken=", 8))
                         taken = gt_parse_size(argv[i] + 8);
                 else if (!strncmp(argv[i], "--context=", 10))
@@ -287,11 +349,14 @@ int main(int argc, char **argv)
                 else
                         wrong = true;
         }
-        if (wrong || (!only_errors && (!limit || (!shared && strcmp(argv[1], "true") != 0)))) {
-                fprintf(stderr, "usage: nvml_views errors | share|true --limit=SIZE [--device=N] [--no-cuda] "
-                                "[--taken=SIZE] [--context=SIZE] [--beside]\n");
+        if (wrong || (!only_errors && (!limit || (!shared && !old && strcmp(argv[1], "true") != 0)))) {
+                fprintf(stderr,
+                        "usage: nvml_views errors | share|true|old --limit=SIZE [--device=N] [--card=N] [--no-cuda] "
+                        "[--taken=SIZE] [--context=SIZE] [--beside]\n");
                 return 2;
         }
+        if (shared)
+                before_library();
         library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
         if (!library) {
                 printf("skipped: no NVML\n");
@@ -306,7 +371,11 @@ int main(int argc, char **argv)
                 printf("skipped: NVML does not start\n");
                 return GT_SKIPPED;
         }
-        if (device == 0) {
+        if (old) {
+                without_second_form();
+                return GR_CHECK_RESULT();
+        }
+        if (device == 0 || wanted_card >= 0) {
                 find_card_early();
                 check("before CUDA", shared, limit - taken, 0);
         }

@@ -1,6 +1,8 @@
 /*
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
- * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number.
+ * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
+ * "nameless" tells no card's UUID; "short" tells too short a one. Built as GRNVML_OLD it is as it was before the second
+ * form of the figures of memory, and before indices.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -40,12 +42,16 @@ struct process {
 
 EXPORT int nvmlInit_v2(void);
 EXPORT int nvmlShutdown(void);
+#ifndef GRNVML_OLD
 EXPORT int nvmlDeviceGetIndex(void *device, unsigned *ret);
+#endif
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret);
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret);
 EXPORT int nvmlDeviceGetUUID(void *device, char *ret, unsigned length);
 EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret);
+#ifndef GRNVML_OLD
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret);
+#endif
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret);
 
 static const char *mode(void)
@@ -117,6 +123,7 @@ int nvmlShutdown(void)
         return atomic_load(&started) > 0 && atomic_fetch_sub(&started, 1) > 0 ? 0 : UNINITIALIZED;
 }
 
+#ifndef GRNVML_OLD
 int nvmlDeviceGetIndex(void *device, unsigned *ret)
 {
         if (!atomic_load(&started))
@@ -126,8 +133,9 @@ int nvmlDeviceGetIndex(void *device, unsigned *ret)
         *ret = (unsigned)card(device);
         return 0;
 }
+#endif
 
-int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
+static int get_text(void *device, char *ret, unsigned length)
 {
         static const char digits[] = "0123456789abcdef";
         unsigned char bytes[16];
@@ -148,12 +156,21 @@ int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
         return 0;
 }
 
+int nvmlDeviceGetUUID(void *device, char *ret, unsigned length)
+{
+        int rc = strcmp(mode(), "nameless") == 0 ? NOT_FOUND : get_text(device, ret, length);
+
+        if (rc == 0 && strcmp(mode(), "short") == 0)
+                ret[UUID_CHARACTERS - 1] = '\0';
+        return rc;
+}
+
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **ret)
 {
         char text[64];
 
         *ret = (void *)(uintptr_t)(index + 1);
-        return nvmlDeviceGetUUID(*ret, text, sizeof text);
+        return get_text(*ret, text, sizeof text);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
@@ -162,7 +179,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **ret)
         void *device;
 
         for (unsigned i = 0; nvmlDeviceGetHandleByIndex_v2(i, &device) == 0; i++)
-                if (nvmlDeviceGetUUID(device, text, sizeof text) == 0 && strcmp(text, uuid) == 0) {
+                if (get_text(device, text, sizeof text) == 0 && strcmp(text, uuid) == 0) {
                         *ret = device;
                         return 0;
                 }
@@ -182,6 +199,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
         return 0;
 }
 
+#ifndef GRNVML_OLD
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
 {
         if (!atomic_load(&started))
@@ -194,6 +212,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
                                   TOTAL_BYTES - used(device), used(device)};
         return 0;
 }
+#endif
 
 /* A hundred others first, so that the list does not fit at once. */
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *ret)

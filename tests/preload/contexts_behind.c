@@ -3,8 +3,8 @@
  * becomes of it with them, and handles that come again as other contexts. Every line must be the same natively and under
  * the library.
  *
- *   hidden PLUGIN           the lines; with two devices
- *   hidden PLUGIN unasked   under the library, where it does not let go at once of what was looked at
+ *   contexts_behind PLUGIN           the lines; with two devices
+ *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -21,6 +21,7 @@
 #define ROUNDS 20
 #define KNOWN  40  /* more than the library has room for at first */
 #define MANY   300 /* more than the library notes whose memory they use */
+
 static int (*behind_green)(CUgreenCtx *, CUcontext *, int);
 static int (*behind_green_end)(CUgreenCtx);
 static int (*behind_create)(CUcontext *, int);
@@ -224,6 +225,9 @@ static void ends_unseen(void)
         printf("released: active %d, all back: %d\n", is_active(0), used_bytes(0) == before);
         again = make_green(1, true);
         work("one of the other device", again.context);
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 1));
+        from_the_cache(primary);
+        GR_MUST(cuDevicePrimaryCtxRelease(1));
         free_lost(blocks);
         GR_MUST(cuGreenCtxDestroy(again.handle));
 
@@ -316,16 +320,28 @@ static void whole(void)
 {
         size_t before = used_bytes(0);
         struct green green = make_green(0, true);
+        unsigned long retains;
         CUcontext a, b, c, again;
         struct two in_a, in_b;
+        CUdeviceptr block;
+        size_t used;
 
         work("a green context", green.context);
         GR_MUST(behind_create(&a, 0));
+        GR_MUST(cuCtxDestroy(a)); /* and nobody has used it */
+        GR_MUST(behind_create(&a, 0));
         GR_MUST(behind_create(&b, 0));
         GR_MUST(behind_create(&c, 1));
+        used = used_bytes(0);
+        GR_MUST(cuCtxSetCurrent(a));
+        GR_MUST(cuMemAlloc(&block, BLOCK));
+        printf("its first block takes %zu MiB\n", (used_bytes(0) - used) / MIB);
+        GR_MUST(cuMemFree(block));
         work("a", a);
         work("b", b);
+        retains = calls_of("cuDevicePrimaryCtxRetain");
         work("c", c);
+        GR_CHECK_EQ(calls_of("cuDevicePrimaryCtxRetain"), retains); /* its device's primary context is not made */
         GR_MUST(cuCtxSetCurrent(a));
         in_a = leave_two(1);
         GR_MUST(cuCtxSetCurrent(b));
@@ -390,12 +406,23 @@ static void capture(void)
         GR_MUST(cuCtxDestroy(other));
 }
 
-/* The library looks at a primary context, and whoever holds it is the last one to do so. */
-static void unasked(void)
+/*
+ * Whatever the library is refused at first, afterwards it serves the context from its cache and asks the driver nothing:
+ * not even which context is current, as there is one only. And it holds nothing on to what it looked at.
+ */
+static void refused(void)
 {
         struct green green = make_green(0, true);
+        unsigned long before;
 
         work("a green context", green.context);
+        work("once more", green.context);
+        GR_CHECK_EQ(calls_of("cuMemFreeAsync"), 1); /* what was allocated to learn whose it is */
+        from_the_cache(green.context);
+        before = calls_of("cuCtxGetCurrent");
+        for (int i = 0; i < ROUNDS; i++)
+                GR_MUST(cuMemFree(leave_two(1).live));
+        GR_CHECK_EQ(calls_of("cuCtxGetCurrent"), before);
         GR_MUST(cuCtxSetCurrent(NULL));
         GR_MUST(cuGreenCtxDestroy(green.handle));
         GR_CHECK(!is_active(0));
@@ -406,7 +433,7 @@ static void find(void *where, const char *name, void *ret_function)
         void *found = dlsym(where, name);
 
         if (!found) {
-                fprintf(stderr, "hidden: no %s\n", name);
+                fprintf(stderr, "contexts_behind: no %s\n", name);
                 exit(EXIT_FAILURE);
         }
         memcpy(ret_function, &found, sizeof(found));
@@ -417,7 +444,7 @@ int main(int argc, char **argv)
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: hidden PLUGIN [unasked]\n");
+                fprintf(stderr, "usage: contexts_behind PLUGIN [refused]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -431,7 +458,7 @@ int main(int argc, char **argv)
         under_the_library = dlsym(RTLD_DEFAULT, "gpureclaim_status") != NULL;
         GR_MUST(cuInit(0));
         if (argc == 3) {
-                unasked();
+                refused();
                 return GR_CHECK_RESULT();
         }
         greens_alone();
