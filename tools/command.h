@@ -53,9 +53,6 @@ void print_flags(const char *command);
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Writes to standard output; a gr_sink. */
-void print_piece(const char *text, size_t length, void *arg);
-
 /* Becomes the program argv[0]. Returns on failure only: the exit status, of which it has complained. */
 int become(const char *command, char **argv);
 

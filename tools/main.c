@@ -36,12 +36,6 @@ void complain(const char *format, ...)
         fprintf(stderr, "gpureclaim: %s\n", message);
 }
 
-void print_piece(const char *text, size_t length, void *arg)
-{
-        (void)arg;
-        fwrite(text, 1, length, stdout);
-}
-
 static const struct command *find_command(const char *name)
 {
         for (size_t i = 0; i < ITEMS(commands); i++)

@@ -121,7 +121,7 @@ static void print_json(const struct gr_options *options)
 {
         struct gr_json json;
 
-        gr_json_begin(&json, print_piece, NULL, 2);
+        gr_json_begin(&json, gr_sink_file, stdout, 2);
         gr_json_object(&json, NULL);
         gr_json_number(&json, "schema", "1");
         gr_json_object(&json, "options");

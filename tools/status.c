@@ -30,7 +30,7 @@ static void print_member(const struct card *card, const struct gr_member *member
                total ? 100.0 * (double)member->reserved_bytes / (double)total : 0.0,
                gr_size_format(member->reserved_bytes, a, sizeof(a)), gr_size_format(total, b, sizeof(b)),
                member_idle_s(card, member));
-        gr_figures_text(figures, print_piece, NULL);
+        gr_figures_text(figures, gr_sink_file, stdout);
         if (figures[GR_FIGURE_waiting])
                 printf("    waiting for %s\n", gr_size_format(figures[GR_FIGURE_waiting], a, sizeof(a)));
 }
@@ -103,7 +103,7 @@ static void print_json(const struct card *cards, size_t count, size_t other)
 {
         struct gr_json json;
 
-        gr_json_begin(&json, print_piece, NULL, 4);
+        gr_json_begin(&json, gr_sink_file, stdout, 4);
         gr_json_object(&json, NULL);
         gr_json_number(&json, "schema", "1");
         gr_json_count(&json, "other_files", other);

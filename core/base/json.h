@@ -19,11 +19,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define GR_JSON_DEPTH 16 /* of objects and arrays in each other */
 
 /* Takes a piece of text, not NUL-terminated. */
 typedef void gr_sink(const char *text, size_t length, void *arg);
+
+/* A sink: writes to the FILE that arg is. */
+static inline void gr_sink_file(const char *text, size_t length, void *arg)
+{
+        fwrite(text, 1, length, arg);
+}
 
 struct gr_json {
         gr_sink *sink;

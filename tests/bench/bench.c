@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/json.h"
 #include "check.h"
 
 enum { REPETITIONS = 7, MIXED = 256, MOST_RESULTS = 64, MOST_THREADS = 16, WARM_PAIRS = 100 };
@@ -373,12 +374,24 @@ static void print_table(const struct bench *bench)
 
 static void print_json(const struct bench *bench)
 {
-        printf("{\"schema\": 1, \"program\": \"%s\", \"unit\": \"us\", \"results\": {", bench->settings->program);
-        for (size_t i = 0; i < bench->count; i++)
-                printf("%s\n  \"%s\": {\"median\": %.4f, \"least\": %.4f, \"most\": %.4f}", i ? "," : "",
-                       bench->results[i].name, bench->results[i].median, bench->results[i].least,
-                       bench->results[i].most);
-        printf("\n}}\n");
+        struct gr_json json;
+
+        gr_json_begin(&json, gr_sink_file, stdout, 2);
+        gr_json_object(&json, NULL);
+        gr_json_number(&json, "schema", "1");
+        gr_json_string(&json, "program", bench->settings->program);
+        gr_json_string(&json, "unit", "us");
+        gr_json_object(&json, "results");
+        for (size_t i = 0; i < bench->count; i++) {
+                gr_json_object(&json, bench->results[i].name);
+                gr_json_number(&json, "median", "%.4f", bench->results[i].median);
+                gr_json_number(&json, "least", "%.4f", bench->results[i].least);
+                gr_json_number(&json, "most", "%.4f", bench->results[i].most);
+                gr_json_close(&json);
+        }
+        gr_json_close(&json);
+        gr_json_close(&json);
+        gr_json_end(&json);
 }
 
 void bench_run(const struct bench_settings *settings, const struct bench_ops *ops)

@@ -16,6 +16,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/json.h"
+
 enum { WORDS = 1 << 18, BYTES = 4 * WORDS, OLD = 0x0a0a0a0a, NEW = 0x05050505, SPIN_US = 20000, REPETITIONS = 7 };
 
 static struct gt gt;
@@ -342,9 +344,15 @@ static void bench(void)
                 const char *name;
                 size_t bytes;
         } rows[] = {{"64 KiB", 64 * KIB}, {"64 MiB", 64 * MIB}, {"1 GiB", GIB}};
+        struct gr_json json;
 
-        printf("{\"schema\": 1, \"program\": \"pinned\", \"unit\": \"us\", \"repetitions\": %d, \"results\": {",
-               REPETITIONS);
+        gr_json_begin(&json, gr_sink_file, stdout, 2);
+        gr_json_object(&json, NULL);
+        gr_json_number(&json, "schema", "1");
+        gr_json_string(&json, "program", "pinned");
+        gr_json_string(&json, "unit", "us");
+        gr_json_number(&json, "repetitions", "%d", REPETITIONS);
+        gr_json_object(&json, "results");
         for (unsigned i = 0; i < sizeof rows / sizeof rows[0]; i++) {
                 double us[REPETITIONS];
                 long n = 1;
@@ -357,10 +365,15 @@ static void bench(void)
                 for (int k = 0; k < REPETITIONS; k++)
                         us[k] = pair(rows[i].bytes, n);
                 qsort(us, REPETITIONS, sizeof us[0], by_value);
-                printf("%s\n  \"%s\": {\"median\": %.4f, \"least\": %.4f, \"most\": %.4f}", i ? "," : "", rows[i].name,
-                       us[REPETITIONS / 2], us[0], us[REPETITIONS - 1]);
+                gr_json_object(&json, rows[i].name);
+                gr_json_number(&json, "median", "%.4f", us[REPETITIONS / 2]);
+                gr_json_number(&json, "least", "%.4f", us[0]);
+                gr_json_number(&json, "most", "%.4f", us[REPETITIONS - 1]);
+                gr_json_close(&json);
         }
-        printf("\n}}\n");
+        gr_json_close(&json);
+        gr_json_close(&json);
+        gr_json_end(&json);
 }
 
 /* A thread that launches, either without a pause or with a wait after every launch, and takes the time of each. */
