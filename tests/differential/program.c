@@ -122,7 +122,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what is done,
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const size_t context_bytes = GT_PAGE; /* of the simulated device */
 static size_t total_bytes;
-static size_t left_bytes; /* of contexts that ended: what pools and mapped memory hold outlives them */
+static size_t left_bytes;         /* of contexts that ended: what pools and mapped memory hold outlives them */
+static _Atomic size_t late_bytes; /* freed in stream order; it may not have come to that yet */
 
 __attribute__((format(printf, 2, 3))) static void say(const struct op *op, const char *format, ...)
 {
@@ -454,6 +455,8 @@ static const char *room(const struct memory *m)
         for (int c = 0; c < SLOTS; c++)
                 others += contexts[c].live && contexts[c].device == device ? context_bytes : 0;
         others += managed_bytes(device) + left_bytes;
+        if (open_captures) /* pools hold what was freed in stream order until the host waits, which it may not now */
+                others += late_bytes;
         snprintf(text, sizeof text, ", asked %zu live %zu small %zu others %zu of %zu", m->bytes >> 10, live >> 10,
                  small >> 10, others >> 10, total_bytes >> 10);
         return text;
@@ -553,8 +556,6 @@ static void run_reset(struct op *op)
                 lose_context(0);
         say_code(op, result);
 }
-
-static _Atomic size_t late_bytes; /* freed in stream order; it may not have come to that yet */
 
 static void run_sync(struct op *op)
 {
@@ -911,7 +912,7 @@ static void run_most(struct op *op)
 
         for (int c = 0; c < SLOTS; c++)
                 others += contexts[c].live && contexts[c].device == device ? context_bytes + GT_PAGE : 0;
-        others += managed_bytes(device) + left_bytes;
+        others += managed_bytes(device) + left_bytes + (open_captures ? late_bytes : 0);
         /* A block may be an eighth larger than was asked for, a small one twice as large; with --wide it may lie in a
          * mapping for more. */
         live += (wide ? live : live / 8) + 2 * small;

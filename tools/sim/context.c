@@ -71,7 +71,7 @@ static void tear_down(CUcontext ctx)
         ctx->ending = true;
         sim_node_wait(all);
         sim_node_put(all);
-        sim_pool_synchronized(ctx, NULL);
+        sim_pool_synchronized(ctx, 0);
         ctx->ending = false;
         while (*at != ctx)
                 at = &(*at)->next;

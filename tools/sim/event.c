@@ -101,6 +101,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
                         node = sim_stream_node(s, NULL);
                         sim_node_start(node);
                         sim_node_replace(&event->node, sim_node_get(node));
+                        event->stream = s->id;
                         sim_node_replace(&s->last, node);
                 }
         }
@@ -156,7 +157,7 @@ SIM_API cuEventSynchronize(CUevent event)
         if (rc == CUDA_SUCCESS) {
                 if (event->node)
                         sim_node_wait(event->node);
-                sim_pool_synchronized(NULL, NULL);
+                sim_pool_synchronized(NULL, event->stream);
                 sim_unlock();
         }
         return rc;
@@ -207,7 +208,7 @@ static CUresult synchronize(CUcontext given)
 
                 sim_node_wait(all);
                 sim_node_put(all);
-                sim_pool_synchronized(sim_context_owner(ctx), NULL);
+                sim_pool_synchronized(sim_context_owner(ctx), 0);
         }
         sim_unlock();
         return rc;
@@ -243,6 +244,7 @@ SIM_API cuCtxRecordEvent(CUcontext given, CUevent event)
                 sim_frontier_clear(&event->frontier);
                 event->capture_id = 0;
                 sim_node_replace(&event->node, sim_context_join(ctx));
+                event->stream = 0;
         }
         sim_unlock();
         return rc;

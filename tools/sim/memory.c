@@ -126,7 +126,7 @@ SIM_API cuMemFree_v2(CUdeviceptr dptr)
                 free_host_range(alloc);
         else
                 sim_heap_free(alloc);
-        sim_pool_synchronized(NULL, NULL);
+        sim_pool_synchronized(NULL, 0);
 out:
         sim_unlock();
         return rc;

@@ -128,12 +128,12 @@ static void trim(CUmemoryPool pool, size_t keep)
         }
 }
 
-void sim_pool_synchronized(CUcontext ctx, CUstream stream)
+void sim_pool_synchronized(CUcontext ctx, unsigned long long stream)
 {
         for (CUmemoryPool pool = pools; pool; pool = pool->next) {
                 for (struct sim_alloc *alloc = pool->cache; alloc; alloc = alloc->next_cached)
                         alloc->waited |= alloc->freed && alloc->freed->done &&
-                                         (stream ? alloc->freed_in == stream->id : ctx && alloc->freed_ctx == ctx->id);
+                                         (stream ? alloc->freed_in == stream : ctx && alloc->freed_ctx == ctx->id);
                 trim(pool, pool->destroyed ? 0 : pool->threshold);
         }
 }

@@ -255,6 +255,7 @@ struct CUevent_st {
         CUcontext ctx;
         unsigned flags;
         struct sim_node *node;         /* NULL until recorded */
+        unsigned long long stream;     /* the id of the one that it was last recorded in; 0: in a context */
         unsigned long long capture_id; /* of the capture it was last recorded in, or 0 */
         struct sim_frontier frontier;
         CUevent next;
@@ -420,11 +421,11 @@ void sim_pool_setup(const struct sim_config *config);
 bool sim_is_pool(CUmemoryPool pool);        /* lock held */
 CUmemoryPool sim_pool_imported(int device); /* another process's, that nothing is allocated from; NULL: no memory */
 /*
- * The host has waited for a stream, or, where stream is NULL, for all work of ctx, or, where that is NULL too, for
+ * The host has waited for the stream with this id, or, where it is 0, for all work of ctx, or, where that is NULL, for
  * something else. Memory freed in their order may go back to the device, and what is above a pool's threshold does. The
  * driver asks for such a wait (docs/measurements.md, stream-ordered-return). Lock held.
  */
-void sim_pool_synchronized(CUcontext ctx, CUstream stream);
+void sim_pool_synchronized(CUcontext ctx, unsigned long long stream);
 void sim_pool_reached_free(struct sim_alloc *alloc); /* the stream reached the free of a pool's memory; lock held */
 void sim_pool_free(struct sim_alloc *alloc);         /* cuMemFree of a pool's memory, context idle; lock held */
 

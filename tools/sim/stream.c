@@ -290,7 +290,7 @@ SIM_PTSZ(cuStreamSynchronize, (CUstream stream), (stream))
                 sim_node_start(node);
                 sim_node_wait(node);
                 sim_node_put(node);
-                sim_pool_synchronized(NULL, s);
+                sim_pool_synchronized(NULL, s->id);
         }
         sim_unlock();
         return rc;

@@ -1,6 +1,7 @@
 /* Memory that is not cuMemAlloc's: pools, mapped memory, graphs. */
 #include "facts.h"
 
+#include <stdio.h>
 #include <unistd.h>
 
 static CUmemLocation here(void)
@@ -185,10 +186,128 @@ static void use_of_pools(CUstream stream)
         fact_code("cuMemFreeAsync of a nonsense address", cuMemFreeAsync(0x1234, stream));
 }
 
+/* What has to happen, once the free has run, before the pool lets go of what was freed in the order of a stream. */
+enum returned_by {
+        NOTHING,
+        QUERY,
+        EVENT,
+        CONTEXT_EVENT,
+        CONTEXT_EVENT_BESIDE_CAPTURE,
+        OTHER_STREAM,
+        DEFAULT_STREAM,
+        FREE,
+        FREE_HOST,
+        FREE_HOST_BESIDE_CAPTURE,
+        STREAM_BESIDE_CAPTURE,
+        STREAM,
+        CONTEXT,
+        RETURNED_BYS
+};
+
+static void ask_for_return(enum returned_by by, CUstream stream, CUstream other, CUevent event, CUevent of_context)
+{
+        CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+        bool beside =
+                by == FREE_HOST_BESIDE_CAPTURE || by == STREAM_BESIDE_CAPTURE || by == CONTEXT_EVENT_BESIDE_CAPTURE;
+        void *page = NULL;
+        CUdeviceptr p;
+
+        if (beside) {
+                GR_MUST(cuThreadExchangeStreamCaptureMode(&relaxed));
+                GR_MUST(cuStreamBeginCapture(other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        }
+        switch (by) {
+        case QUERY:
+                GR_MUST(cuStreamQuery(stream));
+                break;
+        case EVENT:
+                GR_MUST(cuEventSynchronize(event));
+                break;
+        case CONTEXT_EVENT:
+        case CONTEXT_EVENT_BESIDE_CAPTURE:
+                GR_MUST(cuEventSynchronize(of_context));
+                break;
+        case OTHER_STREAM:
+                GR_MUST(cuStreamSynchronize(other));
+                break;
+        case DEFAULT_STREAM:
+                GR_MUST(cuStreamSynchronize(NULL));
+                break;
+        case FREE:
+                p = block(MIB);
+                GR_MUST(cuMemFree(p));
+                break;
+        case FREE_HOST:
+        case FREE_HOST_BESIDE_CAPTURE:
+                GR_MUST(cuMemHostAlloc(&page, 4096, 0));
+                GR_MUST(cuMemFreeHost(page));
+                break;
+        case STREAM:
+        case STREAM_BESIDE_CAPTURE:
+                GR_MUST(cuStreamSynchronize(stream));
+                break;
+        case CONTEXT:
+                GR_MUST(cuCtxSynchronize());
+                break;
+        default:
+                break;
+        }
+        if (beside) {
+                fact_end("the capture ends", other);
+                GR_MUST(cuThreadExchangeStreamCaptureMode(&relaxed));
+        }
+}
+
+static void returns_of_pools(void)
+{
+        static const char *const names[RETURNED_BYS] = {"nothing",
+                                                        "cuStreamQuery",
+                                                        "cuEventSynchronize",
+                                                        "cuEventSynchronize of the context's event",
+                                                        "cuEventSynchronize of that beside a capture",
+                                                        "cuStreamSynchronize of another stream",
+                                                        "cuStreamSynchronize of the default stream",
+                                                        "cuMemFree",
+                                                        "cuMemFreeHost",
+                                                        "cuMemFreeHost beside a capture",
+                                                        "cuStreamSynchronize beside a capture",
+                                                        "cuStreamSynchronize",
+                                                        "cuCtxSynchronize"};
+
+        for (enum returned_by by = 0; by < RETURNED_BYS; by++) {
+                CUstream stream = stream_of(CU_STREAM_NON_BLOCKING), other = stream_of(CU_STREAM_NON_BLOCKING);
+                CUmemoryPool pool = pool_of(0);
+                char name[100];
+                CUdeviceptr p;
+                CUevent event, of_context;
+
+                GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+                GR_MUST(cuEventCreate(&of_context, CU_EVENT_DISABLE_TIMING));
+                GR_MUST(cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, stream));
+                GR_MUST(cuMemsetD8Async(p, 1, MIB, stream));
+                GR_MUST(cuMemFreeAsync(p, stream));
+                GR_MUST(cuEventRecord(event, stream));
+                GR_MUST(cuCtxRecordEvent(gt.ctx, of_context));
+                while (cuEventQuery(event) == CUDA_ERROR_NOT_READY || cuEventQuery(of_context) == CUDA_ERROR_NOT_READY)
+                        gt_sleep_us(100);
+                ask_for_return(by, stream, other, event, of_context);
+                GR_MUST(cuMemPoolTrimTo(pool, 0));
+                snprintf(name, sizeof name, "freed in stream order, after %s", names[by]);
+                pool_is(name, pool);
+                GR_MUST(cuStreamSynchronize(stream));
+                GR_MUST(cuEventDestroy(event));
+                GR_MUST(cuEventDestroy(of_context));
+                GR_MUST(cuMemPoolDestroy(pool));
+                GR_MUST(cuStreamDestroy(stream));
+                GR_MUST(cuStreamDestroy(other));
+        }
+}
+
 void facts_pools(void)
 {
         kinds_of_pools();
         use_of_pools(stream_of(CU_STREAM_NON_BLOCKING));
+        returns_of_pools();
 }
 
 void facts_mapped(void)
