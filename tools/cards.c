@@ -11,8 +11,8 @@
 #include "driver/nvml.h"
 #include "process/platform.h"
 
-#define QUIET_NS UINT64_C(1000000000) /* longest without a sign of life */
-#define WORK_NS  UINT64_C(5000000000) /* and in all */
+#define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
+#define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that shows them */
 
 static bool ask_nvml(struct card *card)
 {
@@ -81,7 +81,7 @@ void card_read(struct card *card, bool ask)
         read_members(card);
         if (ask_nvml(card))
                 return;
-        /* One that answers says it for all. */
+        /* One answer suffices: it is about the whole card. */
         for (size_t i = 0; ask && i < card->count; i++) {
                 uint64_t given, start;
                 struct gr_member *member = &card->members[i];
@@ -149,7 +149,7 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
                 if (rc == 0)
                         rc = gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false);
                 if (rc) {
-                        *ret_other += rc != -ENOENT; /* one whose processes are all gone is nothing */
+                        *ret_other += rc != -ENOENT; /* -ENOENT: a region whose processes have all ended */
                         continue;
                 }
                 card_read(card, false);
@@ -182,7 +182,7 @@ uint64_t member_driver_bytes(const struct card *card, const struct gr_member *me
 {
         uint64_t own = member->figures[GR_FIGURE_driver];
 
-        /* Another namespace's number may be that of another process here. */
+        /* A pid of another namespace may be that of another process here. */
         for (size_t i = 0; own == UINT64_MAX && member->same_namespace && i < card->use_count; i++)
                 if (card->uses[i].pid == member->identity.pid && card->uses[i].bytes != UINT64_MAX &&
                     card->uses[i].bytes >= member->reserved_bytes)
@@ -219,16 +219,22 @@ double member_idle_s(const struct card *card, const struct gr_member *member)
         return now > member->active_ns ? (double)(now - member->active_ns) / 1e9 : 0;
 }
 
-bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
+int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
 {
         struct gr_size size;
         int rc = gr_size_parse(text, &size);
 
-        if (rc) {
+        if (rc == 0)
+                *ret_bytes = size.is_percent ? (uint64_t)((double)total_bytes * size.percent / 100) : size.bytes;
+        return rc;
+}
+
+bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes)
+{
+        int rc = size_parse(text, total_bytes, ret_bytes);
+
+        if (rc)
                 complain("%s: %s: %s (expected a size such as 4GiB, 512MB or 50%%, or none)", command, text,
                          gr_option_reason(rc));
-                return false;
-        }
-        *ret_bytes = size.is_percent ? (uint64_t)((double)total_bytes * size.percent / 100) : size.bytes;
-        return true;
+        return rc == 0;
 }

@@ -1,6 +1,4 @@
-/*
- * The cards that processes under the library use, as the regions in shared memory tell.
- */
+/* The cards that processes with the library use, from the regions in shared memory. */
 #ifndef GR_CARDS_H
 #define GR_CARDS_H
 
@@ -16,11 +14,11 @@ struct card {
         struct gr_region region;
         char group[GR_GROUP_NAME_BYTES];
         char uuid[37];
-        uint64_t total_bytes, used_bytes; /* of the card; 0 and 0: nobody can tell */
+        uint64_t total_bytes, used_bytes; /* of the card; 0 and 0: not known */
         uint64_t reserved_bytes;          /* of all members */
         struct gr_member *members;        /* by pid */
         size_t count;
-        struct gr_nvml_use *uses; /* of all processes, as NVIDIA's library tells; NULL where it does not */
+        struct gr_nvml_use *uses; /* of all processes, from NVML; NULL: not known */
         size_t use_count;
 };
 
@@ -33,15 +31,18 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other);
 
 void cards_close(struct card *cards, size_t count);
 
-/* Reads the members again; ask: after asking one for the card's figures, where the driver's own library is missing. */
+/*
+ * Reads the members again, and what is used of the card: from NVML or, where that is missing, from what the members have
+ * last seen. ask: one of them looks at the card now.
+ */
 void card_read(struct card *card, bool ask);
 
-/* What is not ours on the card. */
+/* What is used of the card and not reserved by a member. */
 uint64_t card_others_bytes(const struct card *card);
 
 /*
- * What the driver took by itself for a member, contexts and code: what the member says of it, or else what it holds on
- * the card less what it is charged. UINT64_MAX: not known.
+ * What the driver took by itself for a member, for contexts and code: from the member, or else what NVML says the
+ * process uses, less what it has reserved. UINT64_MAX: not known.
  */
 uint64_t member_driver_bytes(const struct card *card, const struct gr_member *member);
 
@@ -53,13 +54,16 @@ int card_request(struct card *card, const struct gr_member *member, const struct
                  uint64_t *ret_given_bytes);
 
 /*
- * Free memory of a card, from NVIDIA's management library: no context is made for it. name: a number as nvidia-smi
- * counts, or the UUID or its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: no such library; -ENODEV.
+ * Free memory of a card, from NVML, so that no context is made for it. name: its number in nvidia-smi, or the UUID or
+ * its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: no NVML; -ENODEV: no such card.
  */
 int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
 
 /* Seconds since the process last did something with its memory. */
 double member_idle_s(const struct card *card, const struct gr_member *member);
+
+/* Parses a size for a card of total_bytes. 0, or an error of gr_size_parse. */
+int size_parse(const char *text, uint64_t total_bytes, uint64_t *ret_bytes);
 
 /* A size argument of command for a member or card of total_bytes; complains. false: not a size. */
 bool size_argument(const char *command, const char *text, uint64_t total_bytes, uint64_t *ret_bytes);

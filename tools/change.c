@@ -65,7 +65,7 @@ static int change_one(const char *command, struct card *card, struct gr_member *
                limit ? "hard limit" : "release threshold", gr_size_format(bytes, a, sizeof(a)),
                gr_size_format(live, b, sizeof(b)), gr_size_format(member->figures[GR_FIGURE_cached], c, sizeof(c)));
         if (limit && bytes < live)
-                printf("  More than that is in use: the limit bites on the next allocation.\n");
+                printf("  The program has more than that: it keeps it, and its next allocation fails.\n");
         return EXIT_SUCCESS;
 }
 

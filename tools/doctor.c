@@ -1,4 +1,4 @@
-/* gpureclaim doctor: whether the library works here. */
+/* gpureclaim doctor: would the library work on this machine? */
 #include <errno.h>
 #include <glob.h>
 #include <limits.h>
@@ -13,7 +13,7 @@
 #include "base/options.h"
 #include "command.h"
 
-/* Bringing up eight cards that nobody keeps awake takes several seconds. */
+/* Longest wait for a probe: to initialise eight cards without persistence mode takes several seconds. */
 #define PROBE_SECONDS 60
 
 void doctor_say(const char *topic, const char *state, const char *format, ...)
@@ -29,7 +29,7 @@ void doctor_say(const char *topic, const char *state, const char *format, ...)
                 if ((unsigned char)*c < ' ' || *c == 0x7f)
                         *c = ' ';
         printf("%-9s %-4s  %s\n", topic, state, text);
-        /* At once: a probe may crash after it. */
+        /* At once, as a probe may crash afterwards. */
         fflush(stdout);
 }
 
@@ -65,7 +65,7 @@ static void check_environment(void)
         gr_options_load(&options, get, environ, say_option, NULL);
 }
 
-/* Only the cards and the two nodes that every program opens; the others are for administrators. */
+/* The cards, and the two nodes that every CUDA program opens. Other nodes are for administrators. */
 static void check_nodes(void)
 {
         size_t usable = 0, i;

@@ -30,7 +30,7 @@ int find_self_dir(char *buf, size_t buf_bytes)
         return 0;
 }
 
-/* The first readable file that matches pattern, below the folder of this program where that is relative. */
+/* Finds the first readable file that matches pattern. A relative pattern begins at the folder of this program. */
 static int find_file(const char *self_dir, const char *pattern, char *buf, size_t buf_bytes)
 {
         char full[2 * PATH_MAX], real[PATH_MAX];

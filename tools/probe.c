@@ -13,9 +13,9 @@
 #define NAMES_BYTES 8000
 
 #define NAME_BYTES     64
-#define VERSIONS_AHEAD 5 /* that a driver may be, of any function */
+#define VERSIONS_AHEAD 5 /* so many newer versions of a function are looked for */
 
-/* What the probes call; looked up by name, so that this program itself needs no driver. */
+/* The functions that the probes call, looked up by name: this program must start without a driver, too. */
 struct driver {
         void *handle;
         CUresult (*init)(unsigned flags);
@@ -27,7 +27,7 @@ struct driver {
         CUresult (*device_memory)(size_t *ret, CUdevice device);
 };
 
-/* Through memcpy, for ISO C knows no conversion from an object pointer to a function's. */
+/* memcpy, as ISO C does not convert pointers to objects into pointers to functions. */
 static bool find_function(void *handle, const char *name, void *ret_function)
 {
         void *found = dlsym(handle, name);
@@ -191,7 +191,7 @@ static bool is_listed(const char *const *symbols, const char *name)
         return false;
 }
 
-/* What the driver has of the versions after the symbol's that the library does not know. */
+/* Adds the newer versions of a symbol that the driver has and the library does not know. */
 static void find_newer(void *handle, const char *const *symbols, const char *symbol, struct names *newer)
 {
         const struct versioned name = split_name(symbol);
@@ -200,13 +200,13 @@ static void find_newer(void *handle, const char *const *symbols, const char *sym
         for (long version = name.version + 1; version <= name.version + VERSIONS_AHEAD; version++) {
                 snprintf(later, sizeof(later), "%s_v%ld%s", name.base, version, name.form);
                 if (is_listed(symbols, later))
-                        return; /* whose turn is to come */
+                        return; /* it is looked at for itself */
                 if (dlsym(handle, later))
                         names_add(newer, later);
         }
 }
 
-/* Asks for each hooked symbol as a program does, and looks whose it gets. */
+/* Looks up each hooked symbol as a program does, and tells which ones are the library's. */
 static int say_hooks(const char *const *symbols, const void *library_base, bool name_symbols)
 {
         static struct names taken, missed, absent, newer;
@@ -254,7 +254,7 @@ int probe_library(const char *library, bool name_symbols)
         Dl_info where;
 
         if (!found) {
-                /* The loader skipped it; asking for it explicitly tells why. */
+                /* The loader left it out; dlopen says why. */
                 if (!dlopen(library, RTLD_NOW | RTLD_LOCAL))
                         doctor_say("library", "fail", "%s", dlerror());
                 else

@@ -1,4 +1,4 @@
-/* gpureclaim top: the processes on the cards, live in the terminal. */
+/* gpureclaim top: the cards and the processes on them, live in the terminal. */
 #include <curses.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #define REFRESH_MS 1000
 #define BAR_WIDTH  20
 
-enum order { BY_CHARGED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
+enum order { BY_RESERVED, BY_CACHED, BY_IDLE, BY_PID, ORDERS };
 
 static const char *const order_words[ORDERS] = {"reserved", "cached", "idle", "pid"};
 
@@ -78,7 +78,7 @@ static void look(void)
                 view.selected = view.count ? view.count - 1 : 0;
 }
 
-/* '#' in use, '+' cached, '.' the rest. */
+/* A bar of '#' for live, '+' for cached and '.' for all other memory of the card. */
 static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
 {
         for (unsigned i = 0; i < BAR_WIDTH; i++) {
@@ -99,7 +99,7 @@ static void draw(void)
 
                 move(line++, 0);
                 draw_bar(card->used_bytes, 0, card->total_bytes);
-                printw(" GPU %.8s %s: %s of %s, %s not ours", card->uuid, card->group,
+                printw(" GPU %.8s %s: %s of %s, %s of others", card->uuid, card->group,
                        gr_size_format(card->used_bytes, a, sizeof(a)), gr_size_format(card->total_bytes, b, sizeof(b)),
                        gr_size_format(card_others_bytes(card), c, sizeof(c)));
         }
@@ -129,7 +129,7 @@ static void draw(void)
         refresh();
 }
 
-/* Asks on the last line but one; without text a single y. */
+/* Asks a question on the last line but one. Reads a line into ret_text; where that is NULL, a key, y for yes. */
 static bool prompt(const char *question, char *ret_text, int room)
 {
         bool yes;
@@ -154,8 +154,7 @@ static void act(int key)
         struct gr_request request = {0};
         char question[128], text[32], a[GR_SIZE_TEXT_BYTES];
         struct row *row = &view.rows[view.selected];
-        struct gr_size size;
-        uint64_t given;
+        uint64_t bytes, given;
         int rc;
 
         if (view.count == 0)
@@ -165,16 +164,16 @@ static void act(int key)
                 snprintf(question, sizeof(question), "Trim the cache of %u? (y)", row->member->identity.pid);
         } else {
                 snprintf(question, sizeof(question),
-                         "Hard limit of %u (such as 4GiB, none):", row->member->identity.pid);
+                         "Hard limit of %u (such as 4GiB, 50%%, none):", row->member->identity.pid);
                 if (!prompt(question, text, sizeof(text)))
                         return;
-                if (gr_size_parse(text, &size) != 0 || size.is_percent || size.bytes == 0) {
+                if (size_parse(text, row->member->figures[GR_FIGURE_card_total], &bytes) != 0 || bytes == 0) {
                         snprintf(view.note, sizeof(view.note), "%s: not a size", text);
                         return;
                 }
-                request = (struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = size.bytes};
+                request = (struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = bytes};
                 snprintf(question, sizeof(question), "Set the hard limit of %u to %s? (y)", row->member->identity.pid,
-                         gr_size_format(size.bytes, a, sizeof(a)));
+                         gr_size_format(bytes, a, sizeof(a)));
         }
         if (!prompt(question, NULL, 0)) {
                 snprintf(view.note, sizeof(view.note), "nothing changed");
@@ -208,7 +207,7 @@ int command_top(const struct arguments *arguments)
                 look();
                 draw();
                 key = getch();
-                if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone, and nothing would wait any more */
+                if (key == ERR && !isatty(STDIN_FILENO)) /* the terminal is gone: getch would no longer wait */
                         break;
                 if (key == KEY_UP && view.selected > 0)
                         view.selected--;

@@ -1,4 +1,4 @@
-/* gpureclaim wait: start a program when the card has room for it. */
+/* gpureclaim wait: start a program once the card has room for it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +12,8 @@
 #define PAUSE_US 200000
 
 /*
- * What a program under the library could get on the card: what is free, and what the others have cached, for that they
- * give. false: nobody uses the card under the library, and the driver's management library does not tell.
+ * What a program with the library could get on the card: what is free, and what other processes have cached, which they
+ * give back when asked. false: not known, as there is no NVML, and no process with the library uses the card.
  */
 static bool room(const char *device, uint64_t *ret_bytes)
 {
@@ -42,7 +42,7 @@ static bool room(const char *device, uint64_t *ret_bytes)
         return known || total > 0;
 }
 
-/* The program's own first device. */
+/* The device that is device 0 for the program. */
 static const char *first_device(void)
 {
         static char first[96] = "0";

@@ -820,7 +820,7 @@ static void mode_command(void)
                 fail("the program does not see the changed limit", 0);
         if (ask(&one, 'a', 200).result == 0 || ask(&one, 'a', 100).result != 0)
                 fail("the changed limit does not hold", 0);
-        says(command(0, "limit %u 64MiB", pid), "bites on the next allocation");
+        says(command(0, "limit %u 64MiB", pid), "its next allocation fails");
         if (ask(&one, 'a', 1).result == 0)
                 fail("a limit below what is in use does not hold", 0);
         says(command(0, "limit %u none", pid), "hard limit now none");

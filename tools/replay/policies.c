@@ -4,7 +4,7 @@
  *
  *   policies [--lag=DURATION] [--streams] [--verbose] TRACE.csv...
  *
- * --lag: the GPU is so far behind the host. --streams: the program has streams of its own, whose overlap a barrier
+ * --lag: how far the GPU is behind the host. --streams: the program has streams of its own, whose overlap a barrier
  * would cost.
  */
 #include <errno.h>
@@ -27,7 +27,7 @@
 #define UNMAP_US      26 /* cuMemUnmap, cuMemRelease */
 #define REMAP_US      22 /* of an extent that there is: cuMemMap, cuMemSetAccess */
 #define UNMAP_ONLY_US 15
-#define ADDRESSES     (UINT64_C(1) << 46) /* where those without memory begin */
+#define ADDRESSES     (UINT64_C(1) << 46) /* where reserved addresses begin */
 
 static struct {
         uint64_t now_ns, lag_ns; /* the GPU is so far behind the host */

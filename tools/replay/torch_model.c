@@ -70,7 +70,7 @@ static struct piece *new_segment(struct model *model, uint64_t bytes, bool small
         return piece;
 }
 
-/* The growing segment of this kind ends with a free piece of at least bytes from now on. */
+/* Grows the segment of this kind until it ends with a free piece of at least bytes. */
 static struct piece *expand(struct model *model, uint64_t bytes, bool small)
 {
         struct piece *tail = model->tails[small];
@@ -175,7 +175,7 @@ uint64_t gr_torch_model(const struct gr_trace *trace, bool expandable, uint64_t 
         struct model model = {.expandable = expandable};
         struct piece **pieces = calloc(trace->slot_count, sizeof(struct piece *));
 
-        /* The pieces themselves live until the process ends: this is for a tool that runs once. */
+        /* The pieces are not freed: this is for a tool that ends soon. */
         for (size_t i = 0; pieces && i < trace->count && !model.failed; i++) {
                 const struct gr_trace_op *op = &trace->ops[i];
 

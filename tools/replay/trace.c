@@ -32,7 +32,7 @@ struct reader {
         uint32_t *spare_slots;
         size_t idle_event_count;
         uint64_t live_bytes, first_ns;
-        int columns[COLUMNS]; /* where each stands; -1: nowhere */
+        int columns[COLUMNS]; /* their places in a line; -1: not there */
 };
 
 static int read_header(struct reader *reader, char *line)
