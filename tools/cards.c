@@ -37,8 +37,8 @@ int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37])
         void *device;
         int rc = gr_nvml_device_named(name, &device, ret_uuid);
 
-        if (rc == 0 && gr_nvml_memory(device, &memory) != 0)
-                rc = -ENODEV;
+        if (rc == 0)
+                rc = gr_nvml_memory(device, &memory);
         if (rc == 0)
                 *ret_free_bytes = memory.free;
         return rc;

@@ -55,7 +55,8 @@ int card_request(struct card *card, const struct gr_member *member, const struct
 
 /*
  * Free memory of a card, from NVML, so that no context is made for it. name: its number in nvidia-smi, or the UUID or
- * its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: no NVML; -ENODEV: no such card.
+ * its beginning ("GPU-..."), as in CUDA_VISIBLE_DEVICES. -ENOTSUP: NVML is not there, or
+ * does not tell; -ENODEV: no such card.
  */
 int card_free(const char *name, uint64_t *ret_free_bytes, char ret_uuid[37]);
 

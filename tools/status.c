@@ -122,7 +122,9 @@ static void print_text(const struct card *cards, size_t count, size_t other)
         if (count == 0)
                 printf("No process of yours runs under gpureclaim on a GPU here.\n");
         if (other > 0)
-                printf("%zu files in the shared folder belong to another version of gpureclaim, or to something else.\n", other);
+                printf("%zu files in the shared folder belong to another version of gpureclaim, or to something "
+                       "else.\n",
+                       other);
 }
 
 int command_status(const struct arguments *arguments)

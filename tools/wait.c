@@ -1,4 +1,5 @@
 /* gpureclaim wait: start a program once the card has room for it. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,7 @@ int command_wait(const struct arguments *arguments)
 {
         const char *free_text = flag_value(arguments, "free"), *device = flag_value(arguments, "device");
         const char *timeout = flag_value(arguments, "timeout");
+        char uuid[37];
         uint64_t have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
         struct gr_size want;
 
@@ -75,6 +77,10 @@ int command_wait(const struct arguments *arguments)
         }
         if (timeout && gr_duration_parse(timeout, &timeout_ns) != 0) {
                 complain("wait: --timeout %s: not understood (expected a time such as 90s)", timeout);
+                return STATUS_USAGE;
+        }
+        if (device && card_free(device, &have, uuid) == -ENODEV) {
+                complain("wait: --device %s: no such GPU", device);
                 return STATUS_USAGE;
         }
         if (!device)

@@ -103,6 +103,9 @@ def what_is_not_ours(scene):
     scene.check("4000001 (not of this group): 77.000 MiB" in out and "4000002 (not of this group): unknown" in out, out)
     # 624 MiB are free and 100 more to be had; a process that is switched off is none.
     scene.check(scene.run("wait", "--free", "724MiB", "--", "true", **nvml)[0] == 0, "wait counts the cache")
+    for device in ("9", "GPU-12345678"):
+        wrong = scene.run("wait", "--free", "1MiB", "--device", device, "--", "echo", "started", **nvml)
+        scene.check(wrong[:2] == (2, "") and f"--device {device}: no such GPU" in wrong[2], f"no such device: {wrong}")
     late = scene.run("wait", "--free", "725MiB", "--timeout", "0", "--", "true", **nvml)
     scene.check(late[0] == 1 and "the time is up" in late[2], f"wait beyond it: {late}")
     process.end()
@@ -142,7 +145,7 @@ def which_card(scene):
     scene.check(fits(CUDA_VISIBLE_DEVICES=SECOND) == 0, "the first visible one, by UUID")
     scene.check(fits("--device", "0", CUDA_VISIBLE_DEVICES="1") == 1, "a flag goes before the variable")
     scene.check(fits("--device", "second") == 2, "not a card's name")
-    scene.check(fits("--device", "7") == 0, "a card that nobody knows is not waited for")
+    scene.check(fits("--device", "7") == 2, "a card that is not there")
     # Room that comes while it waits.
     waiting = subprocess.Popen(
         [command, "wait", "--free", "500MiB", "--", "echo", "started"],
