@@ -36,7 +36,7 @@ static int not_there(const char *command, unsigned pid)
 
 static const char *failure(int rc)
 {
-        return rc == -ESRCH ? "it ended" : "it does not answer (stopped, or hung)";
+        return rc == -ESRCH ? "it ended" : "it does not answer (stopped, or hung), and obeys once it runs";
 }
 
 static int change_one(const char *command, struct card *card, struct gr_member *member, const char *text)
