@@ -91,6 +91,7 @@ static void draw_bar(uint64_t live, uint64_t cached, uint64_t total)
 static void draw(void)
 {
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES], c[GR_SIZE_TEXT_BYTES];
+        size_t first = 0, room;
         int line = 0;
 
         erase();
@@ -108,7 +109,11 @@ static void draw(void)
                  "LIMIT", "IDLE");
         attroff(A_BOLD);
         line++;
-        for (size_t i = 0; i < view.count && line < LINES - 2; i++, line++) {
+        /* Scrolled so far that the selected one is shown. */
+        room = LINES - 2 > line ? (size_t)(LINES - 2 - line) : 1;
+        if (view.selected >= room)
+                first = view.selected - room + 1;
+        for (size_t i = first; i < view.count && line < LINES - 2; i++, line++) {
                 const struct gr_member *member = view.rows[i].member;
                 const uint64_t *figures = member->figures;
 

@@ -187,6 +187,9 @@ def watch(scene):
     terminal.type("n")
     terminal.resize(12, 70)
     check(terminal.shows("PID", first, second, "q quit"), "a smaller terminal")
+    # Room for one process only: it is the one that is selected.
+    terminal.resize(6, 110)
+    check(terminal.shows("PID", second, "q quit"), "the selected process is on the screen")
     terminal.resize(3, 20)
     time.sleep(0.3)
     terminal.resize(24, 110)
