@@ -1,10 +1,8 @@
-"""What scripts/bench measured, kept as CSV and shown as tables and plots."""
+"""What scripts/bench measured, kept as CSV and shown as tables."""
 
 import csv
 import re
 import statistics
-
-import bench_plot
 
 FIELDS = ["group", "table", "row", "column", "unit", "median", "least", "most", "samples"]
 
@@ -218,71 +216,9 @@ def report(results, pool):
             unit = results.unit(table, row)
             rows.append((f"{row}, {unit}" if unit else row, {name: cell(values) for name, values in columns.items()}))
         lines += ["", f"## {title}", "", *markdown(rows, "", order)]
-    plots = plotted(tables)
-    if plots:
-        lines += ["", "## Plots", "", *(f"![{name}]({name}.svg)" for name in plots)]
     return "\n".join(lines) + "\n"
-
-
-SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def size_text(size):
-    return next(f"{size // unit} {name}" for name, unit in reversed(SIZES.items()) if size >= unit)
-
-
-def series(tables, table, pattern, x_of, wanted=None):
-    """{column: [(x, median)]} of the rows that match, x from the first group of the pattern."""
-    found = {}
-    for row, columns in tables.get(table, {}).items():
-        match = re.fullmatch(pattern, row)
-        for column, values in columns.items() if match else ():
-            if wanted is None or column in wanted:
-                found.setdefault(column, []).append((x_of(match), statistics.median(values)))
-    return found
-
-
-def plotted(tables):
-    """{name: SVG} of what there are figures for."""
-    plots = {}
-
-    def lines(name, title, unit, x_label, values, x_text=bench_plot.short):
-        if values and len({x for points in values.values() for x, _ in points}) > 1:
-            plots[name] = bench_plot.lines(title, unit, x_label, values, x_text)
-
-    door = next((name for name in ("pair_static", "pair_driver") if name in tables), "")
-    lines("sizes", "malloc + free", "us, logarithmic", "size of the block",
-          series(tables, door, r"pair (\d+) (KiB|MiB|GiB)", lambda m: int(m[1]) * SIZES[m[2]]), size_text)
-    lines("live", "One block replaced among many", "us, logarithmic", "live blocks",
-          series(tables, "live", r"(\d+) live blocks", lambda m: int(m[1])))
-    lines("threads", "malloc + free in many threads", "us for a pair in each, logarithmic", "threads",
-          series(tables, "threads", r"(\d+) threads?", lambda m: int(m[1])))
-    streams = series(tables, "streams", r"(\d+) streams, fresh", lambda m: int(m[1]))
-    alone = series(tables, "streams", r"(\d+) streams alone", lambda m: int(m[1]), ["native"])
-    if alone:
-        streams["kernel alone, native"] = alone["native"]
-    lines("streams", "malloc, short kernel, free on many streams", "us, logarithmic", "streams", streams)
-
-    def bars(name, title, unit, pattern, table):
-        groups = {}
-        for row, columns in tables.get(table, {}).items():
-            match = re.fullmatch(pattern, row)
-            if match:
-                groups[match[1]] = {column: statistics.median(values) for column, values in columns.items()}
-        found = dict.fromkeys(column for columns in groups.values() for column in columns)
-        names = sorted(found, key=lambda name: OTHERS.index(name) if name in OTHERS else len(OTHERS))
-        if groups:
-            plots[name] = bench_plot.bars(title, unit, groups, names)
-
-    held = r"(\w+): most memory held"
-    bars("footprint", "Memory held for recorded allocations", "most held / most live", f"{held} / .*", "traces")
-    bars("programs", "PyTorch programs", "s", r"(\w+): time", "programs")
-    bars("programs-memory", "PyTorch programs: most memory held on the card", "MiB", held, "programs")
-    return plots
 
 
 def write(out, results, pool):
     results.save(out / "results.csv")
-    for name, text in plotted(results.tables()).items():
-        (out / f"{name}.svg").write_text(text)
     (out / "README.md").write_text(report(results, pool))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A process that peaks and then pauses, four times over: natively, with PyTorch's cache, under the library, and under
-the library with decay off. Draws the card's use over time. Then the last two run in turns, so that drift hits both, and
+the library with decay off. Notes the use of the card over time. Then the last two run in turns, so that drift hits both, and
 without anybody who looks at the card, and their launch latencies are held against each other.
 
     idle.py --program BUILD/tests/gpu/idle --library BUILD/shim/libgpureclaim.so --out FOLDER [--peak-gib 60]
 
-Writes idle.csv (run, seconds, mib) and idle.svg to the folder. Exit status 1 when memory did not come back, 77 without
+Writes idle.csv (run, seconds, mib) to the folder. Exit status 1 when memory did not come back, 77 without
 a device. Latencies are told, not judged.
 """
 
@@ -101,42 +101,6 @@ def run(name, command, **settings):
     return figures, samples
 
 
-def plot(path, runs):
-    """Lines of GiB over seconds as SVG, by hand: one chart is not worth a library."""
-    width, height, left, bottom = 760, 380, 50, 40
-    first = min(samples[0][0] for _, samples in runs.values())
-    last = max(samples[-1][0] for _, samples in runs.values())
-    top = 1.05 * max(mib for _, samples in runs.values() for _, mib in samples)
-    colors = ("#c0392b", "#8e6bbf", "#1f77b4", "#7f7f7f")
-
-    def x(seconds):
-        return left + (seconds - first) / (last - first) * (width - left - 10)
-
-    def y(mib):
-        return height - bottom - mib / top * (height - bottom - 10)
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for i in range(6):
-        mib = top * i / 5
-        lines.append(f'<path d="M{left} {y(mib):.1f}H{width - 10}" stroke="#ddd"/>')
-        lines.append(f'<text x="{left - 6}" y="{y(mib) + 4:.1f}" text-anchor="end">{mib / 1024:.0f}</text>')
-    for second in range(int(first), int(last) + 1, 2):
-        lines.append(f'<text x="{x(second):.1f}" y="{height - 22}" text-anchor="middle">{second}</text>')
-    lines.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">seconds after everything was freed</text>')
-    lines.append(f'<text x="{left}" y="9">GiB of the card</text>')
-    for i, (name, (_, samples)) in enumerate(runs.items()):
-        points = " ".join(f"{x(seconds):.1f},{y(mib):.1f}" for seconds, mib in samples)
-        color = colors[i % len(colors)]
-        lines.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        lines.append(f'<text x="{width - 20}" y="{30 + 16 * i}" text-anchor="end" fill="{color}">{name}</text>')
-    with open(path, "w") as file:
-        file.write("\n".join([*lines, "</svg>\n"]))
-
-
 def one(key, results):
     return statistics.median(figures[key] for figures, _ in results)
 
@@ -157,7 +121,6 @@ for i in range(args.repeat):
     for runs_now, settings in [(off, KEPT), (on, DECAY)][:: -1 if i % 2 else 1]:
         runs_now.append(run("latency", PROGRAM, **settings))
 runs = {name: result for name, result in runs.items() if result}
-plot(os.path.join(args.out, "idle.svg"), runs)
 with open(os.path.join(args.out, "idle.csv"), "w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(("run", "seconds", "mib"))
