@@ -38,14 +38,14 @@ static void test_no_heap(bool known)
         uint64_t a, small;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        gpu.reserve_refused = known;
-        gpu.info_refused = !known;
+        gpu_refuse(SG_MEM_RESERVE, known);
+        gpu_refuse(SG_MEM_INFO, !known);
         told = 0;
         a = gpu_take(5 * MIB);
         small = gpu_take(100 * KIB);
-        gpu.info_refused = false;
-        GR_CHECK_EQ(gpu.reserved, 0);
-        GR_CHECK(a && a < GPU_VBASE && small && small < GPU_VBASE);
+        gpu_refuse(SG_MEM_INFO, false);
+        GR_CHECK_EQ(sg_reserved(), 0);
+        GR_CHECK(a && a < SG_VBASE && small && small < SG_VBASE);
         GR_CHECK(!context->split.heaps[0] && !context->split.heaps[1]);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(told, 1);
@@ -65,7 +65,7 @@ static void test_heap(bool moves)
         atomic_store(&context->split.moves_refused, !moves);
         a = gpu_take(40 * MIB);
         b = gpu_take(10 * MIB);
-        GR_CHECK(a >= GPU_VBASE);
+        GR_CHECK(a >= SG_VBASE);
         GR_CHECK_EQ(b, a + 40 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 50 * MIB);
         gpu_give(a, 40 * MIB);
@@ -85,7 +85,7 @@ static void test_heap(bool moves)
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 98 * MIB);
         gpu_give(c, 48 * MIB);
         gpu_give(d, 50 * MIB);
-        GR_CHECK(moves || gpu.moves == 0);
+        GR_CHECK(moves || sg_calls(SG_MEM_REMAP) == 0);
         GR_CHECK_EQ(context->split.moves_refused, !moves);
         gpu_settle();
         gpu_end();
@@ -106,7 +106,7 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         b = gpu_take(200 * MIB);
         gpu_give(a, 280 * MIB);
         context->split.credit_ns = credit_ns;
-        context->split.credit_at_ns = gpu.now_ns;
+        context->split.credit_at_ns = sg_now_ns();
         c = gpu_take(380 * MIB); /* of 580 live */
         GR_CHECK(gpu_device()->reserved_bytes > least_bytes);
         GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
@@ -177,7 +177,7 @@ static void test_hint(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(4 * MIB);
         b = gpu_take(32 * KIB);
-        GR_CHECK(gr_core_in_heap(&core, a) && gr_core_in_heap(&core, b) && !gr_core_in_heap(&core, GPU_BASE));
+        GR_CHECK(gr_core_in_heap(&core, a) && gr_core_in_heap(&core, b) && !gr_core_in_heap(&core, SG_BASE));
         gpu_give(a, 4 * MIB);
         gpu_give(b, 32 * KIB);
         gpu_settle();
@@ -209,7 +209,7 @@ static void test_heap_fails(void)
                 b = gpu_take(6 * MIB);
                 gpu_give(a, 6 * MIB);
                 gpu_sync();
-                gpu.map_fails = fails;
+                sg_fail(SG_MEM_MAP, fails, 1, -ENOMEM);
                 a = gpu_take(24 * MIB);
                 GR_CHECK(a != 0); /* the ladder tries again */
                 GR_CHECK_EQ(gr_budget_live(gpu_device()), 30 * MIB);
@@ -317,7 +317,7 @@ static void test_ahead_refused(void)
 {
         uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b;
 
-        gpu.map_fails = 1;
+        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
         a = gpu_take(6 * MIB);
         GR_CHECK_EQ(a, rest + 400 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 406 * MIB);
@@ -352,9 +352,9 @@ static void test_ahead_halfway(void)
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
         gr_split_unneeded(context); /* fastbins are merged */
         atomic_store(&context->split.ahead_refused, false);
-        gpu.map_fails = 2;
+        sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
-        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 422 * MIB);
         GR_CHECK_EQ(gr_budget_live(gpu_device()), 422 * MIB);
         GR_CHECK_EQ(context->split.surplus_bytes, 0);
@@ -441,9 +441,9 @@ static void test_quick_refused_much(void)
 {
         uint64_t first, rest = begin_quick(GR_UNLIMITED, &first), ptr;
 
-        gpu.map_fails = 1;
+        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
         ptr = gpu_take(80 * MIB); /* on the ladder's first level */
-        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(quick_bytes(), 0);
         GR_CHECK(!context->split.ahead_refused);
         gpu_give(ptr, 80 * MIB);
@@ -457,9 +457,9 @@ static void test_quick_refused(void)
 {
         uint64_t first, rest = begin_quick(510 * MIB, &first);
 
-        gpu.map_fails = 1;
+        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(17 * MIB), first);
-        GR_CHECK_EQ(gpu.map_fails, 0);
+        GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(quick_bytes(), 0);
         for (int level = 0; level < GR_LEVEL_COUNT; level++)
                 GR_CHECK_EQ(core.stats.levels[level].tries, 0);
@@ -561,6 +561,7 @@ static void test_best(void)
 static void test_small_and_large(void)
 {
         uint64_t small[60], large;
+        unsigned remaps;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         large = gpu_take(40 * MIB);
@@ -573,13 +574,13 @@ static void test_small_and_large(void)
                 gpu_give(small[i], MIB);
         gpu_give(large, 40 * MIB);
         large = gpu_take(90 * MIB);
-        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(sg_calls(SG_MEM_REMAP) > 0);
         GR_CHECK(gpu_device()->peak_reserved_bytes <= 120 * MIB);
         gpu_give(large, 90 * MIB);
-        gpu.moves = 0;
+        remaps = sg_calls(SG_MEM_REMAP);
         for (int i = 0; i < 60; i++)
                 small[i] = gpu_take(MIB - 512);
-        GR_CHECK(gpu.moves > 0);
+        GR_CHECK(sg_calls(SG_MEM_REMAP) > remaps);
         GR_CHECK(gpu_device()->peak_reserved_bytes <= 120 * MIB);
         for (int i = 0; i < 60; i++)
                 gpu_give(small[i], MIB - 512);
@@ -627,9 +628,9 @@ static void test_heap_moves(bool possible)
         uint64_t a, b, c, d;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        gpu.no_moves = !possible;
+        gpu_refuse(SG_MEM_REMAP, !possible);
         told = 0;
-        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
         context->split.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
@@ -637,12 +638,12 @@ static void test_heap_moves(bool possible)
         c = gpu_take(120 * MIB); /* too large for the gap; its memory moves there, and some is new */
         GR_CHECK(c > b);
         if (possible) {
-                GR_CHECK(gpu.moves >= 16);
-                GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], gpu.moves * GR_PAGE_BYTES);
+                GR_CHECK(sg_calls(SG_MEM_REMAP) >= 16);
+                GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], sg_calls(SG_MEM_REMAP) * GR_PAGE_BYTES);
                 GR_CHECK(gpu_device()->peak_reserved_bytes <= 140 * MIB);
         }
         GR_CHECK_EQ(told, possible ? 0 : 1);
-        GR_CHECK_EQ(gpu.done, 0);
+        GR_CHECK_EQ(gpu_progress().done_ns, 0);
         d = gpu_take(40 * MIB); /* not at the old addresses, which work may still use */
         GR_CHECK(!possible || d > c);
         gpu_give(c, 120 * MIB);
@@ -656,7 +657,7 @@ static void test_heap_moves(bool possible)
         gpu_settle();
         GR_CHECK(!context->split.stale_pages);
         gr_split_drop(context); /* no address is unmapped twice */
-        GR_CHECK_EQ(gpu.reserved, 0);
+        GR_CHECK_EQ(sg_reserved(), 0);
         gpu_end();
 }
 
@@ -671,18 +672,18 @@ static void test_behind(bool stuck)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         atomic_store(&core.overlaps, true);
         for (uint64_t i = 0; i < 40; i++) {
-                uint32_t behind = i < 24 ? (uint32_t)i / 2 : 12, submitted = gpu.submitted;
+                uint64_t behind = i < 24 ? i / 2 : 12;
 
-                if (!stuck && submitted > gpu.done + behind)
-                        gpu.done = submitted - behind;
-                context->split.credit_at_ns = gpu.now_ns; /* no time for waits */
+                if (!stuck && gpu_progress().submitted_ns > behind)
+                        sg_gpu_reach(gpu_progress().submitted_ns - behind);
+                context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
                 context->split.credit_ns = -1;
                 gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
                 gr_fence_close(&context->fence); /* its age says that nothing passes */
-                gpu.now_ns += stuck ? 60 * ms : 10 * ms;
+                sg_advance(stuck ? 60 * ms : 10 * ms);
         }
         if (stuck)
-                GR_CHECK_EQ(gpu.covered, 0);
+                GR_CHECK_EQ(gpu_progress().barrier_ns, 0);
         else
                 GR_CHECK(gpu_device()->peak_reserved_bytes <= 60 * MIB);
         gpu_sync();
@@ -836,7 +837,7 @@ static uint64_t given;
 /* Once, in the thread that gives back. */
 static void stop(void)
 {
-        memset(gpu_before, 0, sizeof(gpu_before));
+        memset(sg_before, 0, sizeof(sg_before));
         sem_post(&inside);
         sem_wait(&go_on);
 }
@@ -865,9 +866,9 @@ static void test_exported_alone(bool at_unmap)
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
         if (at_unmap)
-                gpu_before[GPU_UNMAP] = stop;
+                sg_before[SG_MEM_UNMAP] = stop;
         else
-                gpu_before[GPU_RECORD] = stop;
+                sg_before[SG_CONTEXT_RECORD] = stop;
         pthread_create(&thread, NULL, give_last, NULL);
         sem_wait(&inside);
         gr_lock(&split->lock);
@@ -886,8 +887,8 @@ static void test_exported_alone(bool at_unmap)
 
 struct deed {
         void *(*run)(void *);
-        enum gpu_call before; /* the call of the driver's that it stops before; GPU_CALLS: none */
-        bool (*held)(void);   /* whether it has changed nothing since */
+        unsigned before;    /* the call of the driver's that it stops before; SG_CALLS: none */
+        bool (*held)(void); /* whether it has changed nothing since */
 };
 
 /* What a thread does in a call of the driver's is followed by nothing as long as another one is at the split. */
@@ -897,14 +898,14 @@ static void check_held(const struct deed *deed, void *arg)
 
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
-        if (deed->before < GPU_CALLS) {
-                gpu_before[deed->before] = stop;
+        if (deed->before < SG_CALLS) {
+                sg_before[deed->before] = stop;
                 pthread_create(&thread, NULL, deed->run, arg);
                 sem_wait(&inside);
         }
         gr_lock(&context->split.lock);
         GR_CHECK(deed->held());
-        if (deed->before == GPU_CALLS)
+        if (deed->before == SG_CALLS)
                 pthread_create(&thread, NULL, deed->run, arg);
         sem_post(&go_on);
         for (int n = 0; n < 20 && deed->held(); n++)
@@ -949,7 +950,7 @@ static void test_grow_held(const struct deed *deed, bool fails)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         if (deed->held != no_heap)
                 first = gpu_take(2 * MIB);
-        gpu.map_fails = fails;
+        sg_fail(SG_MEM_MAP, fails, 1, -ENOMEM);
         grown = NULL;
         check_held(deed, NULL);
         GR_CHECK_EQ(grow_rc, fails ? -ENOMEM : 0);
@@ -1056,14 +1057,14 @@ static void test_held(void)
                 void *(*const deeds[])(void *) = {would_help, is_empty, unneeded, look_up, put};
 
                 asked = false;
-                check_held(&(struct deed){deeds[i], GPU_CALLS, is_unasked}, &a);
+                check_held(&(struct deed){deeds[i], SG_CALLS, is_unasked}, &a);
         }
         gpu_settle();
         gpu_end();
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        gpu.reserve_refused = true;
-        check_held(&(struct deed){take_segment, GPU_ALLOC, no_segment}, &a);
+        gpu_refuse(SG_MEM_RESERVE, true);
+        check_held(&(struct deed){take_segment, SG_MEM_ALLOC, no_segment}, &a);
         gpu_give(a, 4 * MIB);
         gpu_settle();
         gpu_end();
@@ -1071,28 +1072,28 @@ static void test_held(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu_take(3 * MIB);
         gpu_forget();
-        check_held(&(struct deed){drop, GPU_CALLS, is_whole}, NULL);
+        check_held(&(struct deed){drop, SG_CALLS, is_whole}, NULL);
         gpu_end();
 
-        test_grow_held(&(struct deed){grow, GPU_RESERVE, no_heap}, false);
-        test_grow_held(&(struct deed){grow, GPU_MAP, is_busy}, false);
-        test_grow_held(&(struct deed){grow, GPU_INFO, is_busy}, true);
-        test_grow_held(&(struct deed){grow, GPU_CLOCK, no_more}, false); /* asks what was refused */
+        test_grow_held(&(struct deed){grow, SG_MEM_RESERVE, no_heap}, false);
+        test_grow_held(&(struct deed){grow, SG_MEM_MAP, is_busy}, false);
+        test_grow_held(&(struct deed){grow, SG_MEM_INFO, is_busy}, true);
+        test_grow_held(&(struct deed){grow, SG_CLOCK, no_more}, false); /* asks what was refused */
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(8 * MIB);
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
-        check_held(&(struct deed){give_shared, GPU_UNMAP, is_at_work}, &a);
+        check_held(&(struct deed){give_shared, SG_MEM_UNMAP, is_at_work}, &a);
         gpu_settle();
         gpu_end();
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
         context->split.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
-        check_held(&(struct deed){take_moved, GPU_MAP, no_ghosts}, &c);
+        check_held(&(struct deed){take_moved, SG_MEM_MAP, no_ghosts}, &c);
         gpu_give(b, 2 * MIB);
         gpu_give(c, 120 * MIB);
         gpu_settle();
@@ -1126,6 +1127,7 @@ static void test_large_extents(void)
  */
 static void test_large_moves(bool small_too)
 {
+        unsigned remaps;
         uint64_t all, large[2], small[8], kept[10], block;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
@@ -1142,9 +1144,9 @@ static void test_large_moves(bool small_too)
                 gpu_give(small[i], 2 * MIB);
         gpu_give(all, 600 * MIB);
         GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
-        gpu.moves = 0;
+        remaps = sg_calls(SG_MEM_REMAP);
         block = gpu_take(42 * MIB);
-        GR_CHECK_EQ(gpu.moves, small_too ? 11 : 10); /* the last hole has one page */
+        GR_CHECK_EQ(sg_calls(SG_MEM_REMAP) - remaps, small_too ? 11 : 10); /* the last hole has one page */
         gpu_give(block, 42 * MIB);
         for (int i = 0; i < 8 && !small_too; i++)
                 gpu_give(small[i], 2 * MIB);
@@ -1168,7 +1170,7 @@ static void test_old_addresses(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         split = &context->split;
-        split->credit_at_ns = 1; /* no time for waits */
+        split->credit_at_ns = sg_now_ns(); /* no time for waits */
         split->credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
@@ -1204,7 +1206,7 @@ static void test_old_addresses_shared(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split.credit_at_ns = 1; /* no time for waits */
+        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
         context->split.credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
@@ -1214,7 +1216,7 @@ static void test_old_addresses_shared(void)
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, c), 0);
         gpu_give(c, 120 * MIB);
         GR_CHECK(!context->split.stale_pages);
-        GR_CHECK_EQ(gpu_free_bytes() + gpu_device()->reserved_bytes, GPU_PAGES * GR_PAGE_BYTES);
+        GR_CHECK_EQ(sg_used_bytes(0), gpu_device()->reserved_bytes);
         gpu_give(b, 2 * MIB);
         gpu_settle();
         gpu_end();
@@ -1233,29 +1235,29 @@ static void test_stuck_refused(bool again)
         GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
-        gpu.unmap_refused = true;
+        gpu_refuse(SG_MEM_UNMAP, true);
         gpu_give(b, 2 * MIB);
-        gpu.unmap_refused = false;
+        gpu_refuse(SG_MEM_UNMAP, false);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0); /* nothing of the page can be handed out */
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 2 * MIB);
         gpu_take(2 * MIB);
         gpu_take(6 * MIB); /* at the end */
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
-        GR_CHECK_EQ(gpu.done, gpu.submitted);
+        GR_CHECK_EQ(gpu_progress().done_ns, gpu_progress().submitted_ns);
         charged = gpu_device()->reserved_bytes;
         if (again)
                 GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
         gpu_give(a, 6 * MIB); /* up to that page */
         GR_CHECK_EQ(gpu_device()->reserved_bytes, again ? charged - 6 * MIB : charged);
-        GR_CHECK_EQ(gpu.done == gpu.submitted, again);
+        GR_CHECK_EQ(gpu_progress().done_ns == gpu_progress().submitted_ns, again);
         gr_context_ending(context);
         gpu_forget();
         gr_context_drop(context);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        context = gr_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1298,7 +1300,7 @@ static void test_structures(void)
         GR_CHECK(again > 0 || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
         for (unsigned i = 0; i < SOME; i++)
                 gr_block_free(next[i]);
-        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        context = gr_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1318,14 +1320,13 @@ static void test_stuck_end(void)
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_context_add(&core, GPU_CONTEXT, 0);
+        context = gr_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
 int main(void)
 {
-        if (!gpu_open(true))
-                return 1;
+        gpu_mapping = true;
         gr_log_set_level(GR_LOG_INFO);
         gr_log_set_sink(count_line, NULL);
         test_no_heap(true);
@@ -1394,6 +1395,5 @@ int main(void)
         test_large_extents();
         test_large_moves(true);
         test_large_moves(false);
-        gpu_close();
         return GR_CHECK_RESULT();
 }

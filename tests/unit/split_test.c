@@ -34,7 +34,7 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(a, 11 * MIB);
         context->split.credit_ns = 1; /* twice as large is worth it */
-        context->split.credit_at_ns = gpu.now_ns;
+        context->split.credit_at_ns = sg_now_ns();
         b = gpu_take(9 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(3 * MIB + 512);
@@ -144,7 +144,7 @@ static void test_least_make_room(bool behind_barrier)
                 gpu_give(other, MIB);
                 GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
                 context->split.credit_ns = -1; /* it may not wait for that work */
-                context->split.credit_at_ns = gpu.now_ns;
+                context->split.credit_at_ns = sg_now_ns();
         }
         large = gpu_take(120 * MIB);
         if (behind_barrier) {
@@ -204,7 +204,7 @@ static void test_held(void)
                 gpu_give(large[i], 36 * MIB);
         /* Nor is one opened where so much time was spent that any fit is worth it. */
         context->split.credit_ns = INT64_MIN / 2;
-        context->split.credit_at_ns = gpu.now_ns;
+        context->split.credit_at_ns = sg_now_ns();
         a = gpu_take(7 * MIB);
         gpu_sync();
         gr_fence_close(&context->fence);
@@ -351,7 +351,7 @@ static void test_misuse(void)
         a = gpu_take(100 * 1024);
         b = gpu_take(100 * 1024);
         GR_CHECK_EQ(gr_pool_free(&core, a + 512), -EALREADY);
-        GR_CHECK_EQ(gr_pool_free(&core, GPU_BASE - 512), -ENOENT);
+        GR_CHECK_EQ(gr_pool_free(&core, SG_BASE - 512), -ENOENT);
         gpu_give(a, 100 * 1024);
         GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY); /* and not the driver's free of the whole segment */
         GR_CHECK_EQ(gr_split_find(&core, b + 1000, &place), 0);
@@ -363,7 +363,7 @@ static void test_misuse(void)
         GR_CHECK(gr_split_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
         GR_CHECK_EQ(gr_split_find(&core, a - 1, &place), -ENOENT);
         /* Whichever context it is of. */
-        other = gr_context_add(&core, GPU_CONTEXT2, 0);
+        other = gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_pool_alloc(other, 100 * 1024, &c), 0);
         GR_CHECK_EQ(gr_split_find(&core, c + 1000, &place), 0);
         GR_CHECK_EQ(place.base_ptr, c);
@@ -405,14 +405,13 @@ static void test_drop(void)
         gpu_give(a, 3 * MIB);
         gpu_forget();
         gr_context_drop(first);
-        GR_CHECK_EQ(gpu.handles, 0);
-        GR_CHECK_EQ(gpu.reserved, 0);
+        GR_CHECK_EQ(sg_handles(), 0);
+        GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
-        memset(gpu.owner, 0, GPU_PAGES);
-        context = gr_context_add(&core, GPU_CONTEXT2, 0);
+        context = gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(context == first); /* used again, and it works */
         a = gpu_take(3 * MIB);
         GR_CHECK(a != 0);
@@ -430,9 +429,9 @@ static void test_refused(void)
         a = gpu_take(60 * MIB);
         b = gpu_take(30 * MIB);
         gpu_give(b, 30 * MIB);
-        begin_ns = gpu.now_ns;
+        begin_ns = sg_now_ns();
         GR_CHECK_EQ(gpu_take(45 * MIB), 0);
-        GR_CHECK(gpu.now_ns - begin_ns < 100 * UINT64_C(1000000));
+        GR_CHECK(sg_now_ns() - begin_ns < 100 * UINT64_C(1000000));
         gpu_give(a, 60 * MIB);
         gpu_settle();
         gpu_end();
@@ -552,8 +551,8 @@ static void test_decay(enum gr_pool_kind pool)
         gpu_give(gpu_take(5000), 5000);
         gpu_give(a, 60 * MIB);
         for (int i = 0; i < 14; i++) {
-                gr_core_decay(&core, gpu.now_ns);
-                gpu_sleep(config.decay_ns / 10);
+                gr_core_decay(&core, sg_now_ns());
+                sg_driver.sleep_ns(config.decay_ns / 10);
         }
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         gpu_give(kept, 3 * MIB);
@@ -573,7 +572,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 gpu_begin(pool, reuse);
                 if (pool == GR_POOL_AUTO && seed % 2)
                         atomic_store(&context->split_active, true);
-                gpu.lazy = seed % 3 ? (uint32_t)seed : 1000;
+                sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.overlaps, overlaps);
                 if (seed % 2)
@@ -592,7 +591,8 @@ static void *help(void *arg)
 
         while (!atomic_load(stop)) {
                 gr_core_maintain(&core);
-                gr_core_decay(&core, atomic_fetch_add(&gpu.now_ns, UINT64_C(200000)));
+                sg_advance(200000);
+                gr_core_decay(&core, sg_now_ns());
         }
         return NULL;
 }
@@ -606,7 +606,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
         gpu_begin(pool, reuse);
         if (pool == GR_POOL_AUTO)
                 atomic_store(&context->split_active, true);
-        gpu.lazy = 3;
+        sg_by_hand(3);
         core.config.decay_ns = UINT64_C(1000000000);
         atomic_store(&core.overlaps, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
@@ -746,7 +746,7 @@ static void test_barred(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gr_split_bar(&core);
         GR_CHECK(!gr_split_active(context));
-        later = gr_context_add(&core, GPU_CONTEXT2, 1);
+        later = gr_context_add(&core, sg_context_new(1), 1);
         GR_CHECK(!gr_split_active(later));
         GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
@@ -759,8 +759,7 @@ int main(int argc, char **argv)
 {
         const bool mapped = argc == 2 && !strcmp(argv[1], "mapped");
 
-        if (!gpu_open(mapped))
-                return 1;
+        gpu_mapping = mapped;
         gr_log_set_level(GR_LOG_SILENT); /* the limit is met on purpose */
         if (!mapped) {
                 test_cut_and_merge();
@@ -771,6 +770,5 @@ int main(int argc, char **argv)
         test_left();
         test_all();
         test_barred();
-        gpu_close();
         return GR_CHECK_RESULT();
 }
