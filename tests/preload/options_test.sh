@@ -87,13 +87,13 @@ quiet GPURECLAIM_POOL=none
 # A limit below the program's need: the driver's own code for a full card, and a report that names the limit.
 timeout 20 env GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
 status=$?
-[ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the limit: exit status $status"
+[ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "over the limit: exit status $status"
 grep -q 'hard limit 4.000 MiB' "$folder/err" || fail "over the limit: no report"
 for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
         timeout 20 env GPURECLAIM_GROUP_LIMIT=4MiB "GPURECLAIM_$setting" "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
                 >"$folder/out" 2>"$folder/err"
         status=$?
-        [ $status -eq 99 ] && grep -q '^process: cuMemAlloc: 2$' "$folder/err" || fail "over the group's limit: exit status $status"
+        [ $status -eq 99 ] && grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "over the group's limit: exit status $status"
         grep -q 'group limit 4.000 MiB' "$folder/err" || fail "over the group's limit: no report"
         [ "$setting" != REGION_DIR=/proc/none ] || grep -q 'cannot be seen (No such file or directory)' "$folder/err" ||
                 fail "over the group's limit: not told why it is alone"
@@ -104,7 +104,7 @@ for setting in "REGION_DIR=$folder/region" REGION_DIR=/proc/none NEIGHBOUR=0; do
 done
 timeout 20 env GPURECLAIM_LOG=silent GPURECLAIM_HARD_LIMIT=4MiB "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain \
         >"$folder/out" 2>"$folder/err"
-[ "$(cat "$folder/err")" = "process: cuMemAlloc: 2" ] || fail "over the limit: not silent"
+[[ $(cat "$folder/err") =~ ^[^[:space:]]*/process\.c:[0-9]+:\ cuMemAlloc\(.*\)\ returned\ 2$ ]] || fail "over the limit: not silent"
 
 # Without a stderr, and with one that nobody reads, the program goes on as well.
 for redirect in '2>&-' '2>/dev/full' '2> >(exec true)'; do
