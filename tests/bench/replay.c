@@ -35,24 +35,18 @@ int main(int argc, char **argv)
         struct gr_trace trace;
         size_t line, held, peak_held = 0, before = 0;
         uint64_t live = 0, sampled_live = 0, next_sample = 0;
-        const char *path = NULL;
+        const char *path;
+        int file;
         double begin, spent = 0;
         bool known, higher;
         CUdeviceptr *ptrs;
         int rc;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strcmp(argv[i], "--async"))
-                        async = true;
-                else if (!strcmp(argv[i], "--idle"))
-                        idle = true;
-                else
-                        path = argv[i];
-        }
-        if (!path || path[0] == '-') {
-                fprintf(stderr, "usage: replay [--async] [--idle] TRACE.csv\n");
-                return 2;
-        }
+        file = GT_OPTIONS(argc, argv, "[--async] [--idle] TRACE.csv", GT_OPTION("async", async),
+                          GT_OPTION("idle", idle));
+        if (file + 1 != argc)
+                gt_die("replay needs one trace");
+        path = argv[file];
         rc = gr_trace_read(path, &trace, &line);
         if (rc) {
                 fprintf(stderr, "%s, line %zu: %s\n", path, line, strerror(-rc));

@@ -130,18 +130,8 @@ int main(int argc, char **argv)
         uint64_t seed = 11, id;
         uint32_t wrong;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--limit=", 8))
-                        limit = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--steps=", 8))
-                        steps = (unsigned)atoi(argv[i] + 8);
-                else if (!strncmp(argv[i], "--mark-us=", 10))
-                        mark_us = atof(argv[i] + 10);
-                else if (!strncmp(argv[i], "--work-us=", 10))
-                        work_us = atof(argv[i] + 10);
-                else
-                        gt_die("usage: gc_program [--limit=SIZE] [--steps=N] [--mark-us=US] [--work-us=US]");
-        }
+        GT_OPTIONS(argc, argv, "[--limit=SIZE] [--steps=N] [--mark-us=US] [--work-us=US]", GT_OPTION("limit", limit),
+                   GT_OPTION("steps", steps), GT_OPTION("mark-us", mark_us), GT_OPTION("work-us", work_us));
         gt_open(&gt);
         enlist = (gpureclaim_register_function *)dlsym(RTLD_DEFAULT, "gpureclaim_register");
         if (enlist && enlist(&hook, &id))

@@ -86,20 +86,14 @@ int main(int argc, char **argv)
         size_t peak = 60 * GIB, count = 0, available, total;
         double seconds = 13, free_us, longest_free_us = 0;
         uint64_t seed = 3;
+        const char *csv_path = NULL;
         CUstream work, beside;
         CUdeviceptr small;
         pthread_t watcher;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--peak=", 7))
-                        peak = gt_parse_size(argv[i] + 7);
-                else if (!strncmp(argv[i], "--seconds=", 10))
-                        seconds = atof(argv[i] + 10);
-                else if (!strncmp(argv[i], "--csv=", 6))
-                        csv = fopen(argv[i] + 6, "w");
-                else
-                        gt_die("usage: idle [--peak=SIZE] [--seconds=N] [--csv=FILE]");
-        }
+        GT_OPTIONS(argc, argv, "[--peak=SIZE] [--seconds=N] [--csv=FILE]", GT_OPTION("peak", peak),
+                   GT_OPTION("seconds", seconds), GT_OPTION("csv", csv_path));
+        csv = csv_path ? fopen(csv_path, "w") : NULL;
         gt_open(&gt);
         work = gt_stream();
         beside = gt_stream();

@@ -566,16 +566,9 @@ int main(int argc, char **argv)
         CUdeviceptr p;
         pid_t pid = 0;
 
-        for (int i = 1; i < argc && !exporter; i++) {
-                if (!strcmp(argv[i], "--plain-exporter")) {
-                        plain = true;
-                } else if (!strncmp(argv[i], "--limit=", 8)) {
-                        limit = gt_parse_size(argv[i] + 8);
-                } else {
-                        fprintf(stderr, "usage: imports [--limit=SIZE] [--plain-exporter]\n");
-                        return 2;
-                }
-        }
+        if (!exporter)
+                GT_OPTIONS(argc, argv, "[--limit=SIZE] [--plain-exporter]", GT_OPTION("limit", limit),
+                           GT_OPTION("plain-exporter", plain));
         memcpy(&status_of, &found, sizeof status_of);
         if (!exporter)
                 pid = peer_start(argv[0], exporter_mode, plain, &other);

@@ -329,10 +329,9 @@ int main(int argc, char **argv)
         size_t before;
         void *block;
 
-        if (argc != 2 || strncmp(argv[1], "--limit=", 8) != 0 || !(limit = gt_parse_size(argv[1] + 8))) {
-                fprintf(stderr, "usage: limit_graphs --limit=SIZE\n");
-                return 2;
-        }
+        GT_OPTIONS(argc, argv, "--limit=SIZE", GT_OPTION("limit", limit));
+        if (!limit)
+                gt_die("limit_graphs needs --limit=SIZE");
         gt_open(&gt);
         stream = gt_stream();
         before = available();

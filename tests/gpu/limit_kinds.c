@@ -781,20 +781,10 @@ int main(int argc, char **argv)
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
         cuuint64_t keep_all = UINT64_MAX;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--limit=", 8))
-                        limit = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--host-limit=", 13))
-                        pinned_limit = gt_parse_size(argv[i] + 13);
-                else if (!strcmp(argv[i], "--card"))
-                        card = true;
-                else
-                        limit = 0, i = argc;
-        }
-        if (!limit) {
-                fprintf(stderr, "usage: limit_kinds --limit=SIZE [--host-limit=SIZE] [--card]\n");
-                return 2;
-        }
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--host-limit=SIZE] [--card]", GT_OPTION("limit", limit),
+                   GT_OPTION("host-limit", pinned_limit), GT_OPTION("card", card));
+        if (!limit)
+                gt_die("limit_kinds needs --limit=SIZE");
         gt_open(&gt);
         stream = gt_stream();
         props.location.id = gt.device;

@@ -27,14 +27,13 @@ int main(int argc, char **argv)
         struct gpureclaim_status status = {.struct_bytes = sizeof status};
         gpureclaim_status_function *get;
         void *found = dlsym(RTLD_DEFAULT, "gpureclaim_status");
-        size_t limit, bytes, free_bytes, total_bytes, count = 0;
+        size_t limit = 0, bytes, free_bytes, total_bytes, count = 0;
         double begin;
         struct gt gt;
 
-        if (argc != 2 || strncmp(argv[1], "--limit=", 8) != 0 || !(limit = gt_parse_size(argv[1] + 8)) || !found) {
-                fprintf(stderr, "usage, under gpureclaim: whole --limit=SIZE\n");
-                return 2;
-        }
+        GT_OPTIONS(argc, argv, "--limit=SIZE", GT_OPTION("limit", limit));
+        if (!limit || !found)
+                gt_die("limit_process needs --limit=SIZE and the library");
         memcpy(&get, &found, sizeof get);
         gt_open(&gt);
         GR_MUST(cuMemAlloc(&blocks[count++], step_bytes));

@@ -264,11 +264,9 @@ static void beside_a_capture(void)
 
 int main(int argc, char **argv)
 {
-        if (argc != 2 || strncmp(argv[1], "--limit=", 8)) {
-                fprintf(stderr, "usage: GPURECLAIM_HARD_LIMIT=SIZE limits --limit=SIZE\n");
-                return 2;
-        }
-        limit = gt_parse_size(argv[1] + 8);
+        GT_OPTIONS(argc, argv, "--limit=SIZE", GT_OPTION("limit", limit));
+        if (!limit)
+                gt_die("limits needs --limit=SIZE");
         gt_open(&gt);
         stream = gt_stream();
         totals();

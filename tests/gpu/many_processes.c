@@ -358,36 +358,16 @@ static int share_all(void)
         return passed || failed || shared->changed || (refused && !options.may_fail) ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-static bool option(const char *argument, const char *name, const char **ret_value)
-{
-        size_t length = strlen(name);
-
-        if (strncmp(argument, name, length) != 0 || argument[length] != '=')
-                return false;
-        *ret_value = argument + length + 1;
-        return true;
-}
-
 int main(int argc, char **argv)
 {
-        const char *value;
+        int mode = GT_OPTIONS(argc, argv,
+                              "start [--count=N] | share [--jobs=N] [--at-once=N] [--phases=N] [--most=SIZE] "
+                              "[--budget=SIZE] [--may-fail]",
+                              GT_OPTION("count", options.count), GT_OPTION("jobs", options.count),
+                              GT_OPTION("at-once", options.at_once), GT_OPTION("phases", options.phases),
+                              GT_OPTION("most", options.most), GT_OPTION("budget", options.budget),
+                              GT_OPTION("may-fail", options.may_fail));
 
-        for (int i = 2; i < argc; i++) {
-                if (option(argv[i], "--count", &value) || option(argv[i], "--jobs", &value))
-                        options.count = (unsigned)atoi(value);
-                else if (option(argv[i], "--at-once", &value))
-                        options.at_once = (unsigned)atoi(value);
-                else if (option(argv[i], "--phases", &value))
-                        options.phases = (unsigned)atoi(value);
-                else if (option(argv[i], "--most", &value))
-                        options.most = gt_parse_size(value);
-                else if (option(argv[i], "--budget", &value))
-                        options.budget = gt_parse_size(value);
-                else if (strcmp(argv[i], "--may-fail") == 0)
-                        options.may_fail = true;
-                else
-                        gt_die("unknown argument %s", argv[i]);
-        }
         if (options.count == 0 || options.count > MOST_PROCESSES)
                 gt_die("1 to %d processes", MOST_PROCESSES);
         if (options.at_once == 0)
@@ -395,9 +375,9 @@ int main(int argc, char **argv)
         shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (shared == MAP_FAILED)
                 gt_die("no memory");
-        if (argc > 1 && strcmp(argv[1], "start") == 0)
+        if (mode < argc && strcmp(argv[mode], "start") == 0)
                 return start_all();
-        if (argc > 1 && strcmp(argv[1], "share") == 0)
+        if (mode < argc && strcmp(argv[mode], "share") == 0)
                 return share_all();
         gt_die("many_processes start or many_processes share?");
 }

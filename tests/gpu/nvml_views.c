@@ -328,33 +328,23 @@ static void with_cuda(bool shared)
 
 int main(int argc, char **argv)
 {
-        bool wrong = argc < 2, cuda = true, shared = !wrong && !strcmp(argv[1], "share"),
-             only_errors = !wrong && !strcmp(argv[1], "errors"), old = !wrong && !strcmp(argv[1], "old");
+        bool no_cuda = false, is_beside = false, shared, only_errors, old;
+        const char *which;
+        int mode;
 
-        for (int i = 2; i < argc; i++) {
-                if (!strncmp(argv[i], "--limit=", 8))
-                        limit = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--device=", 9))
-                        device = atoi(argv[i] + 9);
-                else if (!strncmp(argv[i], "--card=", 7))
-                        wanted_card = atoi(argv[i] + 7);
-                else if (!strncmp(argv[i], "--taken=", 8))
-                        taken = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--context=", 10))
-                        context_bytes = gt_parse_size(argv[i] + 10);
-                else if (!strcmp(argv[i], "--no-cuda"))
-                        cuda = false;
-                else if (!strcmp(argv[i], "--beside"))
-                        beside = argv[0];
-                else
-                        wrong = true;
-        }
-        if (wrong || (!only_errors && (!limit || (!shared && !old && strcmp(argv[1], "true") != 0)))) {
-                fprintf(stderr,
-                        "usage: nvml_views errors | share|true|old --limit=SIZE [--device=N] [--card=N] [--no-cuda] "
-                        "[--taken=SIZE] [--context=SIZE] [--beside]\n");
-                return 2;
-        }
+        mode = GT_OPTIONS(argc, argv,
+                          "errors | share|true|old --limit=SIZE [--device=N] [--card=N] [--no-cuda] [--taken=SIZE] "
+                          "[--context=SIZE] [--beside]",
+                          GT_OPTION("limit", limit), GT_OPTION("device", device), GT_OPTION("card", wanted_card),
+                          GT_OPTION("taken", taken), GT_OPTION("context", context_bytes), GT_OPTION("no-cuda", no_cuda),
+                          GT_OPTION("beside", is_beside));
+        which = mode < argc ? argv[mode] : "";
+        beside = is_beside ? argv[0] : NULL;
+        shared = !strcmp(which, "share");
+        only_errors = !strcmp(which, "errors");
+        old = !strcmp(which, "old");
+        if (!only_errors && (!limit || (!shared && !old && strcmp(which, "true") != 0)))
+                gt_die("which mode, and which limit?");
         if (shared)
                 before_library();
         library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -379,7 +369,7 @@ int main(int argc, char **argv)
                 find_card_early();
                 check("before CUDA", shared, limit - taken, 0);
         }
-        if (cuda)
+        if (!no_cuda)
                 with_cuda(shared);
         return GR_CHECK_RESULT();
 }

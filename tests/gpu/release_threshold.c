@@ -139,20 +139,6 @@ static bool comes_back(const char *name, size_t target, bool afterwards)
         return back_us >= 0;
 }
 
-static void parse(int argc, char **argv)
-{
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--threshold=", 12)) {
-                        threshold = gt_parse_size(argv[i] + 12);
-                } else if (!strncmp(argv[i], "--peak=", 7)) {
-                        peak = gt_parse_size(argv[i] + 7);
-                } else {
-                        fprintf(stderr, "usage: release_threshold --threshold=SIZE [--peak=SIZE]\n");
-                        exit(2);
-                }
-        }
-}
-
 int main(int argc, char **argv)
 {
         const size_t live_bytes = 16 * MIB, slack_bytes = 48 * MIB;
@@ -162,7 +148,8 @@ int main(int argc, char **argv)
         pthread_t watcher;
         bool good = true;
 
-        parse(argc, argv);
+        GT_OPTIONS(argc, argv, "[--threshold=SIZE] [--peak=SIZE]", GT_OPTION("threshold", threshold),
+                   GT_OPTION("peak", peak));
         gt_open(&gt);
         if (pthread_create(&watcher, NULL, watch, NULL))
                 gt_die("no thread");

@@ -63,16 +63,8 @@ int main(int argc, char **argv)
         uint32_t wrong;
         double first;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--cache=", 8))
-                        cache = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--block=", 8))
-                        block = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--rounds=", 9))
-                        rounds = (unsigned)atoi(argv[i] + 9);
-                else
-                        gt_die("usage: trim_cost [--cache=SIZE] [--block=SIZE] [--rounds=N]");
-        }
+        GT_OPTIONS(argc, argv, "[--cache=SIZE] [--block=SIZE] [--rounds=N]", GT_OPTION("cache", cache),
+                   GT_OPTION("block", block), GT_OPTION("rounds", rounds));
         gt_open(&gt);
         if (cache > available_bytes() / 10 * 8)
                 cache = available_bytes() / 10 * 8;

@@ -100,23 +100,14 @@ int main(int argc, char **argv)
 {
         size_t available[2], order[2];
         pid_t pids[2];
-        int status, failed = 0, who;
+        int status, failed = 0, who, mode;
 
-        if (argc < 2 || (strcmp(argv[1], "turns") && strcmp(argv[1], "both")))
-                gt_die("usage: two_wait turns|both [--hold-ms=MS] [--stay] [--most-ms=MS] [--native]");
-        both = !strcmp(argv[1], "both");
-        for (int i = 2; i < argc; i++) {
-                if (!strncmp(argv[i], "--hold-ms=", 10))
-                        hold_ms = atof(argv[i] + 10);
-                else if (!strncmp(argv[i], "--most-ms=", 10))
-                        most_ms = atof(argv[i] + 10);
-                else if (!strcmp(argv[i], "--stay"))
-                        stay = true;
-                else if (!strcmp(argv[i], "--native"))
-                        native = true;
-                else
-                        gt_die("unknown argument: %s", argv[i]);
-        }
+        mode = GT_OPTIONS(argc, argv, "turns|both [--hold-ms=MS] [--stay] [--most-ms=MS] [--native]",
+                          GT_OPTION("hold-ms", hold_ms), GT_OPTION("most-ms", most_ms), GT_OPTION("stay", stay),
+                          GT_OPTION("native", native));
+        if (mode == argc || (strcmp(argv[mode], "turns") && strcmp(argv[mode], "both")))
+                gt_die("two_wait turns or two_wait both?");
+        both = !strcmp(argv[mode], "both");
         if (pipe(to_parent))
                 gt_die("no pipe");
         for (int i = 0; i < 2; i++) {

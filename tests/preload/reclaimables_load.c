@@ -215,14 +215,8 @@ int main(int argc, char **argv)
         int terminal = dup(STDERR_FILENO);
         size_t bytes;
 
-        for (int i = 1; i < argc; i++) {
-                if (!strncmp(argv[i], "--limit=", 8))
-                        limit = gt_parse_size(argv[i] + 8);
-                else if (!strncmp(argv[i], "--seconds=", 10))
-                        seconds = atof(argv[i] + 10);
-                else
-                        gt_die("usage: reclaimables_load [--limit=SIZE] [--seconds=N]");
-        }
+        GT_OPTIONS(argc, argv, "[--limit=SIZE] [--seconds=N]", GT_OPTION("limit", limit),
+                   GT_OPTION("seconds", seconds));
         enlist = (gpureclaim_register_function *)dlsym(RTLD_DEFAULT, "gpureclaim_register");
         unlist = (gpureclaim_unregister_function *)dlsym(RTLD_DEFAULT, "gpureclaim_unregister");
         if (!enlist || !unlist)

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -269,4 +270,39 @@ uint64_t gt_random(uint64_t *state)
         x ^= x >> 7;
         x ^= x << 17;
         return *state = x;
+}
+
+static void set_option(const struct gt_option *option, const char *text)
+{
+        switch (option->type) {
+        case GT_FLAG:
+                *(bool *)option->variable = true;
+                break;
+        case GT_SIZE:
+                *(size_t *)option->variable = gt_parse_size(text);
+                break;
+        case GT_INT:
+        case GT_UNSIGNED: /* the same bytes */
+                *(int *)option->variable = atoi(text);
+                break;
+        case GT_DOUBLE:
+                *(double *)option->variable = atof(text);
+                break;
+        case GT_TEXT:
+                *(const char **)option->variable = text;
+        }
+}
+
+int gt_options(int argc, char **argv, const char *usage, const struct gt_option *options)
+{
+        struct option longs[16] = {0};
+        int which, found;
+
+        for (int i = 0; options[i].name; i++)
+                longs[i] = (struct option){options[i].name, options[i].type != GT_FLAG, NULL, 0};
+        while ((found = getopt_long(argc, argv, "", longs, &which)) == 0)
+                set_option(&options[which], optarg);
+        if (found != -1)
+                gt_die("usage: %s %s", argv[0], usage);
+        return optind;
 }

@@ -102,6 +102,33 @@ double gt_mib(size_t bytes);
 
 /* "64MiB", "2GiB", "4096" or "3KiB" to bytes; ends the program when it is neither. */
 size_t gt_parse_size(const char *text);
+
+/*
+ * Reads "--name=value" into variables: GT_OPTIONS(argc, argv, "[--limit=SIZE]", GT_OPTION("limit", limit), ...) is the
+ * index of the first other argument. A size_t is read as gt_parse_size does, a bool is a flag. Ends the program with
+ * that usage where an option is unknown.
+ */
+enum gt_option_type { GT_FLAG, GT_SIZE, GT_INT, GT_UNSIGNED, GT_DOUBLE, GT_TEXT };
+struct gt_option {
+        const char *name; /* NULL ends */
+        enum gt_option_type type;
+        void *variable;
+};
+#define GT_OPTION(name, variable)                                                                                               \
+        {                                                                                                                       \
+                name,                                                                                                         \
+         _Generic((variable), bool                                                                                     \
+                  : GT_FLAG, size_t                                                                                    \
+                  : GT_SIZE, int                                                                                       \
+                  : GT_INT, unsigned                                                                                   \
+                  : GT_UNSIGNED, double                                                                                \
+                  : GT_DOUBLE, const char *                                                                            \
+                  : GT_TEXT),                                                                                          \
+         &(variable) \
+        }
+#define GT_OPTIONS(argc, argv, usage, ...)                                                                             \
+        gt_options(argc, argv, usage, (const struct gt_option[]){__VA_ARGS__, {NULL, GT_FLAG, NULL}})
+int gt_options(int argc, char **argv, const char *usage, const struct gt_option *options);
 /* How many bytes of the card an allocation of SIZE above 1 MiB takes. */
 size_t gt_pages(size_t size);
 
