@@ -59,11 +59,6 @@ static void note(const char *call, double us, uint64_t stalled_before_us)
         longest_call = call;
 }
 
-static double mib(size_t bytes)
-{
-        return (double)bytes / (double)MIB;
-}
-
 static size_t footprint(void)
 {
         size_t bytes;
@@ -131,10 +126,10 @@ static bool comes_back(const char *name, size_t target, bool afterwards)
                         break;
         }
         if (back_us < 0)
-                printf("FAILED %s: did not fall to %.1f MiB%s; least %.1f MiB\n", name, mib(target),
-                       afterwards ? "" : " while the kernel ran", mib(least));
+                printf("FAILED %s: did not fall to %.1f MiB%s; least %.1f MiB\n", name, gt_mib(target),
+                       afterwards ? "" : " while the kernel ran", gt_mib(least));
         else
-                printf("ok     %s: %.1f MiB after %.1f ms, kernel %s\n", name, mib(least), back_us / 1e3,
+                printf("ok     %s: %.1f MiB after %.1f ms, kernel %s\n", name, gt_mib(least), back_us / 1e3,
                        running ? "still running" : "done");
         return back_us >= 0;
 }
@@ -167,8 +162,8 @@ int main(int argc, char **argv)
 
         climb();
         before = footprint();
-        printf("peak %.1f MiB on the card (%s), live set %.1f MiB, threshold %.1f MiB\n", mib(before),
-               gt_footprint_source(&gt), mib(LIVE_BLOCKS * live_bytes), mib(threshold));
+        printf("peak %.1f MiB on the card (%s), live set %.1f MiB, threshold %.1f MiB\n", gt_mib(before),
+               gt_footprint_source(&gt), gt_mib(LIVE_BLOCKS * live_bytes), gt_mib(threshold));
         descend();
         GR_MUST(gt_spin(&gt, slow, (uint64_t)slow_us));
         good = comes_back("freed before the kernel began", target, false) && good;
