@@ -641,7 +641,8 @@ static void waited(char *ret, size_t bytes)
                 line[strcspn(line, "\n")] = '\0';
                 if (strcmp(line, "cuCtxSynchronize") == 0)
                         sign = "+";
-                if (strcmp(line, "cuCtxDestroy_v2") != 0 && strcmp(line, "cuDevicePrimaryCtxRelease_v2") != 0)
+                if (strcmp(line, "cuCtxDestroy_v2") != 0 && strcmp(line, "cuDevicePrimaryCtxRelease_v2") != 0 &&
+                    strcmp(line, "cuGreenCtxDestroy") != 0)
                         continue;
                 snprintf(ret + strlen(ret), bytes - strlen(ret), "%s%s ", sign, line);
                 sign = "";
@@ -651,28 +652,54 @@ static void waited(char *ret, size_t bytes)
         unlink(trace_path);
 }
 
+static CUgreenCtx create_green(void)
+{
+        CUdevResourceDesc description;
+        CUdevResource all;
+        CUgreenCtx green;
+
+        GR_MUST(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
+        GR_MUST(cuDevResourceGenerateDesc(&description, &all, 1));
+        GR_MUST(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+        return green;
+}
+
 /*
  * Contexts end beside another one. A driver crashes where its contexts are asked for beside their end, and their work
  * may use any memory: under the library each is waited for and left alone before, but not where it goes on.
  */
 static void ends(void)
 {
-        char order[256];
-
+#define LOOKED_AT "cuDevicePrimaryCtxRelease_v2 " /* where a green context was made, by the library */
         CUcontext kept = create(), primary;
+        CUgreenCtx green;
+        char order[512];
         CUdeviceptr ptr;
 
         GR_MUST(cuMemAlloc(&ptr, BLOCK));
         GR_MUST(cuCtxDestroy(create()));
+        for (int i = 0; i < 3; i++)
+                GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        for (int i = 0; i < 3; i++) /* the others hold it: nothing to wait for but with the last */
+                GR_MUST(cuDevicePrimaryCtxRelease(0));
+        /* A green context holds it, too. */
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        green = create_green();
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuGreenCtxDestroy(green));
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
-        GR_MUST(cuDevicePrimaryCtxRelease(0)); /* the other one holds it: nothing to wait for */
+        GR_MUST(cuGreenCtxDestroy(create_green()));
         GR_MUST(cuDevicePrimaryCtxRelease(0));
         GR_MUST(cuMemFree(ptr));
         GR_MUST(cuCtxDestroy(kept));
         waited(order, sizeof(order));
-        GR_CHECK_STR(order, "+cuCtxDestroy_v2 cuDevicePrimaryCtxRelease_v2 +cuDevicePrimaryCtxRelease_v2 "
-                            "cuCtxDestroy_v2 ");
+        GR_CHECK_STR(
+                order,
+                "+cuCtxDestroy_v2 "
+                "cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRelease_v2 +cuDevicePrimaryCtxRelease_v2 " LOOKED_AT
+                "cuDevicePrimaryCtxRelease_v2 +cuGreenCtxDestroy " LOOKED_AT
+                "cuGreenCtxDestroy +cuDevicePrimaryCtxRelease_v2 "
+                "cuCtxDestroy_v2 ");
 }
 
 /* Captures that nobody ends: they go with their stream, their thread, or their context. */

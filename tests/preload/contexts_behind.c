@@ -5,6 +5,7 @@
  *
  *   contexts_behind PLUGIN           the lines; with two devices
  *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
+ *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -126,10 +127,12 @@ static void work(const char *where, CUcontext context)
         printf("%s: %u words wrong, memory of device %d, its own: %d\n", where, wrong, ordinal, owner == context);
 }
 
+static unsigned asked_again; /* how often the library may ask whose memory a context's is */
+
 /* A block that is in the cache already: whether it came from there, and nobody asked the driver for a piece of memory. */
 static void from_the_cache(CUcontext context)
 {
-        unsigned long before = calls_of("cuMemAlloc_v2");
+        unsigned long before = calls_of("cuMemAlloc_v2") + asked_again;
         CUdeviceptr block;
 
         GR_MUST(cuCtxSetCurrent(context));
@@ -156,6 +159,27 @@ static void *work_in_a_thread(void *arg)
                 from_the_cache(greens[i].context);
         GR_MUST(cuCtxSetCurrent(NULL));
         return NULL;
+}
+
+/* Whether what is freed comes back to the next who asks: while fences are held off, each would get a new address. */
+static void reuses(const char *after)
+{
+        CUdeviceptr seen_before[ROUNDS];
+        int count = 0;
+
+        for (int i = 0; i < ROUNDS; i++) {
+                CUdeviceptr block;
+                int at = 0;
+
+                GR_MUST(cuMemAlloc(&block, BLOCK));
+                GR_MUST(cuMemFree(block));
+                GR_MUST(cuCtxSynchronize());
+                while (at < count && seen_before[at] != block)
+                        at++;
+                seen_before[at] = block;
+                count += at == count;
+        }
+        printf("after %s memory is used again: %d\n", after, count < ROUNDS / 2);
 }
 
 /* Each is alone on its device and holds its primary context. */
@@ -191,6 +215,9 @@ static void greens_alone(void)
         GR_MUST(cuCtxSetCurrent(greens[1].context));
         free_lost(blocks[0]);
         printf("the other one's: %u\n", last_word(blocks[1].live));
+        asked_again = 1; /* as no such answer is trusted any more */
+        from_the_cache(greens[1].context);
+        asked_again = 0;
         again = make_green(1, true);
         printf("its handle comes again: %d\n", again.context == greens[0].context);
         work("one of the other device, under its handle", again.context);
@@ -231,6 +258,18 @@ static void ends_unseen(void)
         free_lost(blocks);
         GR_MUST(cuGreenCtxDestroy(again.handle));
 
+        /* What looks like the last release is none. */
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        work("the primary context", primary);
+        green = make_green(0, true);
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        printf("held by a green context: active %d\n", is_active(0));
+        asked_again = 1; /* for the first time */
+        from_the_cache(green.context);
+        asked_again = 0;
+        reuses("a release that was not the last");
+        GR_MUST(cuGreenCtxDestroy(green.handle));
+
         /* The program's own retain is let go of behind the library, and a green one holds the primary context. */
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         green = make_green(0, false);
@@ -250,6 +289,7 @@ static void ends_unseen(void)
 /* Those that the library sees: it asks nobody whose memory theirs is. */
 static void seen(void)
 {
+        static const CUdevice no_devices[] = {-1, 64, 65, 128};
         size_t before[2] = {used_bytes(0), used_bytes(1)};
         struct green greens[KNOWN];
         uint32_t wrong = 0;
@@ -281,6 +321,26 @@ static void seen(void)
                 GR_MUST(cuMemFree(two.live));
         }
         printf("%d green contexts: %u wrong\n", KNOWN, wrong);
+
+        /* One after the other under the same handle, each of another device. */
+        for (int i = 0; i < 4; i++) {
+                struct green next = make_green(i % 2, false);
+
+                from_the_cache(next.context);
+                GR_MUST(cuMemAlloc(&two.live, BLOCK));
+                GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, two.live));
+                printf("of device %d, ", ordinal);
+                GR_MUST(cuMemFree(two.live));
+                GR_MUST(cuCtxSetCurrent(NULL));
+                GR_MUST(cuGreenCtxDestroy(next.handle));
+                printf("ended again: %d\n", (int)cuGreenCtxDestroy(next.handle));
+        }
+        for (size_t i = 0; i < sizeof(no_devices) / sizeof(no_devices[0]); i++) {
+                CUgreenCtx none = NULL;
+
+                printf("on device %d: %d\n", no_devices[i],
+                       (int)cuGreenCtxCreate(&none, half_of(0), no_devices[i], CU_GREEN_CTX_DEFAULT_STREAM));
+        }
         for (int i = KNOWN; i-- > 0;) {
                 printf("%d", is_active(0) + 2 * is_active(1));
                 GR_MUST(cuGreenCtxDestroy(greens[i].handle));
@@ -368,25 +428,27 @@ static void whole(void)
         printf("active: %d, all back: %d\n", is_active(0), used_bytes(0) == before);
 }
 
-/* Whether what is freed comes back to the next who asks: while fences are held off, each would get a new address. */
-static void reuses(const char *after)
+/* The driver may not tell at once whether a release was the last. */
+static void released(void)
 {
-        CUdeviceptr seen_before[ROUNDS];
-        int count = 0;
+        CUcontext primary;
+        struct two blocks;
 
-        for (int i = 0; i < ROUNDS; i++) {
-                CUdeviceptr block;
-                int at = 0;
-
-                GR_MUST(cuMemAlloc(&block, BLOCK));
-                GR_MUST(cuMemFree(block));
-                GR_MUST(cuCtxSynchronize());
-                while (at < count && seen_before[at] != block)
-                        at++;
-                seen_before[at] = block;
-                count += at == count;
-        }
-        printf("after %s memory is used again: %d\n", after, count < ROUNDS / 2);
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        work("the primary context", primary);
+        blocks = leave_two(3);
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        printf("released by one of two: %u\n", last_word(blocks.live));
+        from_the_cache(primary);
+        GR_MUST(cuCtxSetCurrent(NULL));
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+        GR_MUST(cuCtxSetCurrent(primary));
+        free_lost(blocks);
+        work("retained again", primary);
+        GR_MUST(cuDevicePrimaryCtxRelease(0));
+        GR_MUST(cuCtxSetCurrent(NULL));
 }
 
 /* A capture on its stream goes with the primary context, on whose device nobody captures from then on. */
@@ -444,7 +506,7 @@ int main(int argc, char **argv)
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: contexts_behind PLUGIN [refused]\n");
+                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -458,7 +520,10 @@ int main(int argc, char **argv)
         under_the_library = dlsym(RTLD_DEFAULT, "gpureclaim_status") != NULL;
         GR_MUST(cuInit(0));
         if (argc == 3) {
-                refused();
+                if (strcmp(argv[2], "released") == 0)
+                        released();
+                else
+                        refused();
                 return GR_CHECK_RESULT();
         }
         greens_alone();
