@@ -12,6 +12,7 @@
 
 #include <dlfcn.h>
 #include <malloc.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,6 +228,43 @@ static void while_it_runs(CUgraphExec half)
         GR_MUST(cuMemFree(rest));
 }
 
+static void wait_for(void *gate)
+{
+        sem_wait(gate);
+}
+
+/*
+ * Behind work that does not end. A graph that has its memory is launched again, trims or not; one that never had any
+ * cannot have that of the other, which is in use. Only where nobody else's work waits for the end of this.
+ */
+static void while_it_is_held_up(CUgraphExec half)
+{
+        CUgraphExec other = build(limit / 2, 1, true); /* as much as the other one has */
+        CUstream beside = gt_stream();
+        CUdeviceptr rest;
+        sem_t gate;
+
+        if (!dlsym(RTLD_DEFAULT, "grSimVersion"))
+                return;
+        sem_init(&gate, 0, 0);
+        GR_MUST(cuMemAlloc(&rest, limit / 16 * 7));
+        GR_MUST(cuLaunchHostFunc(stream, wait_for, &gate));
+        for (int trimmed = 0; trimmed < 2; trimmed++) {
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched, %d trims", trimmed);
+                gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched again, %d trims", trimmed);
+                GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        }
+        gt_check(cuGraphLaunch(other, beside) == CUDA_ERROR_OUT_OF_MEMORY, "beside one that is held up", "refused");
+        sem_post(&gate);
+        check_footprint("when it goes on");
+        GR_MUST(cuStreamSynchronize(beside));
+        GR_MUST(cuMemFree(rest));
+        GR_MUST(cuGraphExecDestroy(other));
+        GR_MUST(cuStreamDestroy(beside));
+        sem_destroy(&gate);
+        gt_sleep_us(BYPASS_US);
+}
+
 /* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
 static void after_another(void)
 {
@@ -336,8 +374,12 @@ int main(int argc, char **argv)
         stream = gt_stream();
         before = available();
 
+        GR_MUST(cuMemAllocAsync(&p, limit / 8, stream));
+        GR_MUST(cuMemFreeAsync(p, stream));
+        check_peak("in stream order");
         half = build(limit / 2, 1, true);
         launch("a graph that fits", half, CUDA_SUCCESS);
+        check_peak("with a graph");
         gt_check(before - available() + slack_bytes >= limit / 2, "its memory counts", "%.1f MiB free of %.1f",
                  gt_mib(available()), gt_mib(before));
         for (int i = 0; i < 10; i++)
@@ -347,10 +389,14 @@ int main(int argc, char **argv)
         both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
         launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
+        block = unused(limit / 4);
+        check_peak("with what was refused");
+        give(block);
         beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
         while_it_runs(half);
+        while_it_is_held_up(half);
         after_another();
         keeps_nothing();
 
