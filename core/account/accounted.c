@@ -37,7 +37,7 @@ static struct gr_accounted *take_locked(struct gr_accounted_ledger *ledger, enum
         return entry;
 }
 
-/* Where memory has run out nobody would find the entry: it is counted no more. */
+/* An entry that cannot be added for lack of memory is uncharged, as no free would find it. */
 static void put(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
 {
         struct gr_accounted *stale;

@@ -1,9 +1,9 @@
 /*
- * Memory that the pool does not serve, but that counts: charged before the driver is asked, refused at the limit after
- * the ladder ran, and remembered by the handle or address that its free will name.
+ * Memory that the pool does not serve, but that counts against the limit. It is charged before the driver is asked,
+ * refused at the limit if the ladder does not help, and kept in a ledger by the handle or address that its free names.
  *
- * Bytes are what the driver takes, as far as the caller can tell. Functions return 0 or -errno; the driver's own errors
- * travel through. Any thread may call them, holding no lock of core/.
+ * Bytes are what the driver takes, as far as the caller can tell. Functions return 0 or -errno, or the driver's error
+ * unchanged. Any thread may call them, holding no lock of core/.
  */
 #ifndef GR_ACCOUNTED_H
 #define GR_ACCOUNTED_H
@@ -18,7 +18,7 @@ struct gr_context;
 struct gr_core;
 struct gr_device;
 
-/* One allocation. Constant while it is in the ledger; outside it belongs to whoever took it. */
+/* One allocation. Constant while it is in the ledger; once taken out, it belongs to the caller that took it. */
 struct gr_accounted {
         UT_hash_handle hh; /* guarded by the ledger's lock */
         struct {
@@ -26,7 +26,7 @@ struct gr_accounted {
                 uint64_t kind;
         } key;
         struct gr_device *device;
-        void *owner; /* handle of the context with which the driver frees it; NULL: none */
+        void *owner; /* handle of the context whose end frees it; NULL: none */
         uint64_t bytes;
 };
 
@@ -43,19 +43,19 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 void gr_accounted_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
 /*
- * Remembers what gr_accounted_charge charged. Without memory for the entry the charge stays for good: too much is
- * counted, never too little. An entry already there is stale, and uncharged.
+ * Adds what gr_accounted_charge charged to the ledger. Without host memory for the entry it is uncharged, as no free
+ * could find it. An entry that is already there is stale: it is uncharged and replaced.
  */
 void gr_accounted_add(struct gr_core *core, struct gr_device *device, enum gr_memory_kind kind, uint64_t handle,
                       void *owner, uint64_t bytes);
 
-/* Before the driver frees it: takes the entry out, still charged. NULL: not known. */
+/* Takes an entry out before the driver's free; it stays charged. NULL: not in the ledger. */
 struct gr_accounted *gr_accounted_take(struct gr_core *core, enum gr_memory_kind kind, uint64_t handle);
 
-/* Afterwards: freed, or, where the driver refused, back in the ledger. entry may be NULL. */
+/* After the driver's free: uncharges entry if freed, else puts it back, as the driver refused. entry may be NULL. */
 void gr_accounted_settle(struct gr_core *core, struct gr_accounted *entry, int freed);
 
-/* The driver has destroyed this context and all that it owned. */
+/* The driver has destroyed this context: removes and uncharges all that it owned. */
 void gr_accounted_drop_owner(struct gr_core *core, void *owner);
 
 #endif

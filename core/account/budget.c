@@ -67,7 +67,8 @@ static void note_charged(struct gr_device *device)
 {
         uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->reserved_bytes);
 
-        asked = gr_max(asked, atomic_load(&device->asked_bytes)); /* both of those that end and that begin meanwhile */
+        /* Calls may end or begin between these loads: the larger of the two keeps both out of the peak. */
+        asked = gr_max(asked, atomic_load(&device->asked_bytes));
         raise_to(&device->peak_reserved_bytes, charged > asked ? charged - asked : 0);
 }
 
@@ -82,7 +83,7 @@ void gr_budget_answered(struct gr_device *device, uint64_t bytes)
         note_charged(device);
 }
 
-/* Changes the charge without asking whether there is room. */
+/* Changes the charge, also beyond the limits. */
 static void adjust(struct gr_device *device, int64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
@@ -97,7 +98,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
         uint64_t bytes = gr_is_small(capacity_bytes) ? GR_PAGE_BYTES : gr_footprint_bytes(capacity_bytes);
         bool room;
 
-        gr_budget_ask(device, bytes); /* first, so that nobody takes it for given meanwhile */
+        gr_budget_ask(device, bytes); /* before the charge, so that no other thread counts it in the peak */
         if (charge(device, bytes)) {
                 *ret_reserved_bytes = bytes;
                 return 0;
@@ -153,7 +154,7 @@ static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
         return slab;
 }
 
-/* The charge is made what the block takes. */
+/* Corrects the charge of reserved_bytes to what the block takes; on failure to 0. */
 static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes)
 {
         struct gr_slab *slab;
@@ -239,7 +240,10 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
         return bytes;
 }
 
-/* Of this thread on every device: who looks for others' is then giving nothing back elsewhere. */
+/*
+ * The calling thread's part of returns_done. One counter for all devices is enough: a thread that compares two readings
+ * of gr_releases_of_others gives back nothing on another device in between.
+ */
 static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own_returns;
 
 void gr_releases_begin(struct gr_device *device)
@@ -249,7 +253,7 @@ void gr_releases_begin(struct gr_device *device)
 
 void gr_releases_end(struct gr_device *device, uint64_t bytes)
 {
-        /* First, so that who finds nothing going on finds it done. */
+        /* Before releases_ended: a thread that sees no release in flight must also see what it gave back. */
         if (bytes > 0) {
                 own_returns++;
                 atomic_fetch_add(&device->returns_done, 1);
@@ -275,7 +279,7 @@ void gr_budget_update_peak(struct gr_device *device)
 
         raise_to(&device->peak_live_bytes, live);
         raise_to(&device->recent_peak_bytes[0], live);
-        raise_to(&device->peak_reserved_bytes, live); /* the peak of that was taken at another moment */
+        raise_to(&device->peak_reserved_bytes, live); /* sampled at other moments, it could be below the live peak */
 }
 
 uint64_t gr_budget_recent_peak(struct gr_device *device)
@@ -300,7 +304,7 @@ uint64_t gr_budget_room(struct gr_device *device)
         return group ? gr_min(room, group->room(group->arg)) : room;
 }
 
-/* What the cache may hold under threshold and soft limit. */
+/* The most that the cache may hold under release threshold and soft limit. */
 static uint64_t cache_allowed(struct gr_device *device)
 {
         uint64_t allowed = atomic_load_explicit(&device->threshold_bytes, memory_order_relaxed);
@@ -352,18 +356,18 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
         uint64_t cached = gr_budget_returnable(device), allowed = cache_allowed(device), over;
 
         over = cached > allowed ? cached - allowed : 0;
-        /* The limit came down below what was taken already. */
+        /* The hard limit was lowered below what is charged already. */
         if (charged > hard && charged - hard > over)
                 over = gr_min(charged - hard, cached);
         return over;
 }
 
-#define GRANT_SHARE 256 /* of the threshold, beyond what a keeper has: all need as much room to be asked no more */
+#define GRANT_SHARE 256 /* a grant exceeds what its keeper holds by 1/256 of the threshold, if all grants still fit */
 
 void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
 {
         atomic_store(&device->threshold_bytes, bytes);
-        /* Without one nobody asks: what is cached meanwhile is not granted. */
+        /* Grants of the old threshold are void: without a threshold keepers have grown beyond theirs unnoticed. */
         atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
 }
 
@@ -385,7 +389,7 @@ void gr_budget_pass_grant(struct gr_device *device, struct gr_cached *from, stru
         atomic_fetch_sub(&device->granted_bytes, gr_min(granted, bytes));
 }
 
-/* The keeper's grant becomes what it has and, where that is any, so much more; whether all grants together hold. */
+/* Sets the keeper's grant to what it holds + more_bytes, or to 0 if it holds nothing. False: all grants do not fit. */
 static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t more_bytes, uint64_t threshold)
 {
         uint64_t has = atomic_load(&keeper->bytes), bytes = has ? has + more_bytes : 0;
@@ -394,7 +398,7 @@ static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t m
         return atomic_fetch_add(&device->granted_bytes, change) + change <= threshold;
 }
 
-/* What the keeper has is granted at any rate: the others' grants must not count on it. */
+/* Raises the keeper's grant at least to what it holds, so that no other keeper is granted those bytes. */
 static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint64_t threshold)
 {
         uint64_t step = threshold / GRANT_SHARE, bytes = gr_counter_sum(&device->cached_bytes);
@@ -406,7 +410,7 @@ static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint6
         if (atomic_exchange(&device->granted_for_bytes, threshold) == threshold &&
             (grant(device, keeper, step, threshold) || step == 0))
                 return;
-        /* Others have grants that they no longer need, or of another time. */
+        /* Set all grants anew: some are no longer needed, or were made for another threshold. */
         for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)
                 grant(device, each, step, threshold);
 }
@@ -437,7 +441,7 @@ void gr_budget_share(struct gr_device *device, uint64_t slab_bytes, uint64_t car
         uint64_t hard = atomic_load(&device->hard_bytes);
         uint64_t held = gr_budget_held(device);
         uint64_t idle = gr_min(atomic_load(&device->idle_bytes) + slab_bytes, held);
-        uint64_t kept = held - idle + atomic_load(&device->stranded_bytes); /* what no other request can have */
+        uint64_t kept = held - idle + atomic_load(&device->stranded_bytes); /* cannot be given back */
         uint64_t total = gr_budget_total(device, card_total_bytes);
         uint64_t free_bytes = card_free_bytes + gr_budget_returnable(device) + idle;
         const struct gr_group *group = atomic_load(&device->group);

@@ -1,7 +1,7 @@
 /*
- * The ways to take memory that the pool does not serve, and the words for them in every output. What each is charged
- * to: device memory but for HOST, which has a budget of its own, and IMPORTED, which is in its exporter's account: it
- * is told and charged to nobody here, as opening it takes nothing from the card.
+ * The ways to take memory that the pool does not serve, and the words for them in every output. All are charged to the
+ * device but two: HOST has a budget of its own, and IMPORTED is only reported, as its exporter is charged for it and
+ * opening it takes nothing from the card.
  */
 #ifndef GR_MEMORY_KIND_H
 #define GR_MEMORY_KIND_H

@@ -20,7 +20,7 @@ static inline int gr_driver_error(int code)
         return -(GR_DRIVER_ERROR_BASE + code);
 }
 
-/* The driver's code inside an error of gr_driver_error, or 0 where rc is none. */
+/* The driver's code that gr_driver_error wrapped in rc; 0: rc is another kind of result. */
 static inline int gr_driver_code(int rc)
 {
         return rc <= -GR_DRIVER_ERROR_BASE ? -rc - GR_DRIVER_ERROR_BASE : 0;
@@ -34,33 +34,34 @@ struct gr_driver {
         int (*mem_free)(uint64_t ptr);
 
         /*
-         * Gives count blocks of context back to the system, waiting for no work of the program; on return the memory is
-         * free. Only for blocks that nothing uses any more. *ret_done, always written: how many went before an error.
+         * Frees count blocks of context without waiting for any work of the program; on return their memory is free.
+         * Only for blocks that no work uses any more. *ret_done is always written: how many were freed before an error.
          */
         int (*mem_release)(void *context, const uint64_t *ptrs, size_t count, size_t *ret_done);
 
         /*
-         * Addresses without memory, aligned to pages of 2 MiB, for the memory of one device. NULL, with the three
-         * below: not to be had, or not for every use that the program may make of memory.
+         * Reserves addresses without memory, aligned to pages of 2 MiB, for the memory of one device. This and the
+         * three below are NULL where the driver lacks them, or where such memory cannot be used in every way in which
+         * a program may use memory.
          */
         int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
-        void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* all of a reservation, and nothing is mapped in it */
+        void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* a whole reservation in which nothing is mapped */
 
         /*
-         * Memory of device behind reserved addresses, whole pages; context is current. New memory where *handle is 0,
-         * and its handle comes back; else that of the handle, all of it, which stays mapped where it was as well: work
-         * that uses both addresses must be in order. On failure nothing is mapped.
+         * Maps memory of device, whole pages, at reserved addresses; context is current. Where *handle is 0 the memory
+         * is new, and *handle is set. Else it is all the memory of that handle, which also stays mapped where it was:
+         * the caller keeps work on one address in order with work on the other. On failure nothing is mapped.
          */
         int (*mem_map)(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle);
 
         /*
-         * Takes what one mem_map put there away, waiting for nothing: only for addresses that no work uses any more.
-         * The memory of the handle goes back with the last of its addresses; 0: it lives on. context is NULL where it
-         * has gone.
+         * Unmaps what one mem_map mapped at ptr, without waiting: only for addresses that no work uses any more. A
+         * handle other than 0 is released, too: its memory is freed as soon as it is mapped nowhere. With 0 the memory
+         * is kept. context is NULL where it has been destroyed.
          */
         int (*mem_unmap)(void *context, uint64_t ptr, size_t bytes, uint64_t handle);
 
-        /* What the driver says of the device under context. */
+        /* The driver's figures for the device of context. */
         int (*mem_info)(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
 
         int (*event_create)(void *context, void **ret_event);
@@ -70,21 +71,21 @@ struct gr_driver {
         /* Marks all work submitted to context so far. NULL where the driver lacks it (before CUDA 12.5). */
         int (*context_record)(void *context, void *event);
 
-        /* All work submitted to context from now on waits for event on the GPU; the host does not. */
+        /* Makes all work that is submitted to context later wait for event on the GPU; the host does not wait. */
         int (*context_wait)(void *context, void *event);
 
         /* Blocks until all work submitted to context is done. */
         int (*context_sync)(void *context);
 
         /*
-         * The same by a free of the driver's, which waits by itself: it takes no memory of the device and does no harm
-         * to captures, which go on. -ENOMEM: the host has no memory for it. NULL: not to be had.
+         * The same by one of the driver's frees, which waits by itself. It needs no device memory, and captures survive
+         * it. -ENOMEM: the host has no memory for it. NULL: the driver has no such free.
          */
         int (*context_drain)(void *context);
 
         /*
-         * Corrects the charge for the driver's own pools, which give memory back unseen. NULL: there are none. Waits
-         * for nothing.
+         * Corrects the charge for the driver's own pools, which release memory without telling the library. Does not
+         * wait. NULL: there are none.
          */
         void (*refresh_pools)(int device);
 
@@ -94,11 +95,11 @@ struct gr_driver {
         /* The same for pools of host memory. NULL: there are none. */
         void (*trim_host_pools)(void);
 
-        /* Host memory that the device reaches at *ret_ptr; context is current. NULL: not to be had. */
+        /* Allocates host memory that the device reaches at *ret_ptr; context is current. NULL: the driver cannot. */
         int (*host_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
         int (*host_free)(void *context, uint64_t ptr); /* of host memory allocated in context; may wait for the GPU */
 
-        /* Gives the C library's free memory back to the system. NULL: not to be had. */
+        /* Gives the C library's free memory back to the system. NULL: the C library cannot. */
         void (*trim_malloc)(void);
 
         /* Monotonic. */

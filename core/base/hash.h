@@ -1,4 +1,7 @@
-/* uthash, made to report that memory ran out (an added entry has no hh.tbl then) where it would end the program. */
+/*
+ * uthash, configured so that running out of memory does not end the program: an entry that could not be added has
+ * hh.tbl == NULL.
+ */
 #ifndef GR_HASH_H
 #define GR_HASH_H
 

@@ -6,11 +6,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPINS    100 /* before the processor is offered to others: the holder may be waiting for it */
-#define YIELDS   32  /* ... and then left: yielding lets nobody run who has a lower priority, as the holder may have */
-#define SLEEP_NS 50000 /* which is also the least that most systems sleep for */
+#define SPINS    100 /* turns before the first yield: the holder may need this processor */
+#define YIELDS   32  /* yields before the first sleep: a yield runs no thread of lower priority, as the holder may be */
+#define SLEEP_NS 50000 /* also the shortest sleep of most systems */
 
-/* By the number of the call: the C library's own may end a thread that was cancelled, and hooks leave errno alone. */
+/*
+ * The system call itself, and not the C library's function: that one is a cancellation point, and a cancelled thread
+ * would end here. It also sets errno, which a hook must keep.
+ */
 static void sleep_briefly(void)
 {
         const struct timespec while_ns = {.tv_nsec = SLEEP_NS};
@@ -32,7 +35,7 @@ void gr_pause(unsigned n)
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
-        __asm__ volatile("isb" ::: "memory"); /* yield is a no-op on most, and passes the time no more than a nop */
+        __asm__ volatile("isb" ::: "memory"); /* the instruction yield takes no time on most processors */
 #endif
 }
 

@@ -1,7 +1,8 @@
 /*
  * The locks of core/ and their order: a thread may take a lock only while all locks it holds have a lower rank. Builds
  * with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the driver
- * except where a header says so, and none across fork: the child passes everything through (shim/process/process.c).
+ * except where a header says so, and none across fork: in the child all calls go to the driver
+ * (shim/process/process.c).
  */
 #ifndef GR_LOCK_H
 #define GR_LOCK_H
@@ -83,13 +84,15 @@ static inline void gr_assert_locked(const struct gr_lock *lock)
         gr_rank_assert_held(lock->rank);
 }
 
-/* Between two looks at what another thread is about to change, the nth: offers it the processor now and then, and in
- * the end sleeps. Keeps errno; no cancellation point. */
+/*
+ * The back-off of a loop that waits for another thread's store; n counts the turns of the loop. The first turns spin,
+ * later ones yield the processor, and the rest sleep. Keeps errno; no cancellation point.
+ */
 void gr_pause(unsigned n);
 
 /*
- * A lock for a few loads and stores on the hot path, mostly taken by one thread: one atomic exchange, half of what a
- * mutex costs. Never held across a call that may block. Zero bytes are an open lock.
+ * A lock for a few loads and stores on the fast path, with little contention: one atomic exchange, half of what a mutex
+ * costs. Never held across a call that may block. Zero bytes are an open lock.
  */
 struct gr_spin {
         _Atomic int taken;

@@ -37,7 +37,9 @@ void gr_log_set_sink(gr_log_sink *sink, void *arg)
         log_sink_arg = arg;
 }
 
-/* Some bytes of it, as write(2), after waiting up to wait_ms until fd takes them. -ETIMEDOUT or -errno. */
+/*
+ * Waits up to wait_ms until fd takes bytes, then writes some, as write(2). Returns their number, -ETIMEDOUT or -errno.
+ */
 static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
 {
         struct pollfd ready = {.fd = fd, .events = POLLOUT};
@@ -49,7 +51,7 @@ static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
         while (found < 0 && errno == EINTR);
         if (found == 0)
                 return -ETIMEDOUT;
-        /* A pipe that takes anything at all takes so much at once, even where the descriptor blocks. */
+        /* A pipe that is ready takes PIPE_BUF bytes without blocking, even where the descriptor is a blocking one. */
         written = write(fd, bytes, length < PIPE_BUF ? length : PIPE_BUF);
         if (written < 0)
                 return errno == EINTR || errno == EAGAIN ? 0 : -errno;
@@ -82,7 +84,9 @@ int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
                         length -= (size_t)written;
                 }
         }
-        /* The failed write has raised it for this thread. One that was pending before is the program's. */
+        /*
+         * The failed write has raised the signal for this thread: remove it. One pending before belongs to the program.
+         */
         signal = rc == -EPIPE ? SIGPIPE : rc == -EFBIG ? SIGXFSZ : 0;
         if (signal && !sigismember(&pending, signal)) {
                 sigemptyset(&raised);
@@ -96,7 +100,7 @@ int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
         return rc;
 }
 
-/* Once nobody has read for a second, lines are no longer waited with until one gets through again. */
+/* After one line has waited a second in vain for the reader, later lines do not wait until one is written again. */
 static void write_stderr(const char *line, size_t line_bytes)
 {
         static _Atomic bool stuck;
@@ -106,7 +110,7 @@ static void write_stderr(const char *line, size_t line_bytes)
         atomic_store_explicit(&stuck, rc == -ETIMEDOUT, memory_order_relaxed);
 }
 
-/* How much of room bytes a snprintf that returned length has filled. */
+/* How many of room bytes an snprintf that returned length has filled, without the NUL. */
 static size_t filled(int length, size_t room)
 {
         if (length < 0)
@@ -114,7 +118,7 @@ static size_t filled(int length, size_t room)
         return (size_t)length < room ? (size_t)length : room - 1;
 }
 
-/* Bytes of the character that text begins with; 0: a control character, or none in UTF-8. */
+/* Bytes of the printable character that text begins with; 0: a control character, or no UTF-8. */
 static size_t printable(const unsigned char *text, size_t left)
 {
         size_t length = text[0] < 0x80 ? 1 : text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
@@ -126,9 +130,9 @@ static size_t printable(const unsigned char *text, size_t left)
                         return 0;
         switch (text[0]) {
         case 0xc2:
-                return text[1] < 0xa0 ? 0 : length; /* what drives a terminal as ESC and a letter do */
+                return text[1] < 0xa0 ? 0 : length; /* C1 control characters, which a terminal obeys like ESC */
         case 0xe0:
-                return text[1] < 0xa0 ? 0 : length; /* longer than needed, as the next */
+                return text[1] < 0xa0 ? 0 : length; /* here and below: overlong encodings are no UTF-8 */
         case 0xf0:
                 return text[1] < 0x90 ? 0 : length;
         default:

@@ -1,5 +1,5 @@
 /*
- * What the library says, one line at a time, and how often it may say it.
+ * The log of the library, written line by line, and rate limits for its lines.
  *
  * Every function may be called from any thread, takes no lock, allocates nothing and keeps errno. Formatting uses
  * vsnprintf on a stack buffer, so a signal handler should log only with plain %s, %d and %u.
@@ -29,7 +29,7 @@ enum gr_log_level {
 /* The words by level, NULL-terminated. */
 extern const char *const gr_log_words[];
 
-/* Longest line with its newline; what does not fit ends in "...". */
+/* Longest line with its newline; a longer one is cut and ends in "...". */
 #define GR_LOG_LINE_BYTES 1024
 
 /* Takes one whole line, newline included, not NUL-terminated. May be called from several threads at once. */
@@ -45,8 +45,8 @@ static inline bool gr_log_enabled(enum gr_log_level level)
 
 /*
  * Writes "gpureclaim: [pid] warn: <message>\n" with one write to standard error, or hands it to the sink. The arguments
- * are not evaluated where the level is off. Control characters in the message become blanks, so that a line stays one
- * line. A line that cannot be written is lost (gr_write).
+ * are evaluated only where the level is on. Control characters in the message become blanks, so that it stays one line.
+ * A line that cannot be written is lost (gr_write).
  */
 #define gr_log(level, ...)                                                                                             \
         do {                                                                                                           \
@@ -57,13 +57,13 @@ static inline bool gr_log_enabled(enum gr_log_level level)
 #define GR_WRITE_WAIT_MS 1000
 
 /*
- * Writes all of bytes to fd without harm to the program: no SIGPIPE or SIGXFSZ reaches it, a thread with a cancellation
- * pending does not end inside, and a reader that takes nothing is waited for at most wait_ms at a time. 0, or -errno
- * (-ETIMEDOUT: nobody reads) after a part may have been written. Keeps errno.
+ * Writes all of bytes to fd without harm to the program: it gets no SIGPIPE or SIGXFSZ, a thread with a cancellation
+ * pending does not end inside, and each wait for a slow reader lasts at most wait_ms. 0, or -errno (-ETIMEDOUT: the
+ * reader took nothing in that time) after a part may have been written. Keeps errno.
  */
 int gr_write(int fd, const void *bytes, size_t length, int wait_ms);
 
-/* Makes blanks of what is no printable text in UTF-8, control characters of eight bits included. */
+/* Replaces each byte that is not part of printable UTF-8 by a blank; C1 control characters count as not printable. */
 void gr_log_clean(char *text, size_t length);
 
 /* gr_log without the check of the level. */
@@ -87,7 +87,7 @@ struct gr_ratelimit {
                 .interval_ns = (window_ns), .burst = (burst_count)                                                     \
         }
 
-/* True where the caller may speak at now_ns (any monotonic clock); else the refusal is counted. */
+/* Whether the caller may log at now_ns (any monotonic clock); a refusal is counted. */
 bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns);
 
 /* How often gr_log_ratelimit refused since the last call: for "(12 more like this)". */

@@ -9,15 +9,15 @@
 #include "base/shard.h"
 
 #define CHUNK_BYTES ((size_t)2 << 20)   /* a huge page */
-#define PIECE_MOST  ((size_t)128 << 10) /* larger ones, tables of many blocks, go back */
+#define PIECE_MOST  ((size_t)128 << 10) /* larger ones, such as big tables, are the C library's, and are freed */
 
-/* A piece that was freed, and the first one of a chunk. */
+/* The link in a freed piece; also in the first cache line of each chunk. */
 struct piece {
         struct piece *next;
 };
 
 static struct gr_lock lock = {PTHREAD_MUTEX_INITIALIZER, GR_RANK_METADATA}; /* guards what follows */
-static struct piece *chunks;                                                /* so that they are known to be in use */
+static struct piece *chunks;                                                /* so that leak checkers find them */
 static size_t chunk_used = CHUNK_BYTES;                                     /* bytes of the first of them */
 static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1];                 /* by size, in cache lines */
 
@@ -26,14 +26,14 @@ static size_t lines_of(size_t bytes)
         return (bytes + GR_LINE_BYTES - 1) / GR_LINE_BYTES;
 }
 
-/* What is left of the chunk before is lost. Lock held. */
+/* Begins a new chunk; the rest of the one before stays unused. Lock held. */
 static bool chunk_take(void)
 {
         struct piece *chunk = aligned_alloc(CHUNK_BYTES, CHUNK_BYTES);
 
         if (!chunk)
                 return false;
-        madvise(chunk, CHUNK_BYTES, MADV_HUGEPAGE); /* where there are none it is as it was */
+        madvise(chunk, CHUNK_BYTES, MADV_HUGEPAGE); /* without huge pages this fails, and small pages serve */
         chunk->next = chunks;
         chunks = chunk;
         chunk_used = GR_LINE_BYTES;

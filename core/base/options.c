@@ -34,7 +34,7 @@ const struct gr_option gr_option_table[GR_OPTION_COUNT] = {
 
 #define WARNING_BYTES    512
 #define VALUE_SHOWN      64
-#define NEAREST_MAX      63 /* longer texts are nobody's typing error */
+#define NEAREST_MAX      63 /* for longer texts no suggestion is sought */
 #define NEAREST_MIN_PART 4  /* characters that make a common part count */
 
 static char lower(char c)
@@ -107,7 +107,7 @@ static int int_parse(const struct gr_option *option, const char *text, int64_t *
         for (; *text; text++) {
                 if (*text < '0' || *text > '9')
                         return -EINVAL;
-                /* Counted below zero, where there is one number more. */
+                /* The value is built as a negative number: INT64_MIN has no positive counterpart. */
                 if (value < (INT64_MIN + (*text - '0')) / 10)
                         return -ERANGE;
                 value = value * 10 - (*text - '0');
@@ -337,7 +337,7 @@ int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name)
         if (!warn)
                 return 0;
         for (id = 0; id < GR_OPTION_COUNT; id++) {
-                /* Asked again, for get may answer from one buffer. */
+                /* get is called again, as it may return the same buffer for all variables. */
                 text = bad[id] < 0 ? get(gr_option_table[id].env) : NULL;
                 if (text)
                         warn_value(&gr_option_table[id], text, bad[id], warn, warn_arg);

@@ -102,8 +102,8 @@ extern const char *const gr_limit_includes_words[];
 typedef void gr_options_warn(const char *message, void *arg);
 
 /*
- * Fills *ret from get, which answers with a variable's value or NULL as getenv does; the strings are not kept. An empty
- * value counts as unset. Each bad value is named to warn once, with what is used instead, and so is each variable of
+ * Fills *ret. get returns a variable's value or NULL, as getenv does; its strings are not kept. An empty value counts
+ * as unset. warn is called once for each bad value, with what is used instead, and once for each variable of
  * environ_or_null (NULL-terminated "NAME=value") that begins with GPURECLAIM_ and is no option. All fields of *ret are
  * final before the first warning, so that warn may obey ret->log. warn may be NULL. -EINVAL for a NULL ret or get.
  */

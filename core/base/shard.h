@@ -16,25 +16,27 @@
 struct gr_arena;
 struct gr_context;
 
-/* What a hit reads of its thread, a cache line of it. All zero before its first use. */
+/*
+ * One thread's state, all that a hit reads of it, in one cache line. Zero bytes before its first use. runtimes to sure
+ * belong to shim/, used to arena.c, bypass_until_ns to pool.c.
+ */
 struct gr_thread {
-        unsigned shard;             /* its own + 1 */
-        unsigned runtimes;          /* bits of those that have served it in context; the shim's, as the next four */
-        void *handle;               /* that it found current last */
-        uint64_t generation;        /* of handles, at that time; 0: none */
+        unsigned shard;             /* index of its shard + 1; 0: none yet */
+        unsigned runtimes;          /* bit r: runtime r has served this thread in context */
+        void *handle;               /* the context that was current when last looked up */
+        uint64_t generation;        /* of the table of contexts at that look-up; 0: none yet */
         struct gr_context *context; /* of handle */
-        uint64_t sure;              /* the generation in which it is current still, unless the thread changes that */
-        struct gr_arena *used;      /* where it last had a hit: a free looks there first. arena.c's */
-        uint64_t bypass_until_ns; /* until then its frees go to the driver, or until it is served again; 0: they do not.
-                                     pool.c's */
+        uint64_t sure;            /* in this generation handle is still current, unless the thread itself changes it */
+        struct gr_arena *used;    /* arena of its last hit, where a free looks first */
+        uint64_t bypass_until_ns; /* until then, or until served again, its frees go to the driver; 0: to the cache */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 _Static_assert(sizeof(struct gr_thread) == GR_LINE_BYTES, "a hit reads one cache line of its thread");
 
-/* The library is there from the start, hence initial-exec. */
+/* initial-exec costs the least, and is allowed as a preloaded library is there when the program starts. */
 extern _Thread_local struct gr_thread gr_thread __attribute__((tls_model("initial-exec"))) GR_HIDDEN;
 
-/* Threads that have had one, whose shards are the first. */
+/* How many threads have been given a shard. While below GR_SHARDS, the shards from this index on are unused. */
 extern _Atomic unsigned gr_shard_threads GR_HIDDEN;
 
 unsigned gr_shard_assign(void);
@@ -47,7 +49,7 @@ static inline unsigned gr_shard(void)
         return __builtin_expect(shard != 0, 1) ? shard - 1 : gr_shard_assign();
 }
 
-/* A count that all threads change and few ask for. Zero bytes are a count of 0. */
+/* A counter that is often changed, by all threads, and seldom read. Zero bytes are a count of 0. */
 struct gr_counter {
         struct {
                 _Atomic uint64_t part; /* of the sum, modulo 2^64 */
@@ -64,13 +66,14 @@ static inline void gr_counter_sub(struct gr_counter *counter, uint64_t n)
         atomic_fetch_sub_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
 }
 
-/* While others change it, the sum of the parts as they were read one after the other; may then be off either way. */
+/* The parts are read one after the other: while other threads change them, the sum may be too high or too low. */
 static inline uint64_t gr_counter_sum(const struct gr_counter *counter)
 {
         unsigned threads = atomic_load_explicit(&gr_shard_threads, memory_order_relaxed);
         uint64_t sum = 0;
 
-        for (unsigned i = 0; i < GR_SHARDS && i < threads; i++) /* the others are zero, and a cache line each */
+        for (unsigned i = 0; i < GR_SHARDS && i < threads;
+             i++) /* the rest is zero: reading it would cost cache lines */
                 sum += atomic_load_explicit(&counter->shards[i].part, memory_order_relaxed);
         return sum;
 }

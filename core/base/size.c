@@ -11,7 +11,7 @@
 #define MICROS_PER_PERCENT 1000000u
 #define FRACTION_DIGITS    6
 
-/* A stretch of the caller's text; nothing is copied. */
+/* A part of the caller's text; nothing is copied. */
 struct span {
         const char *start;
         size_t length;
@@ -121,7 +121,7 @@ static int number_parse(struct span text, struct number *ret)
         return 0;
 }
 
-/* number times its unit, parts of one dropped. The largest value is kept free for GR_SIZE_NONE. */
+/* number times its unit, rounded down. -ERANGE also for the largest value, which is GR_SIZE_NONE. */
 static int number_scale(const struct number *number, const struct unit *units, size_t count, uint64_t *ret)
 {
         uint64_t below;
@@ -282,7 +282,7 @@ uint64_t gr_size_resolve(const struct gr_size_list *list, int device, uint64_t t
         uint64_t bytes = size->bytes;
 
         if (size->is_percent) {
-                /* Split, for the product of both may need more than 64 bits. */
+                /* In two parts, as the whole product may need more than 64 bits. */
                 bytes = total_bytes / whole * percent_micros(size) + total_bytes % whole * percent_micros(size) / whole;
         } else if (bytes != GR_SIZE_NONE && bytes > total_bytes) {
                 bytes = total_bytes;

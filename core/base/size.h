@@ -14,7 +14,7 @@
 /* Devices that a list can name: 0 to GR_SIZE_DEVICES_MAX - 1 (one bit of a mask each). */
 #define GR_SIZE_DEVICES_MAX 64
 
-/* The size that stands for "none": no limit, no threshold. No written number yields it. */
+/* The size that stands for "none": no limit, no threshold. No number in a text is parsed to it. */
 #define GR_SIZE_NONE UINT64_MAX
 
 /* Room for any text of gr_size_format, with its terminating NUL. */
@@ -26,7 +26,7 @@ struct gr_size {
         bool is_percent;
 };
 
-/* One size for all devices, and those that differ. All zero bytes do not mean "none": use gr_size_list_none. */
+/* One size for all devices, and exceptions. All zero bytes do not mean "none": use gr_size_list_none. */
 struct gr_size_list {
         struct gr_size all;   /* for every device not in device_mask */
         uint64_t device_mask; /* bit d: devices[d] is set */
@@ -57,7 +57,7 @@ int gr_size_list_parse(const char *text, struct gr_size_list *ret_list);
 /* A list in which every device has "none". */
 void gr_size_list_none(struct gr_size_list *ret_list);
 
-/* The entry that counts for device; owned by list. A negative or too large device gets the one for all. */
+/* The entry that applies to device; owned by list. A negative or too large device gets the one for all. */
 const struct gr_size *gr_size_list_get(const struct gr_size_list *list, int device);
 
 /*

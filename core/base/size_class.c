@@ -23,7 +23,9 @@ unsigned gr_class_of_block(size_t capacity_bytes)
 {
         unsigned class = gr_class_of(capacity_bytes);
 
-        /* Blocks that we sized fit their class; one that the driver sized (a pitched one) may fall short of it. */
+        /*
+         * A block whose size the driver chose (pitched memory) may be too small for the largest request of its class.
+         */
         if (class < GR_CLASS_EXACT && gr_class_bytes(class) > capacity_bytes)
                 class --;
         return class;

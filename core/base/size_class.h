@@ -1,9 +1,12 @@
 /*
  * Size classes: which blocks can serve which requests.
  *
- * Up to 1 MiB: multiples of 512 B, four classes per doubling, so at most 25 % slack (the driver packs these into 2 MiB
- * slabs, and slack costs memory). From 1 to 32 MiB: every 2 MiB, the page the driver takes anyway. Above: eight classes
- * per doubling; blocks keep their exact number of pages and the best fit within a class is taken, at most 12.5 % slack.
+ *     request          classes                 lost in a block (internal fragmentation)
+ *     up to 4 KiB      every 512 B             up to 511 B
+ *     up to 1 MiB      four per doubling       up to 25 %; the driver packs these blocks into slabs of 2 MiB
+ *     up to 32 MiB     every 2 MiB             nothing: the driver takes whole pages of 2 MiB anyway
+ *     above            eight per doubling      up to 12.5 %: a block has the pages of its first request, and a later
+ *                                              request gets the best fit within the class
  */
 #ifndef GR_SIZE_CLASS_H
 #define GR_SIZE_CLASS_H
@@ -17,14 +20,17 @@
 #define GR_SMALL_MAX_BYTES ((size_t)1 << 20) /* the driver packs blocks up to here into slabs */
 #define GR_PAGE_BYTES      ((size_t)2 << 20) /* what the driver takes above, and the size of a slab */
 #define GR_PAGE_SHIFT      21                /* of GR_PAGE_BYTES */
-#define GR_BLOCK_MAX_BYTES ((size_t)1 << 40) /* no class beyond: such requests go to the driver */
+#define GR_BLOCK_MAX_BYTES ((size_t)1 << 40) /* larger requests have no class, and go to the driver */
 
 #define GR_CLASS_TINY  8                                /* 512 B to 4 KiB, every 512 B */
 #define GR_CLASS_SMALL (GR_CLASS_TINY + 8 * 4)          /* to 1 MiB */
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
 
-/* Of the classes that halve a doubling steps_log2 times, the one of bytes > 1 << from_log2, where they begin. */
+/*
+ * The index of the class of bytes among classes that begin above 1 << from_log2 and divide each doubling into
+ * 1 << steps_log2 equal steps. bytes > 1 << from_log2.
+ */
 static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsigned steps_log2)
 {
         size_t last = bytes - 1;
@@ -34,7 +40,7 @@ static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsi
         return ((top - from_log2) << steps_log2) + (unsigned)step;
 }
 
-/* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. In the header for the hot path. */
+/* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. */
 static inline unsigned gr_class_of(size_t bytes)
 {
         if (__builtin_expect(bytes > 4096 && bytes <= GR_SMALL_MAX_BYTES, 1))
@@ -52,7 +58,7 @@ size_t gr_class_bytes(unsigned class);
 /* The class whose requests a block of this capacity can all serve (or, above 32 MiB, some); capacity_bytes >= 512. */
 unsigned gr_class_of_block(size_t capacity_bytes);
 
-/* What to ask the driver for so that a later request of the same class finds use for it, at no more pages. */
+/* How much to ask the driver for: up to 1 MiB what serves every request of the class, above it whole pages. */
 size_t gr_class_block_bytes(size_t request_bytes);
 
 /* What a block takes from the device: whole pages above 1 MiB; below, its share of a slab. */

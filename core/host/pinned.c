@@ -8,7 +8,7 @@
 #include "cache/block.h"
 #include "core.h"
 
-#define SLACK_PART 8                     /* above 1 MiB a block serves requests down to an eighth less */
+#define SLACK_PART 8                     /* above 1 MiB a block may be larger than the request by 1/8 of its size */
 #define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
 #define LOOK_NS    UINT64_C(50000)       /* between looks at a GPU that has work */
 #define PACE_NS    UINT64_C(1000000)     /* between two blocks returned by decay, so that other threads can launch */

@@ -126,7 +126,7 @@ bool gr_spill_collect(struct gr_context *context)
                 block = spilled->blocks;
                 waiting = block != NULL;
                 if (block && !broken && !gr_fence_idle(&context->fence, block->freed_epoch))
-                        block = NULL; /* those behind it were freed later */
+                        block = NULL; /* the blocks behind it were freed later */
                 if (block) {
                         DL_DELETE(spilled->blocks, block);
                         atomic_fetch_add(&context->device->spill_begun, 1);

@@ -4,7 +4,7 @@
 
 #include "core.h"
 
-/* What one try of an allocation needs. */
+/* The arguments of gr_accounted_charge, for attempt. */
 struct request {
         struct gr_core *core;
         struct gr_device *device;

@@ -1,6 +1,7 @@
 /*
- * A request for memory that the pool does not serve: it is charged before the driver is asked, and where either refuses
- * for want of memory, cached memory goes back. Any thread may call these functions, holding no lock of core/.
+ * Allocation of memory that the pool does not serve. It is charged before the driver is asked. If the budget or the
+ * driver refuses for lack of memory, cached memory is given back. Any thread may call these functions, holding no lock
+ * of core/.
  */
 #ifndef GR_CHARGE_H
 #define GR_CHARGE_H
@@ -13,20 +14,22 @@ struct gr_context;
 struct gr_core;
 struct gr_device;
 
-/* Asks the driver; 0, -ENOMEM, -EDQUOT (it took more than was charged: taken back) or its error. May be called again.
+/*
+ * Asks the driver. 0, -ENOMEM, -EDQUOT (the driver took more than was charged, and it was freed again) or the driver's
+ * error. May be called again.
  */
 typedef int gr_accounted_allocate(void *arg);
 
 /*
- * Charges bytes to device as kind, then calls allocate; where either refuses for want of memory, the ladder runs, and
- * both are tried again after each rung. context: whose ladder; NULL: one of device, or no ladder where it has none. For
- * core->host cached pinned memory goes instead.
- * On failure nothing is charged.
+ * Charges bytes to device as kind, then calls allocate. If either fails for lack of memory, the ladder runs, and both
+ * are tried again after each rung. The ladder is that of context if it is one of device, else that of any context of
+ * device; without a context there is no ladder. For core->host, cached pinned memory is freed in place of a ladder. On
+ * failure nothing is charged.
  */
 int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
                         enum gr_memory_kind kind, uint64_t bytes, gr_accounted_allocate *allocate, void *arg);
 
-/* The context whose ladder serves device: wanted where it is of that device, else any; NULL: it has none. */
+/* The context whose ladder serves device: wanted if it is one of that device, else any; NULL: device has none. */
 struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);
 
 #endif

@@ -16,12 +16,12 @@
 #define START_MASK     ((UINT64_C(1) << START_BITS) - 1)
 
 #define FOREIGN_DEAD_NS                                                                                                \
-        UINT64_C(10000000000) /* a process of another pid namespace that is silent for so long is gone */
+        UINT64_C(10000000000) /* without a heartbeat for so long, a process of another pid namespace counts as gone */
 #define ACCOUNT_BITS  48
 #define ACCOUNT_MASK  ((UINT64_C(1) << ACCOUNT_BITS) - 1)
 #define FIGURE_MOST   (UINT64_C(1) << 62)
 #define RESERVE_TRIES 20
-#define FRESH_NS      UINT64_C(1000000000) /* with a younger heartbeat hardly anybody is gone */
+#define FRESH_NS      UINT64_C(1000000000) /* a process with a younger heartbeat is very likely alive */
 #define SWEEP_NS      UINT64_C(500000000)
 #define RESERVE_NS    UINT64_C(50000)
 
@@ -83,7 +83,7 @@ static bool owner_gone(struct gr_region *region, unsigned slot, uint64_t owner)
         }
         beat = atomic_load(&region->map->slots[slot].heartbeat_ns);
         now = region->ops->now_ns();
-        /* A beat from the future is none. */
+        /* The slot may hold anything: a heartbeat far in the future counts as old. */
         return beat != 0 && (now > beat ? now - beat : beat - now) > FOREIGN_DEAD_NS;
 }
 
@@ -122,7 +122,7 @@ unsigned gr_region_sweep_again(struct gr_region *region)
         return freed;
 }
 
-/* Our slot; -1 where we have none, or lost it to somebody who thought that we were gone. */
+/* This process's slot; -1: it has none, or another process took it for gone and freed the slot. */
 static int own_slot(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
@@ -144,7 +144,7 @@ void gr_region_look_after_next(struct gr_region *region)
 
 static int claim(struct gr_region *region)
 {
-        /* Neighbouring starters begin at different places, so that they neither collide nor search. */
+        /* Processes that start together begin their search at different slots, so that they seldom race for one. */
         unsigned begin = (unsigned)((region->token * UINT64_C(0x9e3779b97f4a7c15)) >> 55) % GR_REGION_SLOTS;
 
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
@@ -189,8 +189,8 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share)
         int fd, slot;
 
         /*
-         * Against a leaver that is about to remove the file. Where that one is stopped in the middle we join all the
-         * same, and gr_region_member tells when the file has gone.
+         * The lock keeps out a process that leaves and is about to remove the file. If that one is stopped while it
+         * holds the lock, this one joins without it: gr_region_member notices later that the file has gone.
          */
         fd = gr_region_file_open(region, &same);
         if (fd < 0)
@@ -229,7 +229,7 @@ void gr_region_leave(struct gr_region *region)
         }
         if (fd >= 0 && !gr_region_file_lock(fd, LOCK_EX)) {
                 close(fd);
-                fd = -1; /* somebody joins: the file is not the last one's */
+                fd = -1; /* another process holds the lock and joins: the file must stay */
         }
         atomic_compare_exchange_strong(&region->map->owners[slot], &mine, 0);
         if (fd < 0)
@@ -259,7 +259,7 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARE
                 return;
         slot = &region->map->slots[own];
         for (int i = 0; figures && i < GR_SHARED_FIGURES; i++)
-                if (i != GR_FIGURE_waiting) /* the asker's own */
+                if (i != GR_FIGURE_waiting) /* that one is written by gr_region_waiting */
                         atomic_store(&slot->figures[i], figures[i]);
         if (changed)
                 atomic_store(&slot->active_ns, now);
@@ -271,7 +271,7 @@ static uint64_t checked(uint64_t figure)
         return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
 }
 
-/* For a moment what another process released may count before what it charged. */
+/* Never negative: another process's release may be seen before the charge that it takes back. */
 static uint64_t account_bytes(struct gr_region *region, unsigned slot)
 {
         uint64_t bytes = atomic_load(&region->map->accounts[slot]) & ACCOUNT_MASK;
@@ -279,7 +279,7 @@ static uint64_t account_bytes(struct gr_region *region, unsigned slot)
         return bytes >> (ACCOUNT_BITS - 1) ? 0 : bytes;
 }
 
-/* False where the slot has been claimed anew since it was ours. */
+/* Adds to this process's account. False: the slot has been claimed by another process meanwhile. */
 static bool account_add(struct gr_region *region, unsigned slot, uint64_t bytes)
 {
         _Atomic uint64_t *account = &region->map->accounts[slot];
@@ -304,7 +304,7 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         memset(ret, 0, sizeof(*ret));
         ret->slot = index;
         ret->owner = owner;
-        /* The owner word counts: the rest may still be the one's before. */
+        /* The pid comes from the owner word: the slot's own fields may still be those of the owner before. */
         ret->identity.pid = token_pid(owner);
         ret->identity.start_ticks = atomic_load(&slot->start_ticks);
         ret->identity.pid_namespace = atomic_load(&slot->pid_namespace);
@@ -348,15 +348,15 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
         for (int i = 0; i < RESERVE_TRIES; i++) {
                 if (!account_add(region, (unsigned)own, bytes))
                         return -ENOTCONN;
-                /* Whoever comes later sees our bytes before it looks at the sum; so at most one of two passes. */
+                /* Charge first, look at the sum afterwards: of two that race, the later one sees both charges. */
                 if (limit_bytes == UINT64_MAX || gr_region_sum(region, false) <= limit_bytes) {
                         atomic_fetch_add(&region->reserved_bytes, bytes);
                         return 0;
                 }
                 account_add(region, (unsigned)own, -bytes);
                 if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep_again(region) == 0)
-                        return -EDQUOT; /* no race: it is full */
-                /* A pause, of another length in each process. */
+                        return -EDQUOT; /* full even without this charge, so no race refused it */
+                /* Back-off, of a different length in each process, so that two do not race again in step. */
                 region->ops->wait(word, atomic_load(word), RESERVE_NS * (1 + (region->token + (unsigned)i) % 4));
         }
         return -EDQUOT;

@@ -1,18 +1,29 @@
 /*
  * The region: what the processes of one user (and one group) on one GPU know of each other, in shared memory.
  *
- * It is a wire format (fixed-width fields, magic, version, size; offsets held by a test) in a segment that a file of
- * mode 0600 inside a folder of mode 0700 names (region_file.h), one per group, GPU and version of the layout. It is
- * advice between processes: one that cannot open it works alone, and what is read from it is checked as if an enemy
- * had written it.
+ *     /dev/shm/gpureclaim-UID/       folder, mode 0700 (GPURECLAIM_REGION_DIR)
+ *       GROUP-UUID.v5                file, mode 0600: the id of a shared memory segment (region_file.h)
+ *             |
+ *             v
+ *     +------------+---------------------+------------------------+--------+--------+-- ... --+----------+
+ *     | magic,     | owners[512]         | accounts[512]          | slot 0 | slot 1 |         | slot 511 |
+ *     | version,   | pid, start time,    | number of the claim,   |        |        |         |          |
+ *     | sizes, ... | namespace; 0: free  | bytes charged          |        |        |         |          |
+ *     +------------+---------------------+------------------------+--------+--------+-- ... --+----------+
+ *         128 B       the owner of slot i     the account of slot i  256 B: heartbeat, figures, request and answer
  *
- * No lock lies in it that a dead process could keep. A slot is claimed by one compare-and-swap of its owner word, which
- * names process, start time and pid namespace; a slot whose owner is gone is freed the same way by whoever looks. The
- * group's use is no counter but the sum of the owners' accounts, so a dead process's share goes with its slot, once.
- * An account names the claim of the slot that it belongs to, so that one who lost the slot does not charge the next.
+ * There is one for each group, GPU and version of the layout. The layout is a wire format: fixed-width fields, magic,
+ * version and size, and a test that holds the offsets. The region is advice: a process that cannot open it works alone,
+ * and what is read from it is checked as if an enemy had written it.
  *
- * Functions return 0 or -errno and touch ret_ outputs only on success. Any thread may call them, but for open, join,
- * leave and close. No clock here: time, waiting and the look at other processes come through a table.
+ * It has no lock, as a process could die with it. A process claims a slot by one compare-and-swap of the owner word,
+ * and any process frees a slot whose owner is gone in the same way. What the group has is no counter but the sum of the
+ * accounts of owned slots: the share of a dead process goes with its slot, exactly once. An account also has the number
+ * of the claim that it belongs to, so that a process that has lost its slot does not charge the next owner.
+ *
+ * Functions return 0 or -errno and touch ret_ outputs only on success. Any thread may call them, except open, join,
+ * leave and close, which must run alone. Time, waiting and the state of other processes come through struct
+ * gr_region_ops.
  */
 #ifndef GR_REGION_H
 #define GR_REGION_H
@@ -33,22 +44,24 @@
 #define GR_REGION_FILE_BYTES 160 /* of a region's file name */
 #define GR_REGION_PATH_BYTES 4096
 
-/* In a slot's orders: what others want of the process. */
+/* Bits of a slot's orders: what another process, such as the command gpureclaim, asks of this one. */
 #define GR_ORDER_LIMIT     1u /* take new_limit as the hard limit */
 #define GR_ORDER_THRESHOLD 2u /* take new_threshold as the release threshold */
 #define GR_ORDER_REFRESH   4u /* look at the card and publish */
 
-/* One process. Every word is atomic and right by itself; nothing is consistent across words. */
+/*
+ * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.
+ */
 struct gr_slot {
-        _Atomic uint32_t request; /* askers count it up and wake it */
-        _Atomic uint32_t answer;  /* the request that was last served; woken by the owner */
+        _Atomic uint32_t request; /* number of requests so far; who asks adds one and wakes the owner */
+        _Atomic uint32_t answer;  /* number of the request that was answered last; the owner wakes who waits for it */
         _Atomic uint32_t orders;
-        _Atomic uint32_t level; /* highest rung asked for; 0: neighbours' own */
+        _Atomic uint32_t level; /* highest rung asked for; 0: the usual one between neighbours */
         _Atomic uint64_t want_bytes;
-        _Atomic uint64_t given_bytes; /* ever, modulo 2^64 */
+        _Atomic uint64_t given_bytes; /* given back for others since the claim, modulo 2^64 */
         _Atomic uint64_t new_limit;
         _Atomic uint64_t new_threshold;
-        _Atomic uint64_t heartbeat_ns; /* 0: just claimed; moves while a request is worked on, too */
+        _Atomic uint64_t heartbeat_ns; /* 0: just claimed; also renewed while the owner works on a request */
         _Atomic uint64_t active_ns;    /* when figures last changed */
         _Atomic uint64_t start_ticks;
         _Atomic uint64_t pid_namespace;
@@ -61,16 +74,16 @@ struct gr_slot {
 };
 
 struct gr_region_map {
-        _Atomic uint64_t magic; /* written last; 0 in a file that nobody has set up yet */
+        _Atomic uint64_t magic; /* written last; 0: not set up yet */
         _Atomic uint32_t version;
         _Atomic uint32_t slot_count;
         _Atomic uint32_t slot_bytes;
         _Atomic uint32_t reserved;
         _Atomic uint64_t size_bytes;
-        _Atomic uint64_t cookie; /* the file has it, too */
+        _Atomic uint64_t cookie; /* a random number that the file has, too */
         uint64_t padding[3];
         _Atomic uint64_t owners[GR_REGION_SLOTS]; /* 0: free */
-        /* Number of the slot's claim << 48 | bytes charged, signed; means nothing where the owner is 0. */
+        /* Number of the claim << 48 | bytes charged (signed, 48 bits). Without meaning while the owner is 0. */
         _Atomic uint64_t accounts[GR_REGION_SLOTS];
         struct gr_slot slots[GR_REGION_SLOTS];
 };
@@ -78,21 +91,21 @@ struct gr_region_map {
 struct gr_identity {
         uint32_t pid;
         uint64_t start_ticks;   /* field 22 of /proc/PID/stat */
-        uint64_t pid_namespace; /* its inode */
+        uint64_t pid_namespace; /* inode of /proc/PID/ns/pid */
 };
 
 enum gr_peer {
         GR_PEER_GONE,
         GR_PEER_ALIVE,
-        GR_PEER_STOPPED, /* by a signal: it answers nothing */
-        GR_PEER_UNKNOWN, /* cannot be told */
+        GR_PEER_STOPPED, /* by a signal, so it answers no request */
+        GR_PEER_UNKNOWN, /* its state cannot be read */
 };
 
 struct gr_region_ops {
         uint64_t (*now_ns)(void); /* the same clock in all processes */
-        /* What became of a process of our own pid namespace; *ret_start is set unless GONE or UNKNOWN. */
+        /* The state of a process in the caller's pid namespace; *ret_start is set unless GONE or UNKNOWN. */
         enum gr_peer (*peer)(uint32_t pid, uint64_t *ret_start);
-        /* Sleeps until wake, a timeout, or for no reason; at once where *word is not seen. */
+        /* As a futex: sleeps until wake, the timeout, or spuriously; returns at once where *word != seen. */
         void (*wait)(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns);
         void (*wake)(_Atomic uint32_t *word);
 };
@@ -104,8 +117,8 @@ struct gr_region {
         struct gr_identity self;
         uint64_t token;   /* owner word of this process */
         _Atomic int slot; /* -1: not a member */
-        uint64_t claim;   /* of the slot, as in its account */
-        /* Reserved and adjusted through this view, whether the slot was ours or not. */
+        uint64_t claim;   /* number of the claim, as in the slot's account */
+        /* All that was reserved and adjusted through this view, also what the slot's account does not have. */
         _Atomic uint64_t reserved_bytes;
         dev_t device;
         ino_t inode;
@@ -113,17 +126,18 @@ struct gr_region {
         uint64_t cookie;
         char dir[GR_REGION_PATH_BYTES];
         char file[GR_REGION_FILE_BYTES];
-        _Atomic uint64_t swept_ns;                         /* when all were last looked at */
-        _Atomic uint64_t silent_owner[GR_REGION_SLOTS];    /* did not answer in time, */
-        _Atomic uint32_t silent_sequence[GR_REGION_SLOTS]; /* this request */
+        _Atomic uint64_t swept_ns; /* when gr_region_sweep last looked at all slots */
+        /* By slot: the owner that did not answer in time, and the number of the request. */
+        _Atomic uint64_t silent_owner[GR_REGION_SLOTS];
+        _Atomic uint32_t silent_sequence[GR_REGION_SLOTS];
 };
 
-/* What a slot said, checked: figures below 2^62 or UINT64_MAX, the name printable. */
+/* A checked copy of a slot: figures are below 2^62 or UINT64_MAX, the name is printable. */
 struct gr_member {
         unsigned slot;
         uint64_t owner;
         struct gr_identity identity;
-        bool same_namespace; /* pid means something to us */
+        bool same_namespace; /* the caller is in the same pid namespace, so pid has a meaning for it */
         uint32_t share;
         uint64_t reserved_bytes;
         uint64_t heartbeat_ns, active_ns, given_bytes;
@@ -131,22 +145,25 @@ struct gr_member {
         uint64_t figures[GR_SHARED_FIGURES];
 };
 
-/* What others want of this process. */
+/* What one process asks of another. */
 struct gr_request {
         uint32_t sequence; /* for gr_region_answer */
         uint32_t orders, level;
         uint64_t want_bytes, new_limit, new_threshold;
 };
 
-/* Writes "GROUP-UUID.vVERSION"; -EINVAL for a name that is none: letters, digits, '_', '.', '-', no '.' first. */
+/* Writes "GROUP-UUID.vVERSION". -EINVAL: group is no name of letters, digits, '_', '.' and '-' without a '.' first. */
 int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes);
 
-/* The other way: group (GR_GROUP_NAME_BYTES) and text of the UUID (37 bytes); -EINVAL for other files and versions. */
+/*
+ * The reverse: takes a file name apart into group (GR_GROUP_NAME_BYTES) and text of the UUID (37 bytes). -EINVAL for
+ * files of other kinds and versions.
+ */
 int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid);
 
 /*
- * The folder where none is set: /dev/shm/gpureclaim-UID or, where another user has put something there, one of ours
- * whose name begins so. With create it is made where there is none. 0, -ENOENT or another -errno.
+ * The default folder: /dev/shm/gpureclaim-UID or, if another user has taken that name, a folder of this user whose name
+ * begins with it. With create it is made if there is none. 0, -ENOENT or another -errno.
  */
 int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
 
@@ -154,99 +171,104 @@ int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
 int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes);
 
 /*
- * Opens dir/file; with create it makes what is missing. -EPERM: folder or file are not the user's alone, or no folder
- * or file. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace. -ENOENT: no file, or nobody
- * has what it names any more. Region is closed on failure. No descriptor stays open.
+ * Opens dir/file; with create it makes what is missing. -EPERM: folder or file belong to another user, are open to
+ * others, or are no folder or file. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace.
+ * -ENOENT: no file, or the memory that it names has gone with its last process. Region is closed on failure. No
+ * descriptor stays open.
  */
 int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
                    const char *dir, const char *file, bool create);
 void gr_region_close(struct gr_region *region);
 
-/* Takes a slot. -ENOSPC: all are in use by the living. -ESTALE: the file went; open anew. Name may be any text. */
+/* Claims a slot. -ENOSPC: living processes have all of them. -ESTALE: the file is gone, open anew. Name: any text. */
 int gr_region_join(struct gr_region *region, const char *name, uint32_t share);
 
-/* Gives the slot back, and removes the file where that was the last one. */
+/* Frees the slot, and removes the file if no other slot is in use. */
 void gr_region_leave(struct gr_region *region);
 
-/* Whether the slot is still ours and the file still the one that others find. If not: open and join anew. */
+/*
+ * Whether this process still has its slot, and others still find this region by the file. If not: open and join anew.
+ */
 bool gr_region_member(struct gr_region *region);
 
 /* Frees the slots of processes that are gone. Returns how many. */
 unsigned gr_region_sweep(struct gr_region *region);
 
 /*
- * As sweep, for whoever does it again and again: while this process waits for memory, those with a recent heartbeat
- * are looked at twice a second only.
+ * As sweep, cheaper when called often: while this process waits for memory, processes with a recent heartbeat are
+ * checked only twice a second.
  */
 unsigned gr_region_sweep_again(struct gr_region *region);
 
 /*
- * As sweep, but only from our slot to the next living member's: when all do it now and then, every slot of a dead one
- * is found, at a cost that does not grow with their number.
+ * As sweep, but only from this process's slot to that of the next living member. If all members call it now and then,
+ * all slots of dead processes are found, at a cost that does not grow with the number of members.
  */
 void gr_region_look_after_next(struct gr_region *region);
 
-/* Says that this process lives, and, where figures is not NULL, what it has. changed: it has just been active. */
+/* Renews the heartbeat and, unless figures is NULL, publishes them. changed: the process has been active since. */
 void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARED_FIGURES], bool changed);
 
 /* -ENOENT where the slot is free. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);
 
 /*
- * Charges bytes to this process unless all members together would then have more than limit_bytes. -EDQUOT. Two that
- * race for the last bytes may for a moment both be refused, never both be served; a few tries are made. -ENOTCONN: no
- * member, or no longer.
+ * Charges bytes to this process unless all members together would then have more than limit_bytes (-EDQUOT). Of two
+ * that race for the last bytes at most one is served; both may be refused, so a few tries are made. -ENOTCONN: this
+ * process is no member, or no longer.
  */
 int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_bytes);
 
-/* Charges or gives back without asking; while the process is no member, to be carried to its next membership. */
+/* Changes the account, also beyond the limit. While the process is no member this is kept for gr_region_carry. */
 void gr_region_adjust(struct gr_region *region, int64_t bytes);
 
-/* Charges the new membership with all that was charged through the old one, which is not to be used at the time. */
+/* Charges the new membership with all that was charged through the old one. No thread may use old meanwhile. */
 void gr_region_carry(struct gr_region *region, struct gr_region *old);
 
 /*
- * What all members have charged; without_self: but for this process. For a moment too much while one is being refused.
+ * What all members have charged; with without_self all but this process. Too high for a moment while a charge is tried
+ * that will be refused.
  */
 uint64_t gr_region_sum(struct gr_region *region, bool without_self);
 
-/* This process serves: waits until somebody wants something, at most timeout_ns. seen: *region's request word before.
- */
+/* For a thread that answers requests: reads the number of requests; waits until it differs from seen or for timeout_ns;
+ * ends that wait. */
 uint32_t gr_region_seen(struct gr_region *region);
 void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns);
 void gr_region_wake_self(struct gr_region *region);
 
-/* Whether somebody wants something; takes it. To be answered. */
+/* Takes the request that waits in this process's slot, if there is one; gr_region_answer must follow. */
 bool gr_region_take(struct gr_region *region, struct gr_request *ret);
 void gr_region_answer(struct gr_region *region, const struct gr_request *request, uint64_t given_bytes);
 
-/* This process asks: puts the request (sequence aside) to a slot and returns its number. */
+/* Adds a request (all but its sequence) to another process's slot, and returns its number. */
 uint32_t gr_region_request(struct gr_region *region, unsigned slot, const struct gr_request *request);
 
-/* How long is waited, on the clock of ops. */
+/* How long to wait for an answer, on the clock of ops. */
 struct gr_patience {
-        uint64_t begin_ns;    /* when it was asked */
-        uint64_t quiet_ns;    /* longest without a heartbeat since then, or at all where it waits for memory itself */
-        uint64_t deadline_ns; /* and in all */
+        uint64_t begin_ns; /* when the request was made */
+        uint64_t quiet_ns; /* longest time without a heartbeat; if the other waits for memory itself, longest at all */
+        uint64_t deadline_ns; /* the end in any case */
 };
 
-/* True when answered; false when patience is at an end, or the owner is another one by now. */
+/* Waits for the answer to a request. False: patience is at an end, or the slot has another owner by now. */
 bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, uint32_t sequence,
                      const struct gr_patience *patience);
 
 /*
- * Asks neighbours for want_bytes, idle ones with the most cached for their share first. Those that give no sign of life
- * cost quiet_ns together; those that are at work on it are waited for, until GR_REGION_ASK_NS (or quiet_ns, where that
- * is more) after the call. Returns what they say they gave. One that did not answer is not asked again until it has.
- * cached_only: those are left out that say they have nothing; for whoever asks again and again, as being asked is work.
+ * Asks neighbours for want_bytes: those with cached memory first, among them the idle ones, and then those with the
+ * most for their share. All that give no sign of life cost quiet_ns together; one whose heartbeat goes on is waited for
+ * until GR_REGION_ASK_NS (or quiet_ns, if that is more) after the call. Returns what they say they gave. One that did
+ * not answer is not asked again before it has. cached_only leaves out those that publish no cached memory: an answer
+ * costs the neighbour work, so a caller that asks repeatedly sets it.
  */
 #define GR_REGION_ASK_NS UINT64_C(2000000000)
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only);
 
-/* What an allocation of this process is short of begins (bytes) or ceases (-bytes) to count as waited for. */
+/* Adds bytes to what this process waits for, as an allocation is short of them; -bytes when that allocation is done. */
 void gr_region_waiting(struct gr_region *region, int64_t bytes);
 
-/* Whether another member waits for memory: then what is cached should be told soon. */
+/* Whether another member waits for memory: then this process should publish soon what it has cached. */
 bool gr_region_awaited(struct gr_region *region);
 
 #endif

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LOCK_TRIES    20
-#define MAKE_TRIES    400 /* while another one makes the region: alone, each would have the limit for itself */
+#define MAKE_TRIES    400 /* waits for another process to make the region: alone, each would have the whole limit */
 #define LOCK_PAUSE_US 500
 
 _Static_assert(sizeof(struct gr_slot) == 256, "wire format");
@@ -68,7 +68,7 @@ int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)
         return name_ok(ret_group, GR_GROUP_NAME_BYTES) ? 0 : -EINVAL;
 }
 
-/* Ours alone, and no link to somewhere else. */
+/* Owned by this user and closed to all others. */
 static bool private_to_us(const struct stat *status)
 {
         return status->st_uid == geteuid() && (status->st_mode & 077) == 0;
@@ -91,7 +91,7 @@ static int open_dir(const char *dir, bool create)
         return fd;
 }
 
-/* One of ours beside what another user has put at the first name; the first by name. 0 or -ENOENT. */
+/* Finds this user's folder where another user has taken the usual name; of several the first by name. 0 or -ENOENT. */
 static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
 {
         char found[NAME_MAX + 1] = "";
@@ -115,7 +115,7 @@ static int find_beside(const char *base, const char *name, char *buf, size_t buf
         return 0;
 }
 
-/* 0, -ENOENT: none is ours; or another -errno. */
+/* Finds this user's folder. 0; -ENOENT: there is none; or another -errno. */
 static int find_dir(const char *base, const char *name, char *buf, size_t buf_bytes)
 {
         int fd;
@@ -151,7 +151,9 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
         rc = find_dir(base, name, buf, buf_bytes);
         if (rc != -ENOENT || !create)
                 return rc;
-        /* Of two that begin at once one makes it. Others can hold this lock, too, but cannot make us wait for long. */
+        /*
+         * Of two processes that start together one makes the folder. Any user can hold this lock, so it is only tried.
+         */
         fd = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd < 0)
                 return -errno;
@@ -184,7 +186,7 @@ static int open_file(int dir_fd, const char *file, bool create, struct stat *ret
         return fd;
 }
 
-/* One that is stopped with it is not waited for long. */
+/* The tries are limited, as the holder may be a stopped process. */
 bool gr_region_file_lock(int fd, int kind)
 {
         for (int i = 0; i < LOCK_TRIES; i++) {
@@ -238,7 +240,7 @@ static uint64_t check_of(const struct gr_region_ticket *ticket)
         return hash;
 }
 
-/* 0; -ENOENT: the file is empty; -EPROTO: it holds something else; -EIO: it cannot be read. */
+/* Reads the file. -ENOENT: it is empty; -EPROTO: it holds something else; -EIO: it cannot be read. */
 static int read_ticket(int fd, struct gr_region_ticket *ret)
 {
         struct gr_region_ticket ticket;
@@ -263,7 +265,7 @@ static int attach(struct gr_region *region, const struct gr_region_ticket *ticke
 
         if (ticket->ipc_namespace != ipc_namespace())
                 return -EXDEV;
-        /* Before it is attached: a number that came back may be anybody's. */
+        /* Checked before attaching: the number may have been given to another segment, of any user. */
         if (shmctl((int)ticket->segment, IPC_STAT, &status) != 0 || status.shm_segsz != sizeof(*map) ||
             status.shm_perm.uid != geteuid() || status.shm_perm.cuid != geteuid() ||
             (status.shm_perm.mode & 0777) != 0600)
@@ -285,7 +287,7 @@ static int attach(struct gr_region *region, const struct gr_region_ticket *ticke
         return 0;
 }
 
-/* The file's lock is held. */
+/* Makes the segment and writes the file, whose lock is held. */
 static int make(struct gr_region *region, int fd)
 {
         struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION};
@@ -293,14 +295,14 @@ static int make(struct gr_region *region, int fd)
         struct rlimit most;
         int id;
 
-        /* Growing a file past the process's limit would be a signal, not an error. */
+        /* A write beyond the process's limit on file sizes would raise SIGXFSZ. */
         if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(ticket))
                 return -EFBIG;
         id = shmget(IPC_PRIVATE, sizeof(*map), IPC_CREAT | 0600);
         if (id < 0)
                 return -errno;
         map = shmat(id, NULL, 0);
-        shmctl(id, IPC_RMID, NULL); /* once the last process is gone; Linux lets others in until then */
+        shmctl(id, IPC_RMID, NULL); /* removed with its last process; until then Linux lets others attach */
         if (map == (void *)-1)
                 return -ENOMEM;
         ticket.segment = (uint32_t)id;
@@ -341,7 +343,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         if (rc == 0)
                 rc = attach(region, &ticket);
         for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
-                /* One makes it, the others find it made; whoever is stopped while at it is not waited for long. */
+                /* One process makes it while the others wait; the tries are limited, as that one may be stopped. */
                 if (gr_region_file_lock(fd, LOCK_EX)) {
                         rc = read_ticket(fd, &ticket);
                         if (rc == 0)
@@ -394,12 +396,12 @@ bool gr_region_file_same(struct gr_region *region)
 
         snprintf(path, sizeof(path), "%s/%s", region->dir, region->file);
         if (lstat(path, &status) != 0)
-                return errno != ENOENT; /* else it says nothing about the file */
+                return errno != ENOENT; /* other errors do not mean that the file has changed */
         if (status.st_dev != region->device || status.st_ino != region->inode)
                 return false;
         fd = gr_region_file_open(region, &same);
         if (fd < 0)
-                return true; /* no descriptor to be had: coming back would be a second slot */
+                return true; /* out of descriptors, say: to join again without need would take a second slot */
         close(fd);
         return same;
 }

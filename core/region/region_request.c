@@ -4,11 +4,11 @@
 
 #include "region/region.h"
 
-#define IDLE_NS    UINT64_C(1000000000) /* quiet for so long counts as idle */
-#define MOST_BYTES (UINT64_C(1) << 50)  /* nobody wants more */
+#define IDLE_NS    UINT64_C(1000000000) /* a process whose figures did not change for so long counts as idle */
+#define MOST_BYTES (UINT64_C(1) << 50)  /* a larger wish is an error of the other process */
 #define LEVEL_MOST 32u
 
-/* Our own; NULL where we are no member. */
+/* This process's slot; NULL: it is no member. */
 static struct gr_slot *slot_of(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
@@ -24,7 +24,7 @@ static void raise_level(_Atomic uint32_t *level, uint32_t value)
                 ;
 }
 
-/* Numbers of requests go round. */
+/* The numbers of requests wrap around, hence the difference. */
 static bool answered(uint32_t answer, uint32_t sequence)
 {
         return (int32_t)(answer - sequence) >= 0;
@@ -64,7 +64,7 @@ bool gr_region_take(struct gr_region *region, struct gr_request *ret)
         *ret = (struct gr_request){.sequence = atomic_load(&slot->request)};
         if (ret->sequence == atomic_load(&slot->answer))
                 return false;
-        /* Whoever counts the number up has written what it wants before. */
+        /* Who asks writes what it wants first and adds to the number afterwards, so all of it can be read here. */
         ret->orders = atomic_exchange(&slot->orders, 0);
         ret->level = atomic_exchange(&slot->level, 0);
         ret->want_bytes = atomic_exchange(&slot->want_bytes, 0);
@@ -99,7 +99,7 @@ uint32_t gr_region_request(struct gr_region *region, unsigned index, const struc
                 atomic_store(&slot->new_threshold, request->new_threshold);
         atomic_fetch_or(&slot->orders, request->orders);
         raise_level(&slot->level, request->level);
-        /* Two askers in need, each of its own bytes. */
+        /* Added, as two processes may ask at the same time, and each needs bytes of its own. */
         if (request->want_bytes)
                 atomic_fetch_add(&slot->want_bytes, request->want_bytes);
         sequence = atomic_fetch_add(&slot->request, 1) + 1;
@@ -119,7 +119,10 @@ bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, u
 
                 if (answered(answer, sequence))
                         return true;
-                /* One that waits for memory may hold what its hooks need meanwhile; two would wait for each other. */
+                /*
+                 * A heartbeat earns no more time where the other waits for memory itself: its answer may need what the
+                 * waiting thread holds, and two such processes would wait for each other.
+                 */
                 if (beat > sign && beat <= now && atomic_load(&slot->figures[GR_FIGURE_waiting]) == 0)
                         sign = beat;
                 until = sign + patience->quiet_ns;
@@ -155,7 +158,7 @@ static int by_ease(const void *left, const void *right)
         return 0;
 }
 
-/* Everybody who may be asked. */
+/* Lists the members that may be asked. */
 static size_t find_candidates(struct gr_region *region, bool cached_only, struct candidate *ret)
 {
         uint64_t now = region->ops->now_ns();
@@ -177,13 +180,13 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
         return count;
 }
 
-/* What an ask may cost. */
+/* What is left of the time for one gr_region_ask. */
 struct patience {
-        uint64_t quiet_ns; /* left for those that give no sign of life */
+        uint64_t quiet_ns; /* for neighbours that give no sign of life */
         uint64_t deadline_ns;
 };
 
-/* One that is stopped now is none. */
+/* False for a stopped process, which cannot answer. */
 static bool may_answer(struct gr_region *region, const struct gr_member *member)
 {
         uint64_t start;
@@ -191,7 +194,10 @@ static bool may_answer(struct gr_region *region, const struct gr_member *member)
         return !member->same_namespace || region->ops->peer(member->identity.pid, &start) != GR_PEER_STOPPED;
 }
 
-/* Asks as many as should suffice, waits for them; *given grows by what they say. Returns how many it went through. */
+/*
+ * Asks as many candidates as should suffice, and waits for their answers. *given grows by what they say. Returns how
+ * many candidates were passed.
+ */
 static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
                         struct patience *left, uint64_t *given)
 {
@@ -207,13 +213,15 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                 one->asked = may_answer(region, &one->member);
                 if (!one->asked)
                         continue;
-                /* The rest have nothing as far as known: ask them all at once, of all that is missing. */
+                /*
+                 * Those that publish no cached memory come last. They are asked together, each for all that is missing.
+                 */
                 one->sequence =
                         gr_region_request(region, one->member.slot,
                                           &(struct gr_request){.want_bytes = want_bytes - (cached ? hoped : 0)});
                 hoped += cached == UINT64_MAX ? 0 : cached;
         }
-        /* They may cost half of the time left, not all, where others are still to be asked. */
+        /* Half of the time left is kept for candidates that have not been asked yet. */
         patience.quiet_ns = seen < count ? (left->quiet_ns + 1) / 2 : left->quiet_ns;
         patience.deadline_ns = left->deadline_ns;
         if (seen < count && left->deadline_ns > patience.begin_ns)
@@ -248,7 +256,9 @@ void gr_region_waiting(struct gr_region *region, int64_t bytes)
                 return;
         before = atomic_load(&slot->figures[GR_FIGURE_waiting]);
         do {
-                /* What began in a slot that we have lost must not end below nothing in the next one. */
+                /*
+                 * A wait that began in a slot since lost may end in the next one, whose figure must not fall below 0.
+                 */
                 after = bytes < 0 && before < (uint64_t)-bytes ? 0 : before + (uint64_t)bytes;
         } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
 }
