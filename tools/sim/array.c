@@ -1,6 +1,6 @@
 /*
- * Arrays: shapes that take memory and give it back. Nothing is stored in them. Texels lie in tiles of 64 bytes by 8
- * rows; arrays up to 1 MiB share pages in steps of 64 KiB, others have pages of their own.
+ * Arrays: they take memory and give it back, but store nothing. Texels lie in tiles of 64 bytes by 8 rows; arrays up to
+ * 1 MiB share pages in steps of 64 KiB, others have pages of their own.
  */
 #include "sim.h"
 
@@ -25,7 +25,7 @@ struct CUmipmappedArray_st {
         struct CUarray_st level[MOST_LEVELS];
 };
 
-/* Guarded by sim_lock(). Structures of the dead stay, so that a stale handle is recognised. */
+/* Guarded by sim_lock(). Structures of destroyed arrays stay, so that a stale handle is recognised. */
 static size_t shared_bytes[SIM_MAX_DEVICES]; /* of arrays up to 1 MiB */
 static CUarray arrays;
 
@@ -95,7 +95,7 @@ static size_t blocks_of(size_t count, size_t most)
         return (count + block - 1) / block * block;
 }
 
-/* Tiles lie in blocks: up to 16 above one another, or 4 in each of up to 8 slices, fewer where that holds them all. */
+/* Tiles lie in blocks: up to 16 on top of each other, or 4 in each of up to 8 slices; fewer if that holds all tiles. */
 static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
         size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64, slices = shape->Depth ? shape->Depth : 1;
@@ -116,7 +116,7 @@ static CUresult check_shape(const CUDA_ARRAY3D_DESCRIPTOR *shape)
                        : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Charges array, whose shape is set, and makes it known. Lock held. */
+/* Charges array, whose shape is set, and adds it to the list. Lock held. */
 static CUresult make(CUarray array, size_t bytes)
 {
         CUcontext ctx;
@@ -159,7 +159,7 @@ static CUresult create(CUarray *ret_array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
         return rc;
 }
 
-/* Once per array; a level goes with its mipmapped array. Lock held. */
+/* Uncharges and removes the array. Not called for a level, which goes with its mipmapped array. Lock held. */
 static void end(CUarray array)
 {
         give(array->device, array->bytes);

@@ -22,7 +22,7 @@ static unsigned long long next_capture_id = 1;
 
 static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* A new thread may get the pthread_t of one that has ended; this number no other has, nor had. The lock is held. */
+/* A number for the calling thread that is never used again, unlike pthread_t. Lock held. */
 static unsigned long this_thread(void)
 {
         static unsigned long threads;
@@ -276,7 +276,7 @@ void sim_capture_stream_gone(CUstream stream)
                         sim_graph_free(c->graph);
                 disband(c);
         } else {
-                /* What it had captured is joined by nobody, which the end will say. */
+                /* Its captured work is now joined by no stream, so the end of the capture reports it as unjoined. */
                 stream->capture = NULL;
                 sim_frontier_clear(&stream->frontier);
         }
@@ -384,7 +384,7 @@ SIM_PTSZ(cuStreamEndCapture, (CUstream stream, CUgraph *ret_graph), (stream, ret
                         c->invalid = true;
                 goto out;
         }
-        /* It ends all the same (measured, driver 580). */
+        /* The capture ends even if this is the wrong thread (measured, driver 580). */
         if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->owner != this_thread())
                 rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
         else if (c->invalid)
@@ -407,7 +407,7 @@ static CUstreamCaptureStatus status_of(const struct sim_capture *c)
         return c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-/* Dependencies are handed out as an array that stays valid until the thread asks again. */
+/* The array of dependencies that was returned last; valid until the thread asks again. */
 static _Thread_local CUgraphNode *told;
 
 static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,

@@ -1,5 +1,7 @@
-/* Contexts: primary and made ones, each thread's stack of them, and the operations that concern all of a context's
- * work. */
+/*
+ * Contexts: primary ones and those that the program creates, each thread's stack of contexts, and operations on all
+ * work of a context.
+ */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -61,7 +63,7 @@ static void bring_up(CUcontext ctx, int device, unsigned flags, unsigned version
         ctx->legacy = sim_stream_make(ctx, 0, 0);
 }
 
-/* Waits for the context's work, releasing the lock meanwhile, then takes everything in it away. */
+/* Waits for the context's work, without the lock meanwhile, then destroys everything in it. */
 static void tear_down(CUcontext ctx)
 {
         struct sim_node *all = sim_context_join(ctx);
@@ -154,7 +156,7 @@ static CUresult primary_reset(CUdevice device)
         if (primary[device].greens > 0) {
                 rc = CUDA_ERROR_NOT_PERMITTED; /* measured, driver 580 */
         } else if (primary[device].live) {
-                tear_down(&primary[device]); /* and it stays retained as often as it was: measured, driver 580 */
+                tear_down(&primary[device]); /* its count of retains stays as it was (measured, driver 580) */
         }
         sim_unlock();
         return rc;
@@ -301,7 +303,7 @@ SIM_API cuCtxAttach(CUcontext *ret_ctx, unsigned flags)
         return rc;
 }
 
-/* counted: once for each time that it was attached to nothing happens. */
+/* counted: each attach makes one call without effect; only the last call destroys. */
 static CUresult destroy(CUcontext ctx, bool counted)
 {
         CUresult rc;

@@ -1,13 +1,13 @@
-/* Copies and fills: every flavour becomes one operation on a stream. */
+/* Copies and fills: every variant becomes one operation on a stream. */
 #include "sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Pageable sources up to this size are copied away at the call, as the driver does; larger ones are waited for. */
+/* Pageable sources up to this size are staged during the call, as by the driver; for larger ones the call waits. */
 #define STAGE_BYTES ((size_t)64 << 10)
 
-/* The program's ordinary memory: not the device's, not pinned, not managed. */
+/* Whether address is ordinary host memory: not the device's, not pinned, not managed. */
 static bool is_pageable(uintptr_t address)
 {
         return !sim_is_device_address(address) && !sim_find(address);
@@ -69,7 +69,7 @@ SIM_PTDS(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t bytes), (dst, src,
         return copy((uintptr_t)dst, src, bytes, stream, false);
 }
 
-/* Between device memory the synchronous call too returns before the copy is done. */
+/* Within device memory even the synchronous call returns before the copy is done. */
 SIM_PTDS(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
 {
         return copy(dst, src, bytes, stream, true);
@@ -114,7 +114,7 @@ SIM_PTSZ(cuMemcpyPeerAsync,
         return copy(dst, src, bytes, stream, true);
 }
 
-/* The start of one side of a box copy, or 0 for what cannot be done: arrays. */
+/* The start of one side of a 2D or 3D copy; 0 for an array, which is not simulated. */
 static uintptr_t side(CUmemorytype type, const void *host, CUdeviceptr device, size_t offset)
 {
         switch (type) {
@@ -200,7 +200,7 @@ SIM_PTSZ(cuMemcpy3DAsync_v2, (const CUDA_MEMCPY3D *c, CUstream stream), (c, stre
         return copy_3d(c, stream, true);
 }
 
-/* Fills of device memory return before they are done, the synchronous ones too. */
+/* Fills of device memory return before they are done, even the synchronous ones. */
 static CUresult fill(CUdeviceptr dst, size_t pitch, uint32_t value, unsigned element, size_t width, size_t height,
                      CUstream stream)
 {

@@ -1,4 +1,4 @@
-/* Devices and what they say about themselves. */
+/* Devices and their properties. */
 #include "grsim.h"
 #include "sim.h"
 
@@ -51,7 +51,7 @@ SIM_API cuDeviceGetName(char *name, int length, CUdevice device)
 
 __attribute__((visibility("default"))) void grSimUuid(int card, unsigned char ret[16])
 {
-        /* A shared card is the same one for all who name its file, any other is the process's own. */
+        /* Processes that name the same file share a card, so its UUID comes from the file; else from the process. */
         uint64_t hash = sim_shared_card(sim_config()->shared);
 
         memset(ret, 0, 16);
@@ -152,7 +152,7 @@ SIM_API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice 
                 return CUDA_ERROR_INVALID_VALUE;
         if (sim_device_check(device) != CUDA_SUCCESS)
                 return CUDA_ERROR_INVALID_DEVICE;
-        /* What the device has not is 0, as every feature it lacks. */
+        /* Attributes without a value below are 0: the device lacks the feature. */
         *value = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? device + 1 : 0;
         for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
                 if (attributes[i].attribute == attribute)

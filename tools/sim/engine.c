@@ -1,7 +1,7 @@
 /*
- * The work graph. Every operation is a node; streams, events and barriers only keep the node they have come to. A node
- * becomes ready when all that it comes after is done, and any worker may run it: workers are as many as there is work
- * that can run at once.
+ * The work graph. Every operation is a node; a stream, event or barrier only keeps the node that was added to it last.
+ * A node becomes ready when all its predecessors are done, and any worker may run it. There are as many workers as
+ * nodes can run at the same time.
  */
 #include "sim.h"
 
@@ -39,7 +39,7 @@ struct sim_node *sim_node_new(const struct sim_op *op)
 {
         struct sim_node *node = calloc(1, sizeof *node);
 
-        /* Out of host memory in a simulator: nothing sensible is left to simulate. */
+        /* A simulated device without host memory cannot report that in a way that a real one would. */
         if (!node)
                 abort();
         node->refs = 1;
@@ -95,7 +95,7 @@ static void start_worker(void)
         sigset_t all, old;
         pthread_t thread;
 
-        /* The program's signals are for its own threads. */
+        /* Workers block all signals, so that the program's threads get them. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old);
         if (pthread_create(&thread, NULL, work, NULL) == 0) {
@@ -116,8 +116,10 @@ static void make_ready(struct sim_node *node)
         pthread_cond_signal(&ready_cond);
 }
 
-/* Joins finish here and now, others go to the workers. Takes over one reference. Not recursive: chains of joins get
- * long. */
+/*
+ * Marks first done, and every join that becomes ready by that; other ready nodes go to the workers. Takes over one
+ * reference. A loop, not a recursion, as chains of joins get long.
+ */
 static void finish(struct sim_node *first)
 {
         struct sim_node *todo = first;

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* Guarded by sim_lock(). In a list, so that a context can take its own along. */
+/* Guarded by sim_lock(). In a list, so that the end of a context finds its events. */
 static CUevent live_events, dead_events;
 
 SIM_API cuEventCreate(CUevent *ret_event, unsigned flags)

@@ -1,6 +1,6 @@
 /*
- * External memory: whatever file can be mapped stands for memory of another interface. As on a real driver an import
- * takes the descriptor over, and a mapping is freed with cuMemFree.
+ * External memory: any file that can be mapped stands for memory of another interface. As with a real driver an import
+ * takes over the descriptor, and a mapping is freed with cuMemFree.
  */
 #include "sim.h"
 
@@ -19,7 +19,7 @@ struct CUextMemory_st {
         CUexternalMemory next;
 };
 
-static CUexternalMemory dead; /* handles stay readable. Guarded by sim_lock() */
+static CUexternalMemory dead; /* kept, so that stale handles stay readable. Guarded by sim_lock() */
 
 SIM_API cuImportExternalMemory(CUexternalMemory *ret_external, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor)
 {
@@ -84,7 +84,7 @@ SIM_API cuExternalMemoryGetMappedBuffer(CUdeviceptr *dptr, CUexternalMemory exte
         return rc;
 }
 
-/* What is mapped stays so until it is freed. */
+/* Mappings stay until they are freed. */
 SIM_API cuDestroyExternalMemory(CUexternalMemory external)
 {
         CUresult rc = CUDA_ERROR_INVALID_HANDLE;

@@ -1,5 +1,4 @@
-/* What the environment sets: devices, memory, faults, delays, missing entry points, a trace; and what the device
- * counts. */
+/* Settings from the environment: devices, memory, faults, delays, missing entry points, a trace; and the counters. */
 #include "grsim.h"
 #include "sim.h"
 
@@ -34,8 +33,10 @@ static size_t n_faults;
 static char missing[MAX_MISSING][NAME_BYTES];
 static size_t n_missing;
 static uint64_t delay_ns[SIM_SYMBOLS];
-/* Calls, by threads in turn, so that those of many do not wait for one cache line. Where there are faults, which count
- * the calls of all threads, only the first of them is used. */
+/*
+ * Counts of calls. Threads are spread over the shards, to avoid contention for one cache line. If faults are set only
+ * the first shard is used, as a fault counts the calls of all threads.
+ */
 static struct {
         atomic_ulong of[SIM_SYMBOLS];
 } calls[COUNT_SHARDS] __attribute__((aligned(64)));
@@ -75,7 +76,7 @@ static bool read_size(const char *text, size_t *ret_bytes)
         return false;
 }
 
-/* By exported symbol, else every variant of the name. Calls `set` for each. */
+/* Calls `set` for the exported symbol named word or, if there is none, for every variant of that name. */
 static bool for_symbols(const char *word, void (*set)(enum sim_symbol, const void *), const void *arg)
 {
         bool any = false;
@@ -185,14 +186,14 @@ static void read_list(const char *variable, bool (*read_word)(char *))
         }
 }
 
-/* Worker threads and locks do not survive into a child; one that forked before anything was set up starts afresh. */
+/* In a child after fork the workers are gone and the locks unusable. If nothing was set up before, it starts afresh. */
 static void after_fork(void)
 {
         if (atomic_load(&initialized))
                 atomic_store(&forked, true);
 }
 
-/* As the driver does: numbers, and the first that is none, or is there twice, ends the list. */
+/* As the driver does: a list of numbers, which ends before the first entry that is invalid or there already. */
 static void read_visible(const char *text)
 {
         int count = 0, cards = config.devices;
@@ -290,7 +291,7 @@ static void trace(enum sim_symbol symbol)
                 trace_fd = -1;
 }
 
-/* Counts a call. Which one it is of its symbol, where there are faults. */
+/* Counts a call. Returns its number among the calls of the symbol, if faults are set. */
 static unsigned long count(enum sim_symbol symbol)
 {
         if (!count_shard)
@@ -330,8 +331,10 @@ CUresult sim_enter(enum sim_symbol symbol, bool early)
         return CUDA_SUCCESS;
 }
 
-/* As the real driver does it: once the process ends, calls fail instead of working on a device that is being taken
- * down. Handlers of the program that it registered before CUDA run later than this. */
+/*
+ * As in the real driver, calls fail once the process ends, instead of working on a device that is being shut down. Exit
+ * handlers that the program registered before CUDA run after this one.
+ */
 static void end(void)
 {
         atomic_store(&ended, true);
@@ -366,7 +369,7 @@ void sim_misuse(const char *format, ...)
         char text[256];
         va_list args;
 
-        /* All are counted; a broken loop is not worth a line each. */
+        /* All are counted, but only the first MAX_REPORTS are printed. */
         if (atomic_fetch_add(&misuses, 1) >= MAX_REPORTS)
                 return;
         va_start(args, format);

@@ -1,5 +1,7 @@
-/* Graphs: the operations of a capture with their order, and running them again. Nodes stand in an order to run in: that
- * of submission, unless a dependency that was added later goes against it. */
+/*
+ * Graphs: the operations of a capture and their dependencies, to be run again. Nodes are kept in an order in which they
+ * may run: that of their creation, unless a dependency that was added later contradicts it.
+ */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -13,20 +15,20 @@ struct CUgraphExec_st {
         uint32_t magic;
         CUgraph graph; /* its own copy */
         unsigned long long flags;
-        struct sim_node *last; /* launches of one executable graph come one after the other */
+        struct sim_node *last; /* the end of the last launch: launches of one executable graph run one after another */
         CUgraphExec next;
-        size_t need; /* the most its nodes hold at a time */
+        size_t need; /* bytes that its nodes hold at their peak */
         int device;  /* of that memory */
-        bool has_it; /* since its first upload or launch, until the memory is trimmed */
+        bool has_it; /* need is reserved: from its first upload or launch until a trim */
         CUgraphExec made_before;
 };
 
-/* Guarded by sim_lock(). Structures of the dead are kept and used again, so that a stale handle is recognised. */
+/* Guarded by sim_lock(). Destroyed structures are kept and used again, so that a stale handle is recognised. */
 static CUgraph dead_graphs;
 static CUgraphExec dead_execs;
-static CUgraphExec made; /* all there ever were, dead or not */
+static CUgraphExec made; /* all that were ever made, destroyed or not */
 
-/* What graphs have of each device, and what of it belongs to none that is alive: it stays until it is trimmed. */
+/* The memory of graphs on each device. That of destroyed graphs stays reserved until a trim. */
 static struct graph_memory {
         size_t reserved, used, reserved_high, used_high;
 } graph_memory[SIM_MAX_DEVICES];
@@ -36,7 +38,7 @@ static struct sim_op *memory_of(CUgraphNode node, enum sim_op_kind kind)
         return node && node->op.kind == kind ? &node->op : NULL;
 }
 
-/* An address of its own, never given back: nodes and what kernels touch outlive any one graph. */
+/* An allocation gets an address of its own, which is never used again: clones of the node may outlive the graph. */
 CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim_frontier *after, CUgraphNode *ret_node)
 {
         if (op->kind == SIM_OP_GRAPH_ALLOC) {
@@ -68,7 +70,7 @@ bool sim_graph_may_free(CUgraph graph, uintptr_t base)
         return alloc && alloc->base == base && alloc->kind == SIM_ALLOC_GRAPH;
 }
 
-/* In the order of the nodes, which is one to run in. */
+/* Sets need, by going through the nodes in their order. */
 static void measure(CUgraphExec exec)
 {
         CUgraph graph = exec->graph;
@@ -273,7 +275,7 @@ SIM_API cuGraphDestroy(CUgraph graph)
         return rc;
 }
 
-/* No order is promised, so it is the one that serves a careless caller worst. */
+/* The driver promises no order, so nodes are returned in reverse, which shows programs that rely on one. */
 SIM_API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
         CUresult rc = CUDA_SUCCESS;
@@ -431,8 +433,7 @@ static void destroy(CUgraphExec exec)
 
 static CUresult with_exec(CUgraphExec exec, CUstream handle, bool run);
 
-/* With the upload of one that is wanted at once; where there is no memory for it there is no executable graph either.
- */
+/* Instantiates and, if params ask for it, uploads. Without memory for the upload there is no executable graph. */
 static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
                                  bool null_is_own)
 {
@@ -523,7 +524,7 @@ SIM_PTSZ(cuGraphLaunch, (CUgraphExec exec, CUstream stream), (exec, stream))
         return with_exec(exec, stream, true);
 }
 
-/* Nothing to upload but memory. */
+/* An upload only reserves the graph's memory. */
 SIM_PTSZ(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))
 {
         return with_exec(exec, stream, false);
@@ -551,8 +552,7 @@ static CUresult add_node(CUgraphNode *ret_node, CUgraph graph, const CUgraphNode
         return rc;
 }
 
-/* Puts the nodes into an order to run in again. CUDA_ERROR_INVALID_VALUE, and nothing is changed, where there is none.
- */
+/* Sorts the nodes by their dependencies. CUDA_ERROR_INVALID_VALUE for a cycle; then nothing is changed. */
 static CUresult put_in_order(CUgraph graph)
 {
         CUgraphNode *nodes = calloc(graph->count + 1, sizeof(CUgraphNode));
@@ -586,7 +586,7 @@ static CUresult put_in_order(CUgraph graph)
         return rc;
 }
 
-/* Not for a graph that a capture adds to: it knows nodes by their index. */
+/* Refused for a graph that a capture adds to: the capture knows nodes by index, and sorting changes these. */
 SIM_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
                                   const CUgraphEdgeData *data, size_t count)
 {
@@ -656,7 +656,7 @@ SIM_API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
         return add_node(node, graph, after, n_after, &op);
 }
 
-/* Memory and host functions only. */
+/* Adds a node for memory or a host function; other kinds are not supported. */
 static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
                         CUgraphNodeParams *params)
 {
@@ -741,7 +741,7 @@ SIM_API cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *dptr)
         return CUDA_SUCCESS;
 }
 
-/* A child's nodes are nodes of the graph itself here. */
+/* The nodes of a child graph were added to the graph itself, so there is no child to return. */
 SIM_API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
 {
         SIM_ENTER(cuGraphChildGraphNodeGetGraph);
@@ -749,7 +749,7 @@ SIM_API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
         return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Also what graphs that do not run have: their next launch takes it anew. */
+/* Also trims memory of live graphs that do not run: their next launch reserves it again. */
 SIM_API cuDeviceGraphMemTrim(CUdevice device)
 {
         struct graph_memory *memory;

@@ -1,8 +1,8 @@
 /*
- * Green contexts: a part of a card's processors and streams for it; memory, kernels and events are the primary
- * context's, which each of them retains. As a context its handle stands for the primary one but in record and wait of a
- * whole context, which are about its own streams: so cuda.h has it, and so it was seen on an H200 (driver 580). Unlike
- * there its default stream is the primary one's.
+ * Green contexts: a part of a card's processors, with streams of its own. Memory, kernels and events belong to the
+ * primary context, which each green one retains. Converted to a context, its handle stands for the primary one, except
+ * that recording and waiting for a whole context concern its own streams only (cuda.h says so, and driver 580 does so).
+ * Unlike a real one it uses the default stream of the primary context.
  */
 #include "sim.h"
 
@@ -11,9 +11,9 @@
 
 #define PROCESSORS 16
 
-static CUcontext greens; /* all there ever were: handles stay readable. Guarded by sim_lock() */
-static struct CUctx_st gone = {.magic = SIM_MAGIC_CONTEXT}; /* that of the streams of those that are no more */
-static char description_of[1]; /* what a CUdevResourceDesc points to: there is nothing to tell apart */
+static CUcontext greens; /* all that were ever made, so that stale handles stay readable. Guarded by sim_lock() */
+static struct CUctx_st gone = {.magic = SIM_MAGIC_CONTEXT}; /* the green context of streams whose own was destroyed */
+static char description_of[1]; /* every CUdevResourceDesc points here: all resources are equal */
 
 SIM_API cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
 {
@@ -28,7 +28,7 @@ SIM_API cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevRe
         return CUDA_SUCCESS;
 }
 
-/* One group at most. */
+/* Makes at most one group. */
 SIM_API cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, const CUdevResource *input,
                                     CUdevResource *remaining, unsigned flags, unsigned least)
 {
@@ -114,7 +114,7 @@ SIM_API cuGreenCtxCreate(CUgreenCtx *ret_green, CUdevResourceDesc description, C
         return CUDA_SUCCESS;
 }
 
-/* Its streams go out of use, and their work goes on. */
+/* Its streams become unusable; work that was submitted to them goes on. */
 SIM_API cuGreenCtxDestroy(CUgreenCtx green)
 {
         CUcontext ctx = context_of(green);

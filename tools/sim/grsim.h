@@ -9,9 +9,12 @@
  *   GRSIM_SHARED=/path           all processes that name this file share the cards; else each has cards of its own
  *   GRSIM_FAULT=cuMemAlloc_v2:3=2,cuCtxRecordEvent:*=700,cuMemFree_v2:2+=999
  *                                the 3rd call, every call, every call from the 2nd on returns that code and does
- * nothing GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent as on an older driver: cuGetProcAddress does not know the
- * names; calls return 500 GRSIM_LATENCY=cuMemAlloc=30us,cuMemFree=28us what a call costs its thread besides its work;
- * by name, or by exported symbol GRSIM_TRACE=/path            appends the exported symbol of each call, one per line
+ *                                nothing
+ *   GRSIM_MISSING=cuCtxRecordEvent,cuCtxWaitEvent
+ *                                as on an older driver: cuGetProcAddress does not know the names, calls return 500
+ *   GRSIM_LATENCY=cuMemAlloc=30us,cuMemFree=28us
+ *                                time that a call takes besides its work; by name, or by exported symbol
+ *   GRSIM_TRACE=/path            appends the exported symbol of each call, one per line
  *
  * The library exports these besides the driver's own entry points. Find them with dlsym: a real driver has none of
  * them. All may be called from any thread at any time.
@@ -22,10 +25,10 @@
 #include <stddef.h>
 
 extern const char grSimVersion[];                 /* its presence tells the simulated device from a real driver */
-unsigned long grSimMisuseCount(void);             /* touches of memory that was not the program's to touch */
+unsigned long grSimMisuseCount(void);             /* accesses to memory that the program did not have */
 unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol, "cuMemAlloc_v2"; 0 if unknown */
 size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
 unsigned long grSimRuntimeCount(void);           /* calls of the stand-in runtime's cudaMalloc and cudaFree */
-void grSimUuid(int card, unsigned char ret[16]); /* whatever CUDA_VISIBLE_DEVICES shows */
+void grSimUuid(int card, unsigned char ret[16]); /* of a card by its number without CUDA_VISIBLE_DEVICES */
 
 #endif

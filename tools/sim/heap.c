@@ -1,6 +1,6 @@
 /*
- * Device memory: an address range per device, taken in 2 MiB pages; allocations of 1 MiB and less share pages. The
- * table of pages finds the allocation behind any address at once. Pages nobody has are inaccessible.
+ * Device memory: an address range per device, allocated in pages of 2 MiB; allocations up to 1 MiB share pages. A table
+ * of pages leads from any address to its allocation. Unused pages are inaccessible.
  */
 #include "sim.h"
 
@@ -55,8 +55,10 @@ void sim_memory_unlock(void)
 
 void sim_heap_setup(const struct sim_config *config)
 {
-        /* Room for holes: addresses are plenty, memory is what is counted. Tools that leave a program fewer of them
-         * (valgrind) get less room, never less than the memory. */
+        /*
+         * More addresses than memory, so that fragmentation of addresses refuses no request. If that many cannot be had
+         * (under valgrind), fewer are reserved, but as many as there is memory.
+         */
         size_t bytes = 4 * config->memory_bytes;
 
         if (bytes < (size_t)64 << 30)
@@ -121,7 +123,7 @@ static size_t take_pages(struct heap *heap, size_t count, CUmemoryPool owner)
 
 static void give_pages(struct heap *heap, size_t first, size_t count, CUmemoryPool owner)
 {
-        /* Mapped anew, the memory goes back to the host, and a stray touch of it is a fault. */
+        /* A new mapping gives the memory back to the host, and makes a stray access fault. */
         mmap((void *)page_address(heap, first), count * SIM_PAGE_BYTES, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         memset(&heap->pages[first], 0, count * sizeof *heap->pages);

@@ -1,8 +1,8 @@
 /*
  * Memory of one process in another one: legacy IPC, and memory of pools. An exported allocation moves to a file in
- * memory, which the handle names and other processes map through /proc. Only allocations with pages of their own: what
- * shares a page (1 MiB and less) gets a handle that nobody can open, which a real driver does better. A pool's
- * descriptor is a file that says which device; cuMemFreeAsync does not take memory of an imported pool.
+ * memory, which the handle names and other processes map through /proc. Limits: an allocation that shares a page (up to
+ * 1 MiB) gets a handle that cannot be opened, unlike on a real driver. The descriptor of a pool is a file that names
+ * the device; cuMemFreeAsync refuses memory of an imported pool.
  */
 #include "sim.h"
 
@@ -20,7 +20,7 @@ struct ipc_handle {
         uint64_t bytes, footprint;
 };
 
-/* What a context has open. Guarded by sim_lock(). */
+/* One handle that a context has opened. Guarded by sim_lock(). */
 struct opening {
         struct sim_alloc *range;
         struct ipc_handle words;
@@ -30,7 +30,7 @@ struct opening {
 };
 static struct opening *openings;
 
-/* Nothing touches the memory meanwhile: operations do so under the memory lock. */
+/* No operation accesses the memory meanwhile, as each would need the memory lock. */
 bool sim_move_to_file_locked(struct sim_alloc *alloc)
 {
         int file;
@@ -51,7 +51,7 @@ bool sim_move_to_file_locked(struct sim_alloc *alloc)
         return true;
 }
 
-/* False where no such memory is at dptr, or its pool cannot be exported. */
+/* Fills the handle for the memory at dptr. False: there is none of this kind, or its pool cannot be exported. */
 static bool words_of(CUdeviceptr dptr, enum sim_alloc_kind kind, struct ipc_handle *ret)
 {
         struct ipc_handle words = {.pid = (uint64_t)getpid()};
@@ -84,7 +84,7 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
         return CUDA_SUCCESS;
 }
 
-/* Of a context, and of an imported pool or NULL. Lock held. */
+/* Finds what ctx has opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
 static struct opening *opened(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
 {
         struct opening *opening = openings;
@@ -110,7 +110,7 @@ static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct
         if (file < 0)
                 return CUDA_ERROR_INVALID_VALUE;
         if (fstat(file, &status) != 0 || (uint64_t)status.st_size != words->footprint) {
-                close(file); /* freed meanwhile */
+                close(file); /* the exporter has freed the memory, and the descriptor is another file now */
                 return CUDA_ERROR_INVALID_VALUE;
         }
         at = sim_map(words->footprint, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -11,7 +11,7 @@ struct sim_kernel {
         void (*run)(const struct sim_access *access, const uint64_t *arg);
 };
 
-/* Asleep, not spinning: a busy device must not take the host's processors away. */
+/* Sleeps rather than spins: a busy device must not use the host's processors. */
 static void busy(uint64_t ns)
 {
         uint64_t until = sim_now_ns() + ns, now;

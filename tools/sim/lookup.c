@@ -1,4 +1,4 @@
-/* How programs find the simulated driver: cuGetProcAddress, and the words for its error codes. */
+/* How programs find functions of the simulated driver: cuGetProcAddress; and the texts of its error codes. */
 #include "sim.h"
 
 #include <string.h>
@@ -52,7 +52,7 @@ static CUresult look_up(const char *name, void **function, int version, cuuint64
                 *status = entry   ? CU_GET_PROC_ADDRESS_SUCCESS
                           : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                                   : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-        /* Whoever gets no status learns from the code. */
+        /* A caller that passes no status gets an error code instead. */
         return entry || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -60,7 +60,7 @@ SIM_API cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *ret_pitch, size_t width, s
         return rc;
 }
 
-/* What an address is, or -1; with the flags it was made with. */
+/* The kind of memory at address, or -1; *ret_flags: the flags with which it was allocated. */
 static int kind_of(uintptr_t address, unsigned *ret_flags)
 {
         struct sim_alloc *alloc;
@@ -86,8 +86,8 @@ static void free_host_range(struct sim_alloc *range)
 }
 
 /*
- * Waits for all work of the memory's context, as the driver does, then gives it back. For a pool's memory it waits for
- * nothing (measured, driver 580).
+ * Waits for all work of the memory's context, as the driver does, then frees the memory. Memory of a pool is freed
+ * without a wait (measured, driver 580).
  */
 SIM_API cuMemFree_v2(CUdeviceptr dptr)
 {

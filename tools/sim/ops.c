@@ -1,4 +1,4 @@
-/* What each kind of operation does when its turn has come, on a worker thread. */
+/* The operations: what a worker thread does when it runs one of each kind. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -118,7 +118,7 @@ void sim_op_run(const struct sim_op *op)
                 run_host(op);
                 break;
         case SIM_OP_FREE:
-                /* Under the lock, so that whoever holds it may look at any allocation. */
+                /* With the lock held: a thread that has it may look at any allocation. */
                 sim_lock();
                 if (op->u.victim->kind == SIM_ALLOC_POOL)
                         sim_pool_reached_free(op->u.victim);

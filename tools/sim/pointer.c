@@ -1,10 +1,10 @@
-/* What programs ask about an address. */
+/* Queries about an address (cuPointerGetAttribute and others). */
 #include "sim.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-/* What the program has at an address, or NULL: not what a stream will free. Memory lock held. */
+/* The allocation at an address, or NULL, also if a stream is about to free it. Memory lock held. */
 static struct sim_alloc *known_at(CUdeviceptr dptr)
 {
         struct sim_alloc *alloc = sim_find_locked(dptr);
@@ -38,7 +38,7 @@ SIM_API cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr dp
         return rc;
 }
 
-/* Writes the answer for alloc, or where it is NULL that of a pointer unknown to the driver. Memory lock held. */
+/* Writes the answer for alloc; NULL: that for a pointer that the driver does not know. Memory lock held. */
 static CUresult answer(void *out, CUpointer_attribute attribute, const struct sim_alloc *alloc, CUdeviceptr dptr)
 {
         bool host = alloc && (alloc->kind == SIM_ALLOC_HOST || alloc->kind == SIM_ALLOC_REGISTERED);
@@ -133,7 +133,7 @@ SIM_API cuPointerGetAttributes(unsigned n, CUpointer_attribute *attributes, void
         alloc = known_at(dptr);
         for (unsigned i = 0; i < n && rc == CUDA_SUCCESS; i++) {
                 rc = answer(out[i], attributes[i], alloc, dptr);
-                /* Asked for several, what a pointer has not is answered with zero, not refused. */
+                /* In a query for several attributes, one that the pointer does not have is 0 and no error. */
                 if (rc == CUDA_ERROR_INVALID_VALUE)
                         rc = CUDA_SUCCESS;
         }
@@ -177,7 +177,7 @@ SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t byt
         alloc = sim_find_locked(dptr);
         if (!alloc || alloc->idle || bytes > alloc->bytes - (dptr - alloc->base))
                 rc = CUDA_ERROR_INVALID_VALUE;
-        /* A file has no window, so only what begins with an allocation that has pages of its own. */
+        /* The file holds a whole allocation, so a part of one, or one in a shared page, cannot be exported. */
         else if (alloc->kind != SIM_ALLOC_DEVICE || alloc->footprint % SIM_PAGE_BYTES || dptr != alloc->base)
                 rc = CUDA_ERROR_NOT_SUPPORTED;
         else if (!sim_move_to_file_locked(alloc) || (file = fcntl(alloc->file - 1, F_DUPFD_CLOEXEC, 0)) < 0)

@@ -1,4 +1,4 @@
-/* Stream-ordered memory: pools that keep freed memory and hand it out again behind the free in its stream. */
+/* Stream-ordered memory: pools that keep freed memory and hand it out again in stream order, after its free. */
 #include "sim.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 /* Guarded by sim_lock(). */
 static struct CUmemPoolHandle_st default_pools[SIM_MAX_DEVICES];
 static CUmemoryPool current_pools[SIM_MAX_DEVICES];
-/* Of managed memory for each device, of pinned memory for the host and of managed memory there. */
+/* The default pools of managed memory, one for each device; then that of pinned and that of managed host memory. */
 static struct CUmemPoolHandle_st host_pools[SIM_MAX_DEVICES + 2];
 static CUmemoryPool pools;
 
@@ -109,7 +109,9 @@ static void give_back(struct sim_alloc *alloc)
         sim_unmap(at, bytes);
 }
 
-/* Gives cached memory whose free was waited for back to the device, oldest first, while the pool holds more than keep. */
+/*
+ * Gives cached memory whose free was waited for back to the device, oldest first, while the pool holds more than keep.
+ */
 static void trim(CUmemoryPool pool, size_t keep)
 {
         while (reserved(pool) > keep) {
@@ -158,14 +160,14 @@ void sim_pool_reached_free(struct sim_alloc *alloc)
                 sim_heap_set_idle(alloc, true);
 }
 
-/* It stays counted as used (measured, driver 580). */
+/* The memory stays counted as used by the pool (measured, driver 580). */
 void sim_pool_free(struct sim_alloc *alloc)
 {
         sim_heap_set_idle(alloc, true);
         into_cache(alloc, NULL, NULL);
 }
 
-/* Freed memory of the same footprint; the stream will wait for the free where it has not run yet. */
+/* Takes cached memory of the same footprint. If its free has not run yet, the stream waits for it. */
 static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream stream)
 {
         size_t footprint = footprint_of(bytes);
@@ -175,7 +177,7 @@ static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream st
 
                 if (alloc->footprint != footprint)
                         continue;
-                /* Work from before the free may still touch all of it. */
+                /* Work before the free may still access the old size, so another size has to wait for the free. */
                 if (alloc->bytes != bytes && alloc->freed && !alloc->freed->done)
                         continue;
                 *at = alloc->next_cached;
@@ -189,7 +191,7 @@ static struct sim_alloc *from_cache(CUmemoryPool pool, size_t bytes, CUstream st
                 sim_node_replace(&alloc->freed, NULL);
                 sim_memory_lock();
                 alloc->bytes = bytes;
-                /* Whether the free has run is told by its effect: its node is done only a moment later. */
+                /* idle says whether the free has run. Its node is no guide, as it is marked done a moment later. */
                 if (alloc->idle)
                         alloc->idle = false;
                 else
@@ -224,7 +226,7 @@ static CUresult pool_alloc(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, C
                 *dptr = 0;
                 return CUDA_SUCCESS;
         }
-        /* As the driver does (H200, driver 580): the default pool of managed memory does not bear a full card. */
+        /* As driver 580 does: an allocation from the default pool of managed memory ends the program on a full card. */
         if (pool >= host_pools && pool < host_pools + SIM_MAX_DEVICES &&
             sim_heap_free_bytes(pool->device) < FULL_BYTES) {
                 fprintf(stderr, "cuMemAllocFromPoolAsync: managed memory, and the card is full\n");
@@ -284,8 +286,9 @@ SIM_PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr * dptr, size_t bytes, CUmemoryPoo
         return rc;
 }
 
-/* Memory from cuMemAlloc is taken too: it goes back to the device when the stream gets there, waiting for no other
- * stream. */
+/*
+ * Also frees memory of cuMemAlloc: it goes back to the device when the stream gets there, without waiting for others.
+ */
 SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
 {
         struct sim_op op = {.kind = SIM_OP_FREE};
@@ -319,7 +322,7 @@ SIM_PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream stream), (dptr, stream))
                 }
         }
         if (rc == CUDA_SUCCESS && alloc) {
-                /* The free may have run only if it got past the lock, which it did not: alloc is still there. */
+                /* The free takes the lock before it removes alloc, so alloc is still valid here. */
                 alloc->freeing = true;
                 if (alloc->kind == SIM_ALLOC_POOL) {
                         alloc->pool->used -= alloc->bytes;
@@ -416,7 +419,7 @@ SIM_API cuMemPoolDestroy(CUmemoryPool pool)
         if (!sim_is_pool(pool) || is_default(pool)) {
                 rc = CUDA_ERROR_INVALID_VALUE;
         } else {
-                /* Memory still out stays valid; it goes back to the device once it is freed. */
+                /* Memory that the program still has stays valid, and goes back to the device once it is freed. */
                 pool->destroyed = true;
                 if (current_pools[pool->device] == pool)
                         current_pools[pool->device] = &default_pools[pool->device];
@@ -532,7 +535,7 @@ SIM_API cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
         return rc;
 }
 
-/* Peers reach a pool's memory through cuCtxEnablePeerAccess here; access of its own a pool takes and does not keep. */
+/* Accepted and ignored: here peers access a pool's memory through cuCtxEnablePeerAccess. */
 SIM_API cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
         SIM_ENTER(cuMemPoolSetAccess);
@@ -593,7 +596,7 @@ SIM_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
         return set_pool(device, pool);
 }
 
-/* The default pool of what is not a device's own memory; it is the current one, too. */
+/* The default pool for memory that is not plain device memory; it is also the current one. */
 static CUresult host_pool(CUmemoryPool *ret_pool, const CUmemLocation *location, CUmemAllocationType type)
 {
         if (!ret_pool || !location || !is_place(location, type) || location->type == CU_MEM_LOCATION_TYPE_NONE)

@@ -28,8 +28,8 @@ extern struct rt_driver rt_driver;
 /* All of these record a failure as the thread's last error and return it. */
 cudaError_t rt_result(CUresult rc);
 cudaError_t rt_failed(cudaError_t rc);
-cudaError_t rt_load(void);  /* the driver is there and initialised */
-cudaError_t rt_enter(void); /* and the thread has a context: the primary one of its device */
+cudaError_t rt_load(void);  /* loads and initialises the driver */
+cudaError_t rt_enter(void); /* the same, and makes the device's primary context current if the thread has none */
 
 /* A call that needs a context; one that only needs the driver. */
 #define RT(call)                                                                                                       \

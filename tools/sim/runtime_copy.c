@@ -1,8 +1,10 @@
 /* The runtime's copies and fills. */
 #include "runtime.h"
 
-/* The synchronous calls come in a per-thread flavour too; there the stream is the thread's, and the driver's
- * asynchronous call is waited for. */
+/*
+ * The per-thread variants of the synchronous calls use the thread's own stream: they make the driver's asynchronous
+ * call and wait for it.
+ */
 static cudaError_t copy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
         cudaError_t rc = rt_enter();
@@ -64,7 +66,7 @@ cudaError_t cudaMemcpyPeer(void *dst, int to, const void *src, int from, size_t 
         return cudaMemcpyPeerAsync(dst, to, src, from, bytes, NULL);
 }
 
-/* The driver wants contexts; any context of either device names it, and both must exist for the memory to. */
+/* The driver's call takes contexts instead of devices: the primary ones, which exist as the memory does. */
 cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, size_t bytes, cudaStream_t stream)
 {
         CUcontext to_ctx, from_ctx;
@@ -77,7 +79,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, si
         return rt_result(rt_driver.cuMemcpyPeerAsync(RT_DPTR(dst), to_ctx, RT_DPTR(src), from_ctx, bytes, stream));
 }
 
-/* Which side the program says is the host's; with Default the address tells. */
+/* kind says which side is host memory; with cudaMemcpyDefault the driver decides by the address. */
 static CUDA_MEMCPY2D box(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                          enum cudaMemcpyKind kind)
 {

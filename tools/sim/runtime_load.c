@@ -13,7 +13,7 @@ static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 static cudaError_t load_rc;
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUcontext contexts[64]; /* retained primary ones, by device. Guarded by contexts_lock */
-static atomic_uint resets;     /* contexts held by threads from before a reset are stale */
+static atomic_uint resets;     /* number of resets: a context that a thread noted before the last one is stale */
 
 static _Thread_local struct {
         cudaError_t last;
@@ -44,7 +44,7 @@ static void load(void)
         if (!handle)
                 return;
         *(void **)&first = dlsym(handle, "cuGetProcAddress_v2");
-        /* The first look-up is of the look-up itself: whoever stands in between is to be asked from then on. */
+        /* As the real runtime: the second cuGetProcAddress comes from the first, so a hook can replace it here. */
         if (!first || first("cuInit", (void **)&init, 2000, CU_GET_PROC_ADDRESS_DEFAULT, &status) || !init ||
             first("cuGetProcAddress", (void **)&look_up, 12000, CU_GET_PROC_ADDRESS_DEFAULT, &status) || !look_up)
                 return;
@@ -105,7 +105,7 @@ cudaError_t rt_enter(void)
 
         if (rt_load() != cudaSuccess)
                 return load_rc;
-        /* Whatever is current is used as it is, unless it went with a reset. */
+        /* A current context is used, unless it ended with a reset. */
         if ((!thread.has_context || thread.resets == atomic_load(&resets)) &&
             rt_driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
                 thread.has_context = 1;

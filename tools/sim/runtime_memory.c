@@ -1,4 +1,4 @@
-/* The runtime's allocations: each becomes the driver call of the same sense. */
+/* The runtime's allocations: each makes the corresponding call of the driver. */
 #include "runtime.h"
 
 #include <stdatomic.h>
@@ -23,7 +23,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
                 return rc;
         if (!p)
                 return rt_failed(cudaErrorInvalidValue);
-        /* The runtime gives nothing for nothing, where the driver refuses. */
+        /* For 0 bytes the runtime succeeds with NULL; the driver would refuse. */
         if (!bytes) {
                 *p = NULL;
                 return cudaSuccess;

@@ -1,4 +1,4 @@
-/* The runtime's streams, events, captures and graphs: the driver's under other names. */
+/* The runtime's streams, events, captures and graphs, which are those of the driver under other names. */
 #include "runtime.h"
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
@@ -54,7 +54,7 @@ RT_PTSZ(cudaStreamGetId, (cudaStream_t stream, unsigned long long *id), (stream,
 RT_PTSZ(cudaStreamAddCallback, (cudaStream_t stream, cudaStreamCallback_t callback, void *arg, unsigned flags),
         (stream, callback, arg, flags))
 {
-        /* Same calling convention, and codes that are the same numbers. */
+        /* The cast is safe: both types have the same calling convention, and the error codes are the same numbers. */
         RT(cuStreamAddCallback(stream, (CUstreamCallback)(void *)callback, arg, flags));
 }
 

@@ -1,7 +1,6 @@
 /*
- * What the real runtime exports and the stand-in has not. A program that only mentions one of these still starts; one
- * that calls it is told that it is not supported. The runtime's headers stay out of here: none of these has its true
- * parameters, and none looks at them.
+ * The functions of the real runtime that the stand-in lacks. A program that refers to one of these still starts; a call
+ * returns "not supported". The runtime's headers are not included, as the stubs are declared without parameters.
  */
 #define NOT_SUPPORTED 801
 

@@ -1,7 +1,7 @@
 /*
  * GRSIM_SHARED=path: processes that name the same file share one card of GRSIM_MEMORY. The file holds an account of
- * pages per process; the card is full when they sum up to its size. A process that is gone loses its account to whoever
- * needs the room, so nothing is lost with kill -9, and there is no lock that it could keep.
+ * pages per process; the card is full when their sum reaches its size. The account of a dead process is removed by one
+ * that needs room, so kill -9 loses nothing; and there is no lock that a dead process could keep.
  */
 #include "sim.h"
 
@@ -74,7 +74,7 @@ void sim_shared_setup(const char *path)
                 abort();
 }
 
-/* card: as the file counts. */
+/* card: the number in the file, which CUDA_VISIBLE_DEVICES does not change. */
 static uint64_t sum(int card)
 {
         uint64_t pages = 0;
@@ -99,7 +99,7 @@ bool sim_shared_take(int device, size_t pages, size_t limit)
                 sweep();
                 if (sum(card) + pages > limit)
                         return false;
-                /* Two at once, each in the other's way. */
+                /* Two processes may have refused each other: try again after a back-off of different length. */
                 usleep(PAUSE_US * (1 + (unsigned)getpid() % 7));
         }
         return false;
@@ -139,7 +139,7 @@ uint64_t sim_shared_card(const char *path)
         if (path)
                 return hashed(hash, path, strlen(path));
         gr_system_identity(&self);
-        /* Field by field: what pads the structure is of no known value. */
+        /* Field by field, as padding bytes have no defined value. */
         hash = hashed(hash, &self.pid, sizeof self.pid);
         hash = hashed(hash, &self.start_ticks, sizeof self.start_ticks);
         return hashed(hash, &self.pid_namespace, sizeof self.pid_namespace);

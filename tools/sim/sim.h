@@ -3,8 +3,8 @@
  *
  * Locks: sim_lock() guards contexts, streams, events, captures, graphs, pools and the work graph. sim_memory_lock()
  * guards the allocation tables and the bytes of device memory; it is taken inside sim_lock() or alone, never the other
- * way round, and workers hold it only while they touch a chunk. Handles are never unmapped, so the magic of a stale one
- * can always be read.
+ * way round, and workers hold it only while they access one chunk. The memory of handles is never unmapped, so the
+ * magic of a stale one can always be read.
  */
 #ifndef GR_SIM_H
 #define GR_SIM_H
@@ -27,7 +27,7 @@
 
 #define SIM_API __attribute__((visibility("default"))) CUresult
 
-/* Of cudaGL.h, which needs headers of others. */
+/* Declared in cudaGL.h, which needs OpenGL's headers. */
 SIM_API cuGLCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device);
 
 enum sim_symbol {
@@ -52,8 +52,8 @@ struct sim_entry {
 extern const struct sim_entry sim_entries[SIM_SYMBOLS];
 
 /*
- * First step of every entry point: counts, traces, delays and applies the fault plan.
- * Returns what the call has to fail with, or CUDA_SUCCESS. Before cuInit only those with `early` pass.
+ * The first step of every entry point: counts, traces and delays the call, and applies the faults. Returns the error
+ * that the call must return, or CUDA_SUCCESS. Before cuInit all calls without `early` fail.
  */
 CUresult sim_enter(enum sim_symbol symbol, bool early);
 
@@ -117,7 +117,7 @@ void sim_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* ---- engine.c: work, its order, and the threads that do it ---- */
 
 enum sim_op_kind {
-        SIM_OP_JOIN, /* nothing to run, only an order */
+        SIM_OP_JOIN, /* runs nothing; orders other nodes */
         SIM_OP_KERNEL,
         SIM_OP_COPY,
         SIM_OP_FILL,
@@ -126,7 +126,7 @@ enum sim_op_kind {
         SIM_OP_HOST,
         SIM_OP_CALLBACK,
         SIM_OP_FREE,
-        SIM_OP_GRAPH_ALLOC, /* nothing to run: what a graph holds is counted when it is launched */
+        SIM_OP_GRAPH_ALLOC, /* runs nothing: the memory of a graph is counted at its launch */
         SIM_OP_GRAPH_FREE,
 };
 
@@ -177,8 +177,7 @@ struct sim_op {
         } u;
 };
 
-/* A node of the work graph: done once everything it comes after is done and its operation has run. Guarded by
- * sim_lock(). */
+/* A node of the work graph: done when its predecessors are done and its operation has run. Guarded by sim_lock(). */
 struct sim_node {
         int refs;
         unsigned pending; /* predecessors not yet done, plus one until started */
@@ -202,11 +201,11 @@ void sim_node_start(struct sim_node *node);
 struct sim_node *sim_node_get(struct sim_node *node);
 void sim_node_put(struct sim_node *node);
 void sim_node_wait(struct sim_node *node); /* releases the lock while it waits */
-/* *slot, which owns one reference, becomes node, whose reference passes to it. */
+/* Stores node in *slot, with its reference; the reference of the former node is dropped. */
 void sim_node_replace(struct sim_node **slot, struct sim_node *node);
 
 void sim_op_run(const struct sim_op *op);         /* ops.c: no lock held */
-void sim_op_drop(struct sim_op *op);              /* ops.c: gives back what the operation owns, after the last run */
+void sim_op_drop(struct sim_op *op);              /* ops.c: frees what the operation owns, after its last run */
 const char *sim_op_name(const struct sim_op *op); /* ops.c: for a report of misuse */
 
 /* ---- context.c ---- */
@@ -217,7 +216,7 @@ const char *sim_op_name(const struct sim_op *op); /* ops.c: for a report of misu
 
 struct sim_capture;
 
-/* A set of captured graph nodes, by index: what the next captured operation comes after. */
+/* A set of captured graph nodes, by index: the predecessors of the next captured operation. */
 struct sim_frontier {
         size_t *index;
         size_t count;
@@ -229,8 +228,9 @@ struct CUctx_st {
         bool primary, live, ending;         /* ending: its end waits for its work */
         unsigned flags, api_version, peers; /* peers: bit per device whose memory kernels may touch */
         unsigned long long id;
-        int retained, greens; /* primary only; greens are among the retained. Of others retained: attached to */
-        CUcontext green_of;   /* of a green context: the primary one, whose memory and kernels it uses */
+        int retained,
+                greens;     /* retained: of a primary context the retains, greens among them; of others the attaches */
+        CUcontext green_of; /* of a green context: the primary one, whose memory and kernels it uses */
         CUstream streams, legacy;
         struct sim_node *barrier;    /* all work submitted later comes after this */
         struct sim_node *orphans[2]; /* work of destroyed streams: blocking, non-blocking */
@@ -239,7 +239,7 @@ struct CUctx_st {
 
 struct CUstream_st {
         uint32_t magic;
-        CUcontext ctx, green; /* green: the green context it is of, or NULL */
+        CUcontext ctx, green; /* green: the green context that it belongs to, or NULL */
         unsigned flags;
         int priority;
         unsigned long long id;
@@ -261,7 +261,7 @@ struct CUevent_st {
         CUevent next;
 };
 
-/* The thread's context, the primary one where a green one is current; *ret_green that one or NULL. Lock held. */
+/* The thread's context; if a green one is current its primary one, with the green one in *ret_green. Lock held. */
 CUresult sim_current_green(CUcontext *ret_ctx, CUcontext *ret_green);
 CUresult sim_current(CUcontext *ret_ctx);
 CUresult sim_context_check(CUcontext ctx);
@@ -269,12 +269,14 @@ static inline CUcontext sim_context_owner(CUcontext ctx)
 {
         return ctx->green_of ? ctx->green_of : ctx;
 }
-/* For a green context that comes and goes. No lock held. */
+/* Called when a green context is made and destroyed. No lock held. */
 CUresult sim_primary_retain(CUdevice device, CUcontext *ret_ctx);
 CUresult sim_primary_release(CUdevice device);
 CUresult sim_context_given(CUcontext given, CUcontext *ret_ctx); /* NULL stands for the thread's own; lock held */
 CUcontext sim_contexts(void);                                    /* head of the list of live contexts; lock held */
-/* A started join of all work of ctx so far, of a green one's streams; the reference is the caller's. Lock held. */
+/*
+ * A started join of all work of ctx so far; of a green one: of its streams. The caller owns the reference. Lock held.
+ */
 struct sim_node *sim_context_join(CUcontext ctx);
 CUresult sim_device_check(CUdevice device);
 
@@ -285,14 +287,14 @@ CUresult sim_stream_resolve(CUstream handle,
 CUstream sim_stream_make(CUcontext ctx, unsigned flags, int priority);
 void sim_stream_retire(CUstream stream);      /* unlinks; its work goes on as an orphan of the context; lock held */
 void sim_event_forget_context(CUcontext ctx); /* event.c */
-/* A join, not yet started, ordered after all that new work on stream has to come after. Lock held. */
+/* A node, not yet started, with all predecessors that new work on stream must have. NULL op: a join. Lock held. */
 struct sim_node *sim_stream_node(CUstream stream, const struct sim_op *op);
 /*
  * Gives op to the stream, or to the capture the stream is in; takes over what op owns, also on failure.
  * When ret_node is given and the operation was submitted it gets a reference, else NULL. Lock held.
  */
 CUresult sim_stream_push(CUstream stream, struct sim_op *op, struct sim_node **ret_node);
-/* The whole of an entry point: current context, stream, submission, and with wait, its completion. No lock held. */
+/* A whole entry point: finds context and stream, submits op and, with wait, waits for it. No lock held. */
 CUresult sim_submit(CUstream handle, struct sim_op *op, bool wait);
 
 /* ---- heap.c: device addresses; all but the `_locked` take the memory lock themselves ---- */
@@ -322,7 +324,7 @@ struct sim_alloc {
         CUmemoryPool pool;
         unsigned flags;
         unsigned long long buffer_id;
-        bool freeing; /* a free is on its way: no longer the program's. Guarded by sim_lock() */
+        bool freeing; /* the program has freed it in stream order, and the free has not run. Guarded by sim_lock() */
         bool idle;    /* in a pool's cache: touching it is misuse. Guarded by the memory lock */
         bool sync_memops;
         int file;               /* of exported memory, plus 1; closed with the allocation. Guarded by the memory lock */
@@ -333,17 +335,17 @@ struct sim_alloc {
         unsigned long long freed_in;  /* that stream, ... */
         unsigned long long freed_ctx; /* ... and its context, by their ids; 0: the free waited */
         bool waited;                  /* the host has waited for that stream or its context since: it may go back */
-        unsigned reuses;              /* frees that have not run yet but whose memory is in use again */
+        unsigned reuses;              /* how many of its frees have not run yet although it has been handed out again */
 };
 
 struct CUmemPoolHandle_st {
         uint32_t magic;
         int device;
         bool destroyed, shareable, imported;
-        bool host;               /* its memory is the host's, or managed, which is so here */
+        bool host;               /* its memory is host memory; managed memory is, too, in the simulation */
         struct sim_alloc *cache; /* freed memory, newest first */
         cuuint64_t threshold, used, used_high, most;
-        int reuse[3]; /* policies: kept, reported, not acted on */
+        int reuse[3]; /* reuse policies: stored and reported, without effect */
         /* Guarded by the memory lock. */
         size_t reserved, reserved_high;
         CUmemoryPool next;
@@ -355,7 +357,7 @@ struct sim_alloc *sim_heap_alloc(int device, size_t bytes, CUmemoryPool owner);
 void sim_heap_free(struct sim_alloc *alloc);
 struct sim_alloc *sim_find(uintptr_t address); /* the allocation that contains it, or NULL */
 struct sim_alloc *sim_find_locked(uintptr_t address);
-/* In the range of a device or reserved by the program; allocated or not. */
+/* Whether address lies in the range of a device or in one that the program reserved; allocated or not. */
 bool sim_is_device_address(uintptr_t address);
 bool sim_is_device_address_locked(uintptr_t address);
 size_t sim_heap_free_bytes(int device);
@@ -364,8 +366,8 @@ bool sim_heap_charge(int device, size_t bytes); /* memory that lives elsewhere, 
 void sim_heap_uncharge(int device, size_t bytes);
 void sim_heap_set_idle(struct sim_alloc *alloc, bool idle);
 /*
- * mmap and munmap for what lies outside of the devices' addresses: at a multiple of a page of theirs, and where such
- * memory was freed last if that is still free, so that an address comes again soon, as another kind of memory.
+ * mmap and munmap for memory outside the devices' addresses, aligned to a page of the device. If possible the addresses
+ * that were freed last are used again, so that tests soon see an old address with another kind of memory.
  */
 void *sim_map(size_t bytes, int prot, int flags, int file, off_t offset);
 void sim_unmap(void *at, size_t bytes);
@@ -390,7 +392,7 @@ void sim_shared_setup(const char *path);
 bool sim_shared_take(int device, size_t pages, size_t limit); /* false: the card is full */
 void sim_shared_give(int device, size_t pages);
 size_t sim_shared_free(int device, size_t limit, size_t own_free); /* pages */
-uint64_t sim_shared_card(const char *path); /* which card: the file's, or with NULL this process's own */
+uint64_t sim_shared_card(const char *path); /* identifies the card: by its file, or with NULL by this process */
 
 /* ---- vmm.c ---- */
 
@@ -399,9 +401,9 @@ bool sim_is_reserved_locked(uintptr_t address); /* memory lock or sim_lock() hel
 /* ---- touch.c ---- */
 
 /*
- * The only ways to touch memory from an operation. Each checks chunk by chunk that the memory is allocated now, reports
- * misuse once and returns false if not. `host_ok`: addresses unknown to the device are the program's own memory
- * (copies), else misuse (kernels).
+ * The only ways in which an operation accesses memory. Each checks chunk by chunk that the memory is allocated at that
+ * moment; if not, it reports misuse once and returns false. `host_ok`: addresses unknown to the device count as the
+ * program's own memory (for copies), else as misuse (for kernels).
  */
 struct sim_access {
         const struct sim_op *op;
@@ -431,7 +433,10 @@ void sim_pool_free(struct sim_alloc *alloc);         /* cuMemFree of a pool's me
 
 /* ---- capture.c ---- */
 
-/* For a call that may not be made now: the code to fail with, having invalidated the captures in its way. Lock held. */
+/*
+ * For a call that captures forbid: invalidates the captures concerned, and returns the error or CUDA_SUCCESS. Lock
+ * held.
+ */
 CUresult sim_capture_unsafe(void);
 CUresult sim_capture_in_context(CUcontext ctx);  /* the same for calls that concern all streams of ctx */
 CUresult sim_capture_in_stream(CUstream stream); /* the same for calls that wait for or ask about one stream */
@@ -450,8 +455,8 @@ CUresult sim_capture_memory(CUstream stream, struct sim_op *op);
 /* graph.c */
 struct CUgraphNode_st {
         CUgraph graph;
-        size_t index;   /* among the graph's nodes, in an order to run in */
-        size_t created; /* after so many others */
+        size_t index;   /* in the graph's list of nodes, which is sorted by dependencies */
+        size_t created; /* how many nodes were created before */
         struct sim_op op;
         size_t *after;
         size_t n_after;
@@ -471,10 +476,10 @@ void sim_graph_free(CUgraph graph);
  */
 CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_frontier *after,
                                 struct sim_frontier *ret_all);
-/* Adds the node; for an allocation op gets its address. */
+/* Adds a node that allocates or frees; for an allocation, op gets the address. */
 CUresult sim_graph_add_memory(CUgraph graph, struct sim_op *op, const struct sim_frontier *after,
                               CUgraphNode *ret_node);
-/* Whether it is memory of some graph, which this one does not free yet. */
+/* Whether base is memory of a graph, and this graph has no node yet that frees it. */
 bool sim_graph_may_free(CUgraph graph, uintptr_t base);
 bool sim_graph_joined(CUgraph graph, const struct sim_frontier *frontier); /* does everything lead to the frontier? */
 

@@ -1,4 +1,4 @@
-/* Streams. A stream is the last node given to it; order between streams is edges between nodes. */
+/* Streams. A stream keeps its last node; order between streams is made by edges between nodes. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static void thread_ends(void *first)
         while (s) {
                 CUstream next = s->thread_next;
 
-                /* A context may have gone before its threads, and taken the stream along. */
+                /* The stream may have been destroyed with its context already. */
                 if (s->magic == SIM_MAGIC_STREAM)
                         sim_stream_retire(s);
                 s->next = dead_streams;
@@ -75,7 +75,7 @@ void sim_stream_retire(CUstream stream)
         }
         sim_node_replace(&stream->last, NULL);
         stream->magic = 0;
-        /* The list of its thread still runs through a per-thread stream: it is free only when the thread ends. */
+        /* A per-thread stream is still in the list of its thread, so it can be used again only when the thread ends. */
         if (!(stream->flags & PER_THREAD)) {
                 stream->next = dead_streams;
                 dead_streams = stream;
@@ -250,7 +250,7 @@ SIM_API cuStreamDestroy_v2(CUstream stream)
         return rc;
 }
 
-/* No join for this one: a program that polls would hang one more on the pending work each time. */
+/* Without a join: a program that polls would add one to the pending work with each call. */
 static bool is_idle(CUstream stream)
 {
         bool idle = !stream->last || stream->last->done;
@@ -296,7 +296,7 @@ SIM_PTSZ(cuStreamSynchronize, (CUstream stream), (stream))
         return rc;
 }
 
-/* Everything about a stream that is only to be read. Lock held on success. */
+/* The beginning of every call that only reads from a stream. Lock held on success. */
 static CUresult inspect(CUstream handle, const void *out, CUstream *ret_stream)
 {
         CUresult rc;

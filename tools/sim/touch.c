@@ -1,6 +1,6 @@
 /*
- * How operations touch memory: chunk by chunk under the memory lock, each chunk checked against what is allocated at
- * that moment. So a free that a program let race its own work is seen and reported instead of crashing the simulator.
+ * How operations access memory: chunk by chunk under the memory lock, after a check that the chunk is allocated at that
+ * moment. So a free that races with work that uses the memory is reported, instead of crashing the simulated device.
  */
 #include "sim.h"
 
@@ -8,7 +8,7 @@
 
 #define CHUNK_BYTES ((size_t)256 << 10)
 
-/* May op touch [address, address + bytes) now? Memory lock held. */
+/* Whether the operation may access [address, address + bytes) now; if not, *ret_why. Memory lock held. */
 static bool allowed(const struct sim_access *access, uintptr_t address, size_t bytes, const char **ret_why)
 {
         const struct sim_alloc *alloc = sim_find_locked(address);
@@ -24,7 +24,7 @@ static bool allowed(const struct sim_access *access, uintptr_t address, size_t b
         if (bytes > alloc->bytes - (address - alloc->base)) {
                 size_t here = alloc->bytes - (address - alloc->base);
 
-                /* Mappings lie side by side; other allocations end where they end. */
+                /* Mappings may continue each other; any other allocation must not be passed. */
                 if (alloc->kind == SIM_ALLOC_MAPPED)
                         return allowed(access, address + here, bytes - here, ret_why);
                 *ret_why = "past the end of the allocation";

@@ -1,6 +1,7 @@
 /*
- * Virtual memory management: addresses reserved, memory created and mapped there. All created memory is one sparse file
- * in memory, so that it can be mapped anywhere and more than once; what may be exported has a file of its own.
+ * Virtual memory management: reserved addresses, and memory that is created and mapped there. Created memory lies in
+ * one sparse file in memory, so that it can be mapped anywhere and more than once; memory that may be exported has a
+ * file of its own.
  */
 #include "sim.h"
 
@@ -15,14 +16,14 @@
 
 #define MAGIC_HANDLE 0x766d6d68u
 
-/* What a CUmemGenericAllocationHandle points to. Guarded by sim_lock(). */
+/* The memory behind a CUmemGenericAllocationHandle. Guarded by sim_lock(). */
 struct created {
         uint32_t magic;
         int own_file; /* plus 1; 0: in the common file */
         off_t offset; /* there */
         size_t bytes;
         unsigned refs; /* the program's and one per mapping */
-        bool charged;  /* takes memory of the device: not what was imported */
+        bool charged;  /* it takes memory of the device; imported memory does not */
         CUmemAllocationProp prop;
         struct created *next; /* in the free list */
 };
@@ -48,8 +49,8 @@ static struct mapping *mappings;
 static struct reservation *reservations;
 
 /*
- * Threads that are just mapping or unmapping. The driver's own heap breaks where two do and memory is mapped twice
- * (H200, driver 580, November 2026), so that ends the program here, too.
+ * How many threads map or unmap at this moment. If two do, and memory is mapped twice, the driver corrupts its own heap
+ * (docs/measurements.md, unmap-race); here that ends the program.
  */
 static _Atomic int changing;
 
@@ -134,7 +135,7 @@ SIM_API cuMemAddressReserve(CUdeviceptr *ret_base, size_t bytes, size_t alignmen
         void *at;
 
         SIM_ENTER(cuMemAddressReserve);
-        (void)wish; /* only ever a hint */
+        (void)wish; /* only a hint */
         if (!ret_base || !whole_pages(bytes) || flags || (alignment & (alignment - 1)))
                 return CUDA_ERROR_INVALID_VALUE;
         if (alignment < SIM_PAGE_BYTES)
@@ -220,7 +221,7 @@ static void forget_handle(struct created *memory)
         dead = memory;
 }
 
-/* Room in a file. Lock held. */
+/* Gives the memory its place in a file. Lock held. */
 static bool back(struct created *memory)
 {
         int own;
@@ -290,7 +291,7 @@ SIM_API cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHand
         return rc;
 }
 
-/* A handle of its own each time, also in the process that exported it. */
+/* Each import makes a new handle, even in the process that exported the memory. */
 SIM_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                        CUmemAllocationHandleType type)
 {
@@ -357,7 +358,7 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         changing++;
         sim_lock();
         if (is_created(handle) && whole_pages(bytes) && !(base % SIM_PAGE_BYTES) && (offset || bytes != memory->bytes))
-                rc = CUDA_ERROR_NOT_SUPPORTED; /* a part of a handle (measured, driver 580) */
+                rc = CUDA_ERROR_NOT_SUPPORTED; /* only a part of the handle's memory (measured, driver 580) */
         if (!is_created(handle) || !whole_pages(bytes) || offset || flags || bytes != memory->bytes ||
             base % SIM_PAGE_BYTES || !sim_is_reserved_locked(base) || !sim_is_reserved_locked(base + bytes - 1) ||
             has_mapping(base, bytes))
@@ -385,7 +386,7 @@ out:
         return rc;
 }
 
-/* Do mappings cover exactly [base, base + bytes)? Lock held. */
+/* Whether mappings cover exactly [base, base + bytes). Lock held. */
 static bool covered(uintptr_t base, size_t bytes)
 {
         size_t found = 0;
@@ -400,7 +401,7 @@ static bool covered(uintptr_t base, size_t bytes)
         return found == bytes;
 }
 
-/* Waits for nothing, like the driver's. */
+/* Does not wait for work, like the driver's. */
 SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         struct mapping **at = &mappings;
@@ -423,7 +424,7 @@ SIM_API cuMemUnmap(CUdeviceptr base, size_t bytes)
                 }
                 check_alone(m->memory, "cuMemUnmap");
                 *at = m->next;
-                /* Nothing touches the range any more once it is gone from the table. */
+                /* Removed from the table first: then no operation accesses the range any more. */
                 {
                         void *start = (void *)m->range->base;
                         size_t length = m->range->bytes;
