@@ -511,7 +511,8 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
                 GR_CHECK_EQ(alloc(65536), ptr);
                 free_ok(ptr);
                 GR_CHECK(!gr_pool_wants_wake(context));
-                atomic_store(&context->fence.usable_epoch, 1000); /* as all work has ended */
+                /* As if the epoch were closed and all work had ended. */
+                atomic_store(&context->fence.usable_epoch, atomic_fetch_add(&context->fence.open_epoch, 1));
         }
         atomic_store(&device->cached_elsewhere, all);
         atomic_store(&context->fence.usable_epoch, usable);
