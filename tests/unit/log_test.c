@@ -58,6 +58,8 @@ static void test_lines(void)
         /* Nor one that is cut short by what follows; the first and the last characters of each length are whole. */
         gr_log(GR_LOG_ERROR, "%s", "\xe2\x82( \xf0\x9f\x90( \xc3(");
         GR_CHECK(strstr(last_line, "error:   (    (  (\n") != NULL);
+        gr_log(GR_LOG_ERROR, "%s", "\xf5\x80\x80\x80( \xff\x80\x80\x80("); /* beyond the last one */
+        GR_CHECK(strstr(last_line, "error:     (     (\n") != NULL);
         gr_log(GR_LOG_ERROR, "%s", "\xdf\xbf \xe0\xa0\x80 \xef\xbf\xbd \xf0\x90\x80\x80 \xf4\x8f\xbf\xbf ~");
         GR_CHECK(strstr(last_line, ": \xdf\xbf \xe0\xa0\x80 \xef\xbf\xbd \xf0\x90\x80\x80 \xf4\x8f\xbf\xbf ~\n") !=
                  NULL);

@@ -216,6 +216,7 @@ static void test_format(void)
                 {"1.500 MiB", MIB + MIB / 2},
                 {"1.301 GiB", 1396938113},
                 {"1.000 GiB", GIB - 1},
+                {"2.000 MiB", 2 * MIB - 1},
                 {"1023.999 MiB", GIB - KIB},
                 {"139.809 GiB", 150118768640},
                 {"2.000 TiB", 2 * TIB},
