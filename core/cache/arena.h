@@ -8,6 +8,13 @@
  * state of a recent block names its home, the arena that remembers it (ledger.h). Any other code that takes the block
  * from the program, as in a free by another thread or at the end of a context, first has that arena forget it.
  *
+ *     bins[class]    oldest                  newest
+ *                    [e 5] - [e 5] - [e 6] - [e 9]      e: the epoch in which the block was freed
+ *                      ^ handed out next       ^ freed last
+ *                    usable_epoch 6: three of these are usable, the last one waits for its fence
+ *
+ *     recent[hash]   the live blocks that this arena handed out, by address; their free finds them here
+ *
  *   gr_arena_alloc  bin ------> program, and recent[]
  *   gr_arena_free   recent[] -> bin                      (or fastbin, for a range)
  *   gr_arena_put    ledger ---> bin                      (what is not in recent[])

@@ -9,22 +9,22 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Captures against fences, for the whole process: a capture mode looks at all threads and contexts alike. */
+/* Keeps captures and fences apart, in the whole process: a capture forbids calls in all threads and contexts. */
 struct gr_gate {
         pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
-        _Atomic int captures;         /* going on, or about to begin */
-        _Atomic int awaited;          /* threads that wait for those going on to end: no other begins meanwhile */
-        _Atomic unsigned times, vain; /* how often there came to be some; and which of these was waited for in vain */
+        _Atomic int captures;         /* open, or about to begin */
+        _Atomic int awaited;          /* threads that wait for open captures to end: no other begins meanwhile */
+        _Atomic unsigned times, vain; /* how often captures went from 0 to 1; times when a wait for them was in vain */
 };
 
 void gr_gate_init(struct gr_gate *gate);
 void gr_gate_destroy(struct gr_gate *gate);
 
-/* Holds captures off until gr_gate_leave, for a record, wait or sync. False: one is going on; nothing is held. */
+/* Holds new captures off until gr_gate_leave, for a record, wait or sync. False: one is open, and nothing is held. */
 bool gr_gate_enter(struct gr_gate *gate);
 void gr_gate_leave(struct gr_gate *gate);
 
-/* Around the driver's begin of a capture: no record or wait runs in between. began: whether the capture is on. */
+/* Called around the driver's begin of a capture, to keep records and waits out. began: the driver has begun it. */
 void gr_gate_begin_enter(struct gr_gate *gate);
 void gr_gate_begin_leave(struct gr_gate *gate, bool began);
 
@@ -32,13 +32,13 @@ void gr_gate_begin_leave(struct gr_gate *gate, bool began);
 void gr_gate_end(struct gr_gate *gate);
 
 /*
- * Around a bounded wait for the captures that go on to end. Others hold off meanwhile: where threads capture in turn,
- * one is always going on.
+ * Called around a bounded wait for the open captures to end. New ones are held off meanwhile: if threads capture in
+ * turn, there would always be an open one.
  */
 void gr_gate_await_begin(struct gr_gate *gate);
 void gr_gate_await_end(struct gr_gate *gate);
 
-/* The captures that go on have been waited for in vain; and whether that is so, of them or those that have joined. */
+/* Notes that a wait for the open captures was in vain; and whether one was, since captures last were 0. */
 void gr_gate_note_vain(struct gr_gate *gate);
 bool gr_gate_is_vain(struct gr_gate *gate);
 

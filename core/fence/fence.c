@@ -9,16 +9,18 @@
 #include "core.h"
 #include "stats.h"
 
-/* Of the recorded traces, none takes more memory for it; an epoch for each 32 MiB took twice as many. */
+/*
+ * With this part of live memory no recorded trace takes more memory; 32 MiB for each epoch took twice as many epochs.
+ */
 #define CLOSE_LIVE_PART  8
-#define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as those close it soon enough */
-#define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* so much in a record costs nothing beside the work on it */
+#define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as a barrier closes the epoch anyway */
+#define CLOSE_MOST_BYTES (UINT64_C(256) << 20) /* a record for so much costs nothing beside the work on it */
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
 #define SYNC_LOOKS       100
-#define STUCK_NS         UINT64_C(50000000) /* none passed for so long: a kernel runs on, and no barrier behind it */
-#define KERNEL_FAILED    700 /* CUDA errors from here on are the program's own, and it sees them at its every call */
-#define TURN_LOOKS       2000 /* at another thread's turn to fence, 0.1 ms or so: longer than any call that does not wait */
+#define STUCK_NS         UINT64_C(50000000) /* no epoch passed for so long: no barrier is laid behind its kernel */
+#define KERNEL_FAILED    700  /* CUDA errors from here on come from kernels: every call of the program returns them */
+#define TURN_LOOKS       2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner)
 {
@@ -96,7 +98,7 @@ static void epoch_recycle(struct gr_epoch *epoch)
         epoch->event_count = 0;
 }
 
-/* A counter never falls. Fence lock held. */
+/* Raises counter to `to`; it never falls. Fence lock held. */
 static void advance(_Atomic uint64_t *counter, uint64_t to)
 {
         if (atomic_load_explicit(counter, memory_order_relaxed) < to)
@@ -122,8 +124,8 @@ static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
 }
 
 /*
- * A capture that nobody announced, or a driver that has no memory for it, only delays: -EBUSY. Any other failure means
- * that no fence can be trusted.
+ * After a failed call: -EBUSY if it may be repeated later, as an unknown capture is open or the driver lacks memory.
+ * Any other failure breaks the fence.
  */
 static int failed(struct gr_fence *fence, int rc)
 {
@@ -139,7 +141,7 @@ static int failed(struct gr_fence *fence, int rc)
         return rc;
 }
 
-/* Fence lock and gate held. always: also where nothing was freed. */
+/* Closes the open epoch; with always even if nothing was freed in it. Fence lock and gate held. */
 static int close_locked(struct gr_fence *fence, bool always)
 {
         const struct gr_driver *driver = fence->core->driver;
@@ -160,7 +162,9 @@ static int close_locked(struct gr_fence *fence, bool always)
         }
         epoch = pending_at(fence, fence->pending_count);
 
-        /* From here frees go to the next epoch; what went into this one was submitted before the records below. */
+        /*
+         * From here on frees go into the next epoch. All uses of blocks in this one were submitted before the records.
+         */
         epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
         assert(epoch->number > atomic_load(&fence->usable_epoch));
         assert(fence->pending_count == 0 || epoch->number > pending_at(fence, fence->pending_count - 1)->number);
@@ -188,7 +192,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         return 0;
 }
 
-/* *ret_epoch: the one that was open. */
+/* As close_locked, taking gate and lock. *ret_epoch: the epoch that was open. */
 static int close_by(struct gr_fence *fence, bool always, uint64_t *ret_epoch)
 {
         int rc;
@@ -219,7 +223,7 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
                 close_by(fence, waits, &epoch);
 }
 
-/* Whether the turn to fence is the caller's. */
+/* Takes the turn to fence. False: another thread has it. */
 static bool lead_try(struct gr_fence *fence)
 {
         return !atomic_load_explicit(&fence->led, memory_order_relaxed) &&
@@ -235,7 +239,7 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
 {
         uint64_t bytes;
 
-        /* Not by live memory: to know it is to take from each thread the cache line that its every hit writes. */
+        /* Not a part of live memory: that sum reads a cache line of every thread that each of its hits writes. */
         if (gr_fence_barrier_is_cheap(fence))
                 return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) / CLOSE_CARD_PART,
                               GR_FENCE_CLOSE_BYTES);
@@ -251,7 +255,7 @@ void gr_fence_close_soon(struct gr_fence *fence)
         lead_end(fence);
 }
 
-/* 0: passed; -EAGAIN: not yet; else the driver's error. */
+/* Asks the driver for the epoch's events. 0: all have passed; -EAGAIN: not yet; else the driver's error. */
 static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
 {
         for (unsigned i = 0; i < epoch->event_count; i++) {
@@ -264,8 +268,8 @@ static int epoch_query(const struct gr_driver *driver, struct gr_epoch *epoch)
 }
 
 /*
- * How many pending epochs have passed, in *ret_count. None passes before those ahead of it, so the steps between the
- * epochs asked about double while they have passed, and halve once one has not. As epoch_query. Fence lock held.
+ * Sets *ret_count to the number of pending epochs that have passed. They pass in order, so this is a search: steps
+ * double while epochs have passed, then halve. Returns as epoch_query. Fence lock held.
  */
 static int count_passed(struct gr_fence *fence, unsigned *ret_count)
 {
@@ -277,7 +281,7 @@ static int count_passed(struct gr_fence *fence, unsigned *ret_count)
                 unsigned asked = passed + step <= running ? passed + step - 1 : running - 1;
                 int rc;
 
-                if (found) /* one that has not passed */
+                if (found) /* an epoch that has not passed */
                         asked = passed + (running - passed) / 2;
                 rc = epoch_query(fence->core->driver, pending_at(fence, asked));
                 gr_count(fence->core, GR_STAT_polls, 1);
@@ -318,7 +322,7 @@ int gr_fence_poll(struct gr_fence *fence)
         return rc;
 }
 
-/* Waits on the host for every context in reach; gate held, fence lock held, as nothing may be freed into the middle. */
+/* Waits on the host for all accessors. Gate held, and fence lock held, so that no epoch closes meanwhile. */
 static int sync_locked(struct gr_fence *fence)
 {
         struct gr_epoch all = {.freed_bytes = gr_fence_freed_bytes(fence),
@@ -363,7 +367,7 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        /* Asked again, as streams may have begun to wait for others meanwhile: not in front of this barrier. */
+        /* Read again: a stream that began to wait for others meanwhile must not come before this barrier. */
         atomic_fetch_add(&core->barriers_begun, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
                 rc = -EBUSY;
@@ -375,7 +379,7 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         return rc;
 }
 
-/* Unless epoch is usable by then. */
+/* Closes the open epoch and lays a barrier behind it, unless epoch is usable by then. */
 static int barrier_for(struct gr_fence *fence, uint64_t epoch)
 {
         const struct gr_driver *driver = fence->core->driver;
@@ -418,14 +422,15 @@ int gr_fence_barrier(struct gr_fence *fence)
 }
 
 /*
- * Waits for the turn to fence, but not for long: whose turn takes long may be waiting for the driver, and then others
- * go on beside him. *ret_mine: lead_end must follow. True: what another thread did meanwhile has made epoch usable.
+ * Waits for the turn to fence, but not for long: a thread whose turn takes long may be waiting for the driver, and the
+ * others then go on without the turn. *ret_mine: the caller has it, and lead_end must follow. True: another thread has
+ * made epoch usable meanwhile.
  */
 static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
 {
         unsigned looks = 0;
 
-        /* With many threads all run out at the same moment. Asleep on the lock, each would wait for all others. */
+        /* Many threads need a fence at the same moment, when a class runs out. On a lock each would wait for all. */
         while (!(*ret_mine = lead_try(fence)) && looks < TURN_LOOKS) {
                 do
                         gr_pause(++looks);
@@ -463,7 +468,7 @@ void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch)
                 lead_end(fence);
 }
 
-/* The contexts to wait for, and how many have been. */
+/* The contexts to wait for, and the number of those that have been waited for. */
 struct drain {
         struct gr_context *accessors[GR_ACCESSORS_MAX];
         unsigned accessor_count, drained;
@@ -504,7 +509,7 @@ static bool wait_one(struct gr_context *context, void *arg)
         return drain->rc != -ETIMEDOUT;
 }
 
-/* Lock held. */
+/* Copies the accessors, so that they can be waited for without the lock. Lock held. */
 static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 {
         gr_assert_locked(&fence->lock);
@@ -513,8 +518,8 @@ static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 }
 
 /*
- * As sync_locked, beside captures. Without the fence's lock, as other threads need it to submit what the GPU may wait
- * for; what is freed meanwhile belongs to a later epoch.
+ * As sync_locked, but while captures are open, and without the fence's lock: other threads may need it to submit work
+ * that the GPU waits for. What is freed meanwhile belongs to a later epoch.
  */
 static int drain(struct gr_fence *fence)
 {
@@ -548,15 +553,15 @@ static int drain(struct gr_fence *fence)
 }
 
 /*
- * By a record of its own. No lock is held meanwhile: captures may begin, and other threads submit what the GPU may wait
- * for. -EBUSY, -ENOTSUP: none can be had; -ETIMEDOUT.
+ * Records an event and waits until it has passed. No lock is held during the wait, so captures may begin, and other
+ * threads may submit work that the GPU waits for. -EBUSY, -ENOTSUP: no event could be recorded; -ETIMEDOUT.
  */
 static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
 {
         uint64_t epoch;
         int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(fence, true, &epoch);
 
-        /* Work that is nearly done is not worth a sleep. */
+        /* Spin first: the work may be nearly done, and a sleep takes longer. */
         for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
                 rc = gr_fence_poll(fence);
                 gr_pause(n);
@@ -571,7 +576,7 @@ static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
         return rc;
 }
 
-/* Without end. */
+/* Waits by the driver's own calls, which have no deadline. */
 static int wait_without_record(struct gr_fence *fence)
 {
         int rc = -EBUSY;
@@ -592,7 +597,7 @@ int gr_fence_sync(struct gr_fence *fence)
         return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(fence) : rc;
 }
 
-/* Whether streams may still wait for what the program does later. Such work is in front of no epoch that has passed. */
+/* Whether streams may still wait for a later action of the program. A wait before an epoch that has passed is over. */
 static bool may_wait(struct gr_fence *fence)
 {
         return atomic_load(&fence->core->waits_begun) != atomic_load(&fence->waits_over);
@@ -616,7 +621,7 @@ int gr_fence_wait_work(struct gr_fence *fence)
 
         if (rc && driver->context_drain)
                 rc = driver->context_drain(fence->owner->handle);
-        /* A capture that breaks is a lesser evil than work that nobody waits for. */
+        /* This may break a capture. Not to wait would be worse: memory could be used again while work uses it. */
         return rc ? driver->context_sync(fence->owner->handle) : 0;
 }
 
@@ -697,7 +702,7 @@ bool gr_fence_has_peer(struct gr_fence *fence)
         return has;
 }
 
-/* Makes other wait on the GPU for all that a barrier has made usable and that may still be in use. */
+/* Makes other wait on the GPU for all blocks that a barrier has made usable and that work may still use. */
 static int join_barrier(struct gr_fence *fence, struct gr_context *other)
 {
         uint64_t usable = atomic_load(&fence->usable_epoch);
@@ -711,7 +716,7 @@ static int join_barrier(struct gr_fence *fence, struct gr_context *other)
         for (unsigned i = fence->pending_count; i-- > 0;) {
                 struct gr_epoch *epoch = pending_at(fence, i);
 
-                /* The first epoch from the newest on that the barrier knew covers all before it. */
+                /* Only the newest epoch that the barrier covers is waited for: its events cover all before it. */
                 if (i > 0 && pending_at(fence, i - 1)->number >= usable)
                         continue;
                 for (unsigned j = 0; j < epoch->event_count && !rc; j++)

@@ -40,7 +40,7 @@ struct gr_device;
 #define GR_ACCESSORS_MAX     16                   /* contexts that can reach a context's blocks, itself included */
 
 struct gr_event {
-        struct gr_context *context; /* where it was created; NULL: that context is gone, so its work is done */
+        struct gr_context *context; /* where it was created; NULL: destroyed since, so the work is done */
         void *handle;
 };
 
@@ -54,25 +54,25 @@ struct gr_epoch {
 };
 
 struct gr_fence {
-        /* What every hit reads: a cache line of its own, with nothing that changes more often than once in a fence. */
+        /* Every hit reads these fields. They have a cache line of their own, which changes once for each fence only. */
         _Atomic uint64_t open_epoch;     /* blocks freed now belong to it; starts at 1 */
         _Atomic uint64_t usable_epoch;   /* blocks of this and earlier epochs may be handed out */
         _Atomic uint64_t idle_epoch;     /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
-        _Atomic bool accessor_overflow;  /* more can reach it than fit: freed blocks go to the driver; likewise */
+        _Atomic bool accessor_overflow;  /* there are more than fit: freed blocks go to the driver; likewise */
         struct gr_core *core;            /* constant, as are ... */
         struct gr_context *owner;        /* ... whose fence it is; NULL: of core->process_fence */
 
-        struct gr_counter freed_bytes;       /* ever freed into this context's pool, and ... */
-        struct gr_counter arena_freed_bytes; /* ... into its bins; part i written with the lock of arena i only */
+        struct gr_counter freed_bytes;       /* all bytes ever freed in this context, except those into its bins */
+        struct gr_counter arena_freed_bytes; /* those into its bins; part i is written with the lock of arena i held */
 
         _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
-        _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch, and ... */
-        _Atomic uint64_t waits_over;   /* ... before the newest idle one: so many of those waits are over */
+        _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch */
+        _Atomic uint64_t waits_over;   /* the same before the newest idle one: so many waits for others are over */
 
-        /* Somebody lays a barrier or closes an epoch: who may, waits for what comes of it instead of queueing up. */
+        /* A thread has the turn to fence (it lays a barrier or closes an epoch); others may use the result. */
         _Atomic bool led __attribute__((aligned(GR_LINE_BYTES)));
 
         struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
@@ -94,24 +94,24 @@ struct gr_fence {
  */
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner);
 
-/* Below, no fence lock is held. */
+/* No fence lock may be held at the calls below. */
 
-/* Without calling the driver: the context and its events may be gone already. */
+/* Frees the fence's memory without a call of the driver, as the context and its events may be gone already. */
 void gr_fence_destroy(struct gr_fence *fence);
 
 /*
- * Says that other can now reach the owner's blocks. What a barrier has made usable before is not safe for other's work
- * yet: it is made to wait too, or, while a capture is on, the host waits (for what the program had submitted before).
+ * Adds other as an accessor: its work can now reach the owner's blocks. Barriers laid before do not hold back the work
+ * of other, so it is made to wait as well; while a capture is open, the host waits instead.
  */
 void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other);
 
-/* other has gone: its events count as passed, it no longer reaches the owner's blocks. */
+/* other has been destroyed: it is no accessor any more, and its events count as passed. */
 void gr_fence_forget(struct gr_fence *fence, struct gr_context *other);
 
-/* The owner has gone, its work and events with it. */
+/* The owner has been destroyed, with its work and events. */
 void gr_fence_reset(struct gr_fence *fence);
 
-/* Whether something freed is not known to be idle yet. */
+/* Whether any freed bytes are not known to be idle yet. */
 bool gr_fence_waiting(struct gr_fence *fence);
 
 static inline bool gr_fence_overflow(struct gr_fence *fence)
@@ -122,11 +122,11 @@ static inline bool gr_fence_overflow(struct gr_fence *fence)
 /* Blocks freed in this and earlier epochs may be handed out. */
 static inline uint64_t gr_fence_usable_epoch(struct gr_fence *fence)
 {
-#ifdef GR_TEST_NO_FENCE /* the tests' proof that they would notice */
+#ifdef GR_TEST_NO_FENCE /* the library without fences: tests must fail with it */
         (void)fence;
         return UINT64_MAX;
 #else
-        if (gr_fence_overflow(fence)) /* not all who could use it would wait for a barrier */
+        if (gr_fence_overflow(fence)) /* a barrier does not reach the contexts that did not fit */
                 return atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
         return atomic_load_explicit(&fence->usable_epoch, memory_order_acquire);
 #endif
@@ -143,7 +143,7 @@ static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
         return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
 }
 
-/* The newest epoch that was closed; 0: none was. */
+/* The newest closed epoch; 0: none. */
 static inline uint64_t gr_fence_closed_epoch(struct gr_fence *fence)
 {
         return atomic_load(&fence->open_epoch) - 1;
@@ -158,8 +158,7 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
 {
         uint64_t epoch;
 
-        /* The load must not overtake the program's submissions: on x86-64 gr_ledger_claim was a full barrier already.
-         */
+        /* The load must not come before the program's submissions. On x86-64 gr_ledger_claim was a full barrier. */
 #ifndef __x86_64__
         atomic_thread_fence(memory_order_seq_cst);
 #endif
@@ -198,54 +197,54 @@ static inline uint64_t gr_fence_quarantine_bytes(struct gr_fence *fence)
 }
 
 /*
- * Closes the open epoch where something was freed in it. 0: closed, or nothing to close. -EBUSY: a capture is going on.
- * -ENOTSUP: the driver has no record. Else the driver's error, and the fence is broken.
+ * Closes the open epoch if anything was freed in it. 0: closed, or nothing to close. -EBUSY: a capture is open.
+ * -ENOTSUP: the driver cannot record. Else the driver's error, and the fence is broken.
  */
 int gr_fence_close(struct gr_fence *fence);
 
-/* The same where no other thread closes or lays a barrier at this moment: there is no hurry, and it may be asked again.
- */
+/* The same unless another thread has the turn to fence: for callers in no hurry, which call again. */
 void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
- * The same before work that may not end, or that no fence may lie behind; it costs little where there is nothing to
- * close. waits: also where streams wait for others and no epoch would say when that is over.
+ * Called before work that may not end, or behind which no fence may be laid; cheap if there is nothing to close. waits:
+ * closes an epoch also if only streams wait for others, so that its event tells when these waits are over.
  */
 void gr_fence_close_before(struct gr_fence *fence, bool waits);
 
 /*
- * So much freed by one thread, and the epoch should be closed, so that it does not come to cover work that starts only
- * later: a small part of live memory, as each costs a record and a query, or, where barriers are cheap and close it
- * anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
+ * How many bytes a thread frees into an epoch before it closes it. An open epoch also covers work that starts later,
+ * which delays its blocks; but each epoch costs a record and a query. So this is a small part of live memory or, where
+ * barriers are cheap and close the epoch anyway, of the card. At least GR_FENCE_CLOSE_BYTES.
  */
 uint64_t gr_fence_close_bytes(struct gr_fence *fence);
 
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
 int gr_fence_poll(struct gr_fence *fence);
 
-/* Both, unless what another thread does at this moment, which is waited for briefly, has made epoch usable. */
+/* Closes and polls, unless another thread that does so already, and is waited for briefly, makes epoch usable. */
 void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch);
 
 /*
- * Whether a barrier costs nothing but its call: all work goes to the default stream, which runs one thing after the
- * other anyway, it waits for nobody, and nobody else can reach the context's blocks. A program may also ask for
- * barriers whatever they cost.
+ * Whether a barrier costs nothing but its call: all work goes to the default stream, so there is no overlap to lose; no
+ * stream waits for others; and no other context can reach the blocks. Also true where the program asked for barriers
+ * (GPURECLAIM_REUSE=barrier).
  */
 bool gr_fence_barrier_is_cheap(struct gr_fence *fence);
 
 /*
- * Whether one that costs overlap may be laid: not behind a kernel that runs on, which may wait for later work, nor
- * where streams wait for others.
+ * Whether a barrier that costs overlap may be laid. It may not behind a kernel that does not end, as that may wait for
+ * later work, nor where streams wait for others.
  */
 bool gr_fence_barrier_is_safe(struct gr_fence *fence);
 
 /*
- * Makes every block freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
- * cuCtxRecordEvent the host waits instead. -EBUSY, or the driver's error, and the fence is broken.
+ * Makes all blocks freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
+ * cuCtxRecordEvent the host waits instead. -EBUSY: a capture is open; or the driver's error, and the fence is broken.
  */
 int gr_fence_barrier(struct gr_fence *fence);
 
-/* The same for blocks of this and earlier epochs: another thread's barrier, waited for briefly, may do for the caller.
+/*
+ * The same for blocks of this and earlier epochs. A barrier of another thread, waited for briefly, may serve as well.
  */
 int gr_fence_barrier_for(struct gr_fence *fence, uint64_t epoch);
 
@@ -262,9 +261,9 @@ int gr_fence_wait_oldest(struct gr_fence *fence, uint64_t deadline_ns);
 uint64_t gr_fence_stuck_ns(struct gr_fence *fence);
 
 /*
- * Waits for all work in every context that can reach the blocks, also while captures are going on: then by the driver's
- * own way of waiting for a free. -EBUSY: that cannot be had, or one of the contexts is about to end; or the driver's
- * error. No lock above the ladder's is held. Where events can be had captures may begin meanwhile.
+ * Waits for all work of all accessors. While captures are open the driver waits, by a free of pinned memory (drain).
+ * -EBUSY: that is not possible, or one of the contexts is about to end; or the driver's error. No lock above the
+ * ladder's is held. If events can be recorded captures may begin meanwhile.
  */
 int gr_fence_sync(struct gr_fence *fence);
 
@@ -272,14 +271,14 @@ int gr_fence_sync(struct gr_fence *fence);
 int gr_fence_wait_work(struct gr_fence *fence);
 
 /*
- * The driver waits for the context by itself, where no capture is open: what was freed in the order of its streams goes
- * back only after such a wait, whatever events say. For work that is known to have finished. -EBUSY: a capture is open.
+ * Waits for the context by a call of the driver: only after that does the driver give back what was freed in stream
+ * order, even if events have passed. For work that is known to have finished. -EBUSY: a capture is open.
  */
 int gr_fence_wait_driver(struct gr_fence *fence);
 
 /*
- * As gr_fence_sync, but not behind work that may never end: -ETIMEDOUT where an epoch that was closed, of any of these
- * contexts, has not passed by deadline_ns; -EBUSY where no fence can be had and streams may still wait for others.
+ * As gr_fence_sync with a deadline, for work that may never end. -ETIMEDOUT: an epoch has not passed by deadline_ns.
+ * -EBUSY: no event can be recorded, and streams may still wait for others.
  */
 int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns);
 

@@ -1,22 +1,20 @@
 /*
- * The heaps of pool kind `split`: large pieces of addresses, one for large blocks and one for small ones, of which any
- * pages can have memory behind them. A request that nothing free fits gets new memory only behind the pages that its
- * place lacks; free pages anywhere can be mapped there instead, also while work that used them is still to run, and
- * idle ones can go back by themselves. So the footprint is what is live, the rest of pages partly in use, and what has
- * just been freed.
+ * Expandable segments of pool kind `split`: large pieces of addresses, one for large blocks and one for small ones, of
+ * which any pages can have memory behind them. If a request fits no free range, new memory is mapped only for the pages
+ * that its place lacks. Free pages from elsewhere can be mapped there instead (remap.h), even while work that used them
+ * has not run, and idle pages can be returned by themselves. So the footprint is what is live, the unused parts of
+ * pages partly in use, and what has just been freed.
  *
- * A heap is a segment whose ranges may also be holes. Memory is mapped in extents, one handle of the driver each: it
- * cannot be mapped or unmapped in part, so an extent goes back only when no byte of it is in use and the last work that
- * may touch it has passed. An extent is one page, and more only where much is held: each costs as much as an allocation
- * of the driver's (H200, November 2026: create 10 us, map 1, access 21, unmap 15, release 11, hardly more for 512 MiB;
- * in a training program, beside its kernels, map and access 55 together and unmap 50; for each handle, also where one
- * call is for many side by side). None of it waits for running kernels or holds up launches.
+ * In an expandable segment ranges may also be holes. Memory is mapped in extents, one handle of the driver each, which
+ * cannot be unmapped in part: an extent goes back only when no byte of it is in use and the last work that may use it
+ * has passed. An extent is one page, and more only where much is held, as mapping one costs as much as an allocation of
+ * the driver (docs/measurements.md, mapping-cost). Mapping neither waits for running kernels nor delays launches.
  *
  * GR_POOL_AUTO saves such calls: where a large request lacks less than 32 MiB, so much is mapped at once, an extent for
  * each hole, unless the footprint would pass its bound (slack.h) or come near a limit. What is not needed yet is free
  * for the requests to come, but an extent still goes back, or moves, only as a whole.
  *
- * Memory of the heap belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
+ * The memory belongs to the process, not to the context: when the context ends, gr_expandable_close returns it.
  */
 #ifndef GR_EXPANDABLE_H
 #define GR_EXPANDABLE_H
@@ -29,7 +27,7 @@
 
 struct gr_context;
 
-/* The addresses for a heap, as one hole; another thread may be faster. -ENOSPC: there is none. No lock held. */
+/* Makes an expandable segment, unless another thread has just done so. -ENOSPC: no addresses. No lock held. */
 int gr_expandable_open(struct gr_context *context, bool small);
 
 /*
@@ -63,7 +61,7 @@ bool gr_expandable_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint6
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last);
 
-/* Returns all memory and addresses of a heap that no split knows any more, and whose context may have gone. */
+/* Returns all memory and addresses of a segment that no split has any more; its context may be gone. */
 void gr_expandable_close(struct gr_context *context, struct gr_segment *heap);
 
 #endif

@@ -15,7 +15,7 @@
 struct gr_context;
 struct gr_core;
 
-/* One page of the heap's addresses. What describes an extent stands in the entry of its first page. */
+/* One page of the segment's addresses. The first page of an extent also describes the extent. */
 struct gr_page {
         uint64_t handle;      /* constant while mapped */
         uint64_t freed_epoch; /* the latest of what was freed in it */
@@ -69,7 +69,7 @@ static inline uint64_t gr_extent_stranded(const struct gr_page *extent)
         return extent->used_bytes > 0 ? gr_extent_bytes(extent) - extent->used_bytes : 0;
 }
 
-/* range, of a heap, is used from now on (+1), or no longer (-1; its freed_epoch is set). */
+/* A range of an expandable segment becomes used (+1), or is freed (-1; its freed_epoch is set). */
 void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign);
 
 /* The handle to hand to mem_unmap where only the addresses go. */
@@ -92,7 +92,7 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t 
 /* Back to the driver, where it takes it; the extent is the caller's, and so are its accounts. No lock held. */
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent);
 
-/* A range without memory enters the list of its heap's holes, or leaves it. */
+/* A range without memory enters the list of its segment's holes, or leaves it. */
 void gr_hole_enter(struct gr_range *range);
 void gr_hole_leave(struct gr_range *hole);
 

@@ -22,11 +22,11 @@ enum gr_range_state {
         GR_RANGE_FREED,   /* in the list that gr_range_free_all goes through */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
-        GR_RANGE_STALE,   /* addresses that memory has moved away from, but where work may still use it; in a list */
-        GR_RANGE_BUSY,    /* its memory is being mapped or given back by a thread, which alone may touch it */
+        GR_RANGE_STALE,   /* its memory was remapped elsewhere, but work may still use it here; in a list */
+        GR_RANGE_BUSY,    /* a thread maps or returns its memory; no other thread may change it */
 };
 
-/* Guarded by the split's lock, but for the block's fields that the ledger guards. */
+/* Guarded by the split's lock, except for the block's fields that the ledger guards. */
 struct gr_range {
         struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's, the
                                   holes' or those of the free ranges of its size */
