@@ -11,7 +11,7 @@
 #include "segment/remap.h"
 #include "segment/segments.h"
 
-#define ADDRESSES_SHARE  4 /* addresses reserved, times the card's memory: holes are no loss */
+#define ADDRESSES_SHARE  4 /* addresses are reserved for this many times the card's memory: holes cost nothing */
 #define TRIM_BATCH_BYTES (UINT64_C(256) << 20)
 #define TRIM_BATCH       64
 
@@ -216,7 +216,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
         return gone;
 }
 
-/* Whether of the extent nothing is used, and, unless waiting may, nothing waits. */
+/* Whether nothing of the extent is used; unless `waiting`, nothing may wait either. */
 static bool is_left(const struct gr_segment *heap, const struct gr_page *extent, bool waiting)
 {
         uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
@@ -229,7 +229,7 @@ static bool is_left(const struct gr_segment *heap, const struct gr_page *extent,
         return true;
 }
 
-/* The front of a free or stuck range up to ptr, and the rest, each again what it was. NULL: out of memory. */
+/* Cuts a free or stuck range at ptr; both parts keep the state. Returns the rest; NULL: out of memory. */
 static struct gr_range *part(struct gr_split *split, struct gr_range *range, uint64_t ptr)
 {
         bool is_free = range->state == GR_RANGE_FREE;
@@ -246,7 +246,7 @@ static struct gr_range *part(struct gr_split *split, struct gr_range *range, uin
         return rest;
 }
 
-/* An extent of which nothing is used or waits as one busy range. NULL: out of memory, nothing has happened. */
+/* Makes an extent of which nothing is used or waits one busy range. NULL: out of memory, and nothing has changed. */
 static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *heap, const struct gr_page *extent)
 {
         uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
@@ -269,7 +269,7 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
         return range;
 }
 
-/* Whether only what must not be reused keeps the extent at ptr from going back, once what waits is ready. */
+/* Whether the extent at ptr could go back but for stuck ranges; with `waiting`, once its waiting ranges are usable. */
 static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
 {
         const struct gr_page *extent = gr_extent_at(heap, ptr);
@@ -282,7 +282,7 @@ bool gr_expandable_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint6
         return is_stuck(heap, ptr, true) || is_stuck(heap, last, true);
 }
 
-/* Whether there is memory at ptr and no thread at work with it, which nobody else may look at then. */
+/* Whether memory is mapped at ptr and no thread is mapping or returning it. */
 static bool is_settled(const struct gr_segment *heap, uint64_t ptr)
 {
         enum gr_range_state state = gr_range_at(heap, ptr)->state;
@@ -290,8 +290,10 @@ static bool is_settled(const struct gr_segment *heap, uint64_t ptr)
         return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_STALE;
 }
 
-/* The driver does not take it back, and none of it is handed out any more: all of it counts as used, and is not cached.
- * The caller's. */
+/*
+ * The driver has refused to take the caller's extent back. None of it is handed out any more, so all of it counts as
+ * used and not as cached.
+ */
 static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 {
         uint64_t pinned = gr_extent_stranded(extent);
@@ -301,7 +303,7 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
         extent->used_bytes = gr_extent_bytes(extent);
 }
 
-/* The extent at ptr, part of which must not be reused, as a busy range where nothing of it is used any more; NULL. */
+/* Makes the extent at ptr, which has stuck ranges, a busy range if nothing of it is used any more; else NULL. */
 static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
 {
         if (!is_settled(heap, ptr) || !is_stuck(heap, ptr, false) ||
@@ -337,8 +339,8 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, 
 }
 
 /*
- * Waits for the context as the driver would, and gives up the addresses that memory has moved away from: what goes back
- * would stay on the card with them, and be charged no more. Lock not held.
+ * Waits for the context as the driver's free would, and unmaps stale addresses: memory that is still mapped at one
+ * would stay on the card after it was returned, without being charged. Lock not held.
  */
 static bool make_quiet(struct gr_context *context)
 {

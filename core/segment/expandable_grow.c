@@ -15,8 +15,8 @@
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
 #define AHEAD_BYTES       (UINT64_C(32) << 20)  /* auto: mapped at once, where the footprint may grow by so much ... */
 #define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and this share of what is charged */
-#define HOLES_LOOKED      128                   /* for a request, a microsecond or two; addresses are no loss */
-#define REFUSED_NS        UINT64_C(100000000) /* for so long what was refused is not asked for again without more room */
+#define HOLES_LOOKED      128                   /* holes that one request looks at, in a microsecond or two */
+#define REFUSED_NS        UINT64_C(100000000) /* unless there is more room, a refused size is not tried again sooner */
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
@@ -43,14 +43,14 @@ static void enter(struct gr_split *split, struct gr_range *range)
                 gr_range_enter(split, range);
 }
 
-/* A place for a request: from at on, which lies in range. */
+/* A place for a request: it begins at `at`, which lies in range. */
 struct place {
         struct gr_range *range;
         uint64_t at;
         uint64_t hole_bytes; /* how much must be mapped for it */
 };
 
-/* Takes the place [at, at + bytes) into best where nothing is in its way and less must be mapped than for that one. */
+/* Makes [at, at + bytes) the best place if all of it is free or a hole, and less must be mapped than for best. */
 static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct place *best)
 {
         struct place place = {.range = range, .at = at};
@@ -69,7 +69,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
         }
 }
 
-/* The hole with the free range on either side of it, from its front on and up to its end. */
+/* Weighs the places at the front and at the end of a hole together with its free neighbours. */
 static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
 {
         struct gr_range *first = hole, *last = hole;
@@ -79,7 +79,7 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
                 first = hole->before;
         weigh(first, first->block.ptr, bytes, best);
         if (!hole->after)
-                return; /* the end of the heap */
+                return; /* the end of the segment */
         if (is_open(hole->after))
                 last = hole->after;
         if (gr_range_end(last) - hole->segment->ptr < bytes)
@@ -92,8 +92,8 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
 }
 
 /*
- * The place that lacks the fewest pages, so that what is free already serves; of few holes only, as other threads wait:
- * beyond those what lies at the end of the heap will do, and the others are looked at where that is full.
+ * Chooses the place that lacks the fewest pages. Looks at HOLES_LOOKED holes only, as other threads wait for the lock;
+ * after that the end of the segment serves or, if that is full, any hole.
  */
 static bool choose(const struct gr_segment *heap, size_t bytes, struct place *best)
 {
@@ -113,7 +113,7 @@ static bool choose(const struct gr_segment *heap, size_t bytes, struct place *be
         return best->range;
 }
 
-/* Cuts an open range, in no list, after bytes; the front or the rear enters again, the other is returned. */
+/* Cuts a free range or hole, in no list, after bytes. One part enters its list again, the other one is returned. */
 static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint64_t bytes, bool keep_front)
 {
         struct gr_range *rest = gr_range_cut(range, bytes);
@@ -123,7 +123,7 @@ static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint
         return !rest ? NULL : keep_front ? range : rest;
 }
 
-/* The place as one busy range, which begins with it and whose holes are those of the place. NULL: out of memory. */
+/* Makes the place one busy range. NULL: out of memory. */
 static struct gr_range *claim(struct gr_split *split, const struct place *place, size_t bytes)
 {
         struct gr_range *range = place->range, *after;
@@ -160,8 +160,8 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
 }
 
 /*
- * Widens the place until AHEAD_BYTES are mapped for it, as far as the hole at its end goes; without one it stays as it
- * is. Returns its bytes.
+ * Widens the place until AHEAD_BYTES are to be mapped for it, at most to the end of the hole at its end. Returns its
+ * bytes.
  */
 static size_t widen(struct place *place, size_t bytes)
 {
@@ -209,8 +209,8 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t lea
 }
 
 /*
- * Whether GR_POOL_AUTO may rather grow by growth_bytes for a request than do what takes less memory and more time. That
- * is worth no move and no refusal, and near a limit the memory may be needed elsewhere.
+ * Whether GR_POOL_AUTO may grow by growth_bytes for a request, in order to save time. Not if that would exceed the
+ * bound on the footprint, or if a limit is near.
  */
 static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_bytes)
 {
@@ -227,8 +227,7 @@ bool gr_expandable_may_grow(struct gr_context *context, size_t bytes)
         return context->split.heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
 }
 
-/* Whether the driver had too little for this a moment ago, by its own figure as well, and has not got more since. Lock
- * not held. */
+/* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
 static bool was_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
@@ -260,9 +259,9 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
 }
 
 /*
- * As back, for the holes of a busy range, lack_bytes in all. What came in vain goes back at once: were it cached the
- * ladder would take it for memory that can be had, at each of its rungs. *ret_bytes, always written: how much more is
- * mapped now, modulo 2^64. Lock not held.
+ * As back, for all holes of a busy range, lack_bytes together. If not all can be mapped, the rest is unmapped at once:
+ * cached, it would mislead the ladder, which would try to use it at each rung. *ret_bytes, always written: how much
+ * more is mapped now, modulo 2^64. Lock not held.
  */
 static int back_all(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
 {
@@ -275,11 +274,12 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
                 return -EDQUOT;
         if (was_refused(context, lack_bytes))
                 return -ENOMEM;
-        gr_releases_begin(context->device); /* or others would miss what is not to stay */
+        gr_releases_begin(context->device); /* other threads must know that some of this may go back */
         rc = back(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
                 gr_lock(&split->lock);
-                gr_remap_reap(context); /* what moved here goes only with its old addresses */
+                gr_remap_reap(
+                        context); /* memory that moved here is freed only when its old addresses are unmapped, too */
                 gr_unlock(&split->lock);
                 gone = gr_expandable_unmap(context, range, true);
                 *ret_bytes -= gone;
@@ -325,7 +325,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         split->busy++;
         gr_unlock(&split->lock);
 
-        /* To move memory takes less of the driver than to give back some and take some, and need not wait. */
+        /* To move memory costs less in the driver than to return some and map some, and need not wait for work. */
         lack_bytes = place.hole_bytes;
         if (!gr_slack_has_room(context, bytes, lack_bytes)) {
                 uint64_t begin_ns = context->core->driver->now_ns();
@@ -335,7 +335,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
-        /* What came ahead is part of what the request gets without. */
+        /* With ahead only the holes of the wider place are mapped. */
         rc = ahead ? back(context, range, AHEAD_BYTES, &come) : back_all(context, range, lack_bytes, &come);
 
         gr_lock(&split->lock);
@@ -355,7 +355,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
 /* Lock not held. */
 int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        /* A call of the driver costs more than what it maps too much. */
+        /* More than the request needs is mapped: that costs less than another call of the driver later. */
         int rc = grow(context, bytes, may_grow(context, bytes, AHEAD_BYTES), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 

@@ -110,7 +110,7 @@ static void hole_make(struct gr_range *range)
         gr_hole_enter(range);
 }
 
-/* Mapped memory that the program has freed, and that must not be reused. */
+/* Makes a freed range STUCK, as it must not be reused. */
 static void stick(struct gr_range *range)
 {
         struct gr_segment *heap = range->segment;

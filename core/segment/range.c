@@ -10,10 +10,10 @@
 #include "core.h"
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
-#define FIT_LOOK   4   /* ranges that are weighed for a request */
-#define ORDER_LOOK 16  /* ranges of its class that one is put in order with */
-#define CLASS_LOOK 32  /* ranges of the request's class that are too small for it, before the next class */
-#define KEPT_MOST  256 /* structures */
+#define FIT_LOOK   4   /* ranges compared for a request */
+#define ORDER_LOOK 16  /* ranges of a free list passed to insert one in order */
+#define CLASS_LOOK 32  /* too small ranges of the request's list passed before the next list */
+#define KEPT_MOST  256 /* structures kept for new ranges */
 
 _Static_assert(sizeof(struct gr_range) <= GR_BLOCK_ROOM, "a range is freed as a block");
 _Static_assert(GR_SPLIT_UNIT_BYTES == (size_t)1 << UNIT_LOG2, "ranges are multiples of it");
@@ -123,7 +123,7 @@ GR_HOT_CODE struct gr_range *gr_range_best(const struct gr_free_lists *lists, si
         return range;
 }
 
-/* How many pages nothing else is in lie behind [ptr, ptr + bytes), inside of a free range. */
+/* How many pages of [ptr, ptr + bytes), inside a free range, are wholly free. */
 static size_t pages_opened(const struct gr_range *range, uint64_t ptr, size_t bytes)
 {
         uint64_t first = (range->block.ptr + GR_PAGE_BYTES - 1) >> GR_PAGE_SHIFT,
@@ -142,7 +142,7 @@ struct fit {
         bool ready; /* without a barrier */
 };
 
-/* Of two that open as many pages the ready one, unless it is more than twice as large. */
+/* Fewer opened pages are better; of equals the ready one, unless it is more than twice as large. */
 static bool is_better(const struct fit *fit, const struct fit *best)
 {
         if (fit->opened != best->opened)
@@ -150,7 +150,7 @@ static bool is_better(const struct fit *fit, const struct fit *best)
         return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
 }
 
-/* Whether the best so far cannot be bettered. */
+/* Compares one place with the best so far. True: no better one is possible. */
 static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
 {
         struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
@@ -224,7 +224,7 @@ GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
         split->free_count--;
 }
 
-/* A range's structure, all zero, one of those kept or a new one; NULL: out of memory. */
+/* A zeroed structure for a range, a kept one or a new one; NULL: out of memory. */
 static struct gr_range *structure_take(struct gr_split *split)
 {
         struct gr_range *range = split->kept;
@@ -277,7 +277,7 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         structure_give(&range->block.context->split, after);
 }
 
-/* Whether the neighbour of a range that becomes free becomes one with it; then it is in no list any more. */
+/* Whether a range that becomes free is merged with this neighbour, which then leaves its list. */
 static inline bool joins(struct gr_split *split, struct gr_range *neighbour, struct gr_block **freed)
 {
         if (!neighbour)
@@ -291,7 +291,7 @@ static inline bool joins(struct gr_split *split, struct gr_range *neighbour, str
         return true;
 }
 
-/* freed: the others that become free. */
+/* Frees range and merges it with its neighbours; freed: the list of other ranges that are becoming free. */
 static void free_among(struct gr_split *split, struct gr_range *range, struct gr_block **freed)
 {
         while (joins(split, range->after, freed))

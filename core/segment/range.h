@@ -1,6 +1,6 @@
 /*
- * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and the lists of those
- * that are free. Inside of split.c and expandable.c. The split's lock is held for everything here.
+ * Ranges of the pool kind `split`: the pieces that a segment is cut into, in order of address, and their free lists.
+ * For the files of core/segment only. The split's lock is held for everything here.
  */
 #ifndef GR_RANGE_H
 #define GR_RANGE_H
@@ -18,7 +18,7 @@ struct gr_split;
 enum gr_range_state {
         GR_RANGE_USED,    /* a block in the ledger; also one that lies in a fastbin (fastbin.h) */
         GR_RANGE_WAITING, /* in the queue */
-        GR_RANGE_FREE,    /* in a list by size */
+        GR_RANGE_FREE,    /* in a free list */
         GR_RANGE_FREED,   /* in the list that gr_range_free_all goes through */
         GR_RANGE_STUCK,   /* freed, never to be reused */
         GR_RANGE_HOLE,    /* addresses without memory, whole pages, in the list of holes */
@@ -40,12 +40,13 @@ struct gr_segment {
         size_t bytes;
         struct gr_range *first;
         size_t used_count, used_bytes;
-        struct gr_page *pages;    /* a heap of mapped memory (expandable.h); NULL: one allocation of the driver */
-        struct gr_range **begins; /* of a heap: for each page the first range that begins in it, or NULL */
-        struct gr_block *holes;   /* of a heap */
-        struct gr_range *end;     /* of a heap: the hole at its end; NULL: there is none */
-        bool small;
-        bool stuck; /* has ranges that must not be reused: goes back as a whole with its last used range */
+        struct gr_page *pages; /* of an expandable segment (expandable.h); NULL: this is one allocation of the driver */
+        /* The next three are of expandable segments only. */
+        struct gr_range **begins; /* for each page the first range that begins in it, or NULL */
+        struct gr_block *holes;
+        struct gr_range *end; /* the hole at its end, or NULL */
+        bool small;           /* for requests up to 1 MiB */
+        bool stuck;           /* it has stuck ranges: goes back as a whole when its last used range is freed */
 };
 
 static inline struct gr_range *gr_range_of(struct gr_block *block)
@@ -62,40 +63,40 @@ static inline uint64_t gr_range_end(const struct gr_range *range)
 struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr);
 
 /*
- * The free ranges from those of about bytes on, the smallest first: of sizes within a sixteenth in no strict order.
- * None may enter or leave in between. NULL: no more.
+ * Goes through the free ranges of about bytes and more, the smallest first; sizes within a sixteenth are in no strict
+ * order. No range may enter or leave meanwhile. NULL: no more.
  */
 struct gr_range *gr_range_first(const struct gr_free_lists *lists, size_t bytes);
 struct gr_range *gr_range_next(const struct gr_free_lists *lists, const struct gr_range *range);
 
 /*
- * The first of them of at least bytes that was freed by the end of last_epoch, in a heap or a segment of at most
- * most_bytes; NULL.
+ * The first of these with at least bytes that was freed by the end of last_epoch, in an expandable segment or one of at
+ * most most_bytes; NULL.
  */
 struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                uint64_t most_bytes);
 
 /*
- * Of the smallest free ranges of at least bytes the one, and the place *ret_at in it, where a block opens the fewest
- * pages that are wholly free: those can be moved or given back, the rest of others cannot. In a heap for large blocks
- * one that opens a page begins with it where that takes no more of them, so that it shares fewer with others. Of equals
- * one that needs no barrier. Of those that gr_range_best would look at; NULL.
+ * Among the smallest free ranges that gr_range_best would look at: the range, and the place *ret_at in it, where a
+ * block opens the fewest wholly free pages, as only these can be moved or given back. In an expandable segment for
+ * large blocks, a block that opens a page begins at its start if that opens no more pages, so that fewer pages are
+ * shared. Of equals one that needs no barrier. NULL: none.
  */
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t most_bytes,
                               uint64_t *ret_at);
 
-/* The same in less time, whatever pages it opens: the smallest, or one up to twice as large that needs no barrier. */
+/* The best fit, whatever pages it opens: the smallest, or one up to twice as large that needs no barrier. Faster. */
 struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                uint64_t most_bytes);
 
-/* A range in state FREE enters its list as it is, or leaves it. */
+/* Puts a range in state FREE into its free list without merging it, or takes it out. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);
 
-/* The range, in no list, becomes free, one with its free neighbours: with the latest epoch of them. */
+/* Frees a range that is in no list: it is merged with its free neighbours, and gets the latest epoch of all. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
-/* The same for all of a list (utlist's DL), each in state FREED: what becomes one enters its list by size once. */
+/* The same for a list (utlist's DL) of ranges in state FREED; what is merged enters its free list only once. */
 void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
 
 /*
@@ -104,8 +105,10 @@ void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
  */
 struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
 
-/* [at, at + bytes) of a range in state FREE as a BUSY one; what is left of it stays free. NULL: out of memory, and all
- * of it is free. */
+/*
+ * Makes [at, at + bytes) of a range in state FREE a BUSY range; the rest stays free. NULL: out of memory, and all of it
+ * is free.
+ */
 struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
 
 /* Takes after, the neighbour of range, into it; both are in no list. */

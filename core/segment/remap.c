@@ -8,7 +8,7 @@
 #include "segment/segments.h"
 
 #define MOVE_BATCH   64
-#define EXTENTS_LOOK 512 /* before one is chosen: some microseconds, while a move costs 37 and more */
+#define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 and more */
 
 static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t epoch)
 {
@@ -26,8 +26,8 @@ struct found {
 };
 
 /*
- * The largest extent of at most most_bytes, as each costs the same calls; of those the one in the smallest free range.
- * Not all are looked at where there are very many.
+ * The largest extent of at most most_bytes, as every move costs the same; of equals the one in the smallest free range.
+ * Looks at EXTENTS_LOOK of them at most.
  */
 static struct found find_movable(const struct gr_split *split, uint64_t most_bytes)
 {
@@ -64,8 +64,8 @@ struct move {
 };
 
 /*
- * Chooses extents to move behind the holes of a busy range. Their memory is usable, so whatever is submitted from now
- * on runs after the work that may still use it, under whatever address.
+ * Chooses extents to move into the holes of a busy range. Their memory is usable, so work that is submitted later runs
+ * after the work that may still use it, whatever address it uses.
  */
 static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
 {
@@ -93,8 +93,10 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
         return count;
 }
 
-/* Maps the extent a second time, in this heap. Its old addresses stay mapped until its last work there has passed. Lock
- * not held. */
+/*
+ * Maps the extent a second time, in this segment. Its old addresses stay mapped until the last work there has passed.
+ * Lock not held.
+ */
 static bool move_one(struct gr_context *context, struct gr_segment *heap, const struct move *move)
 {
         struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
@@ -151,8 +153,10 @@ void gr_remap_reap(struct gr_context *context)
         struct gr_split *split = &context->split;
         struct gr_block *block, *next, *idle = NULL;
 
-        /* Wherever they stand: memory at whose new address all is done may go back, and with it its charge, while one
-         * that moved before is still at work. An address left behind would keep it on the card. */
+        /*
+         * All of the list, as an idle one may stand behind one that is not. Memory that is idle at its new address may
+         * be returned and uncharged at any time, and a stale address left behind would keep it on the card.
+         */
         DL_FOREACH_SAFE (split->stale_pages, block, next)
                 if (gr_fence_idle(&context->fence, block->freed_epoch)) {
                         DL_DELETE(split->stale_pages, block);

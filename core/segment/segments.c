@@ -16,7 +16,7 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment)
         return segment->used_count > 0 ? segment->bytes - segment->used_bytes : 0;
 }
 
-/* In its segment the range counts as used from now on (+1), or no longer (-1; its freed_epoch is set). */
+/* Counts a range of a segment as used (+1), or as no longer used (-1; its freed_epoch is set). */
 GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *range, int sign)
 {
         struct gr_segment *segment = range->segment;
@@ -49,7 +49,7 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
         count_used(context, range, sign);
 }
 
-/* What lies in fastbins, by next, on the account of what is cached otherwise; NULL. */
+/* Takes all blocks out of the fastbins, linked by next, or NULL. They stay cached, on the device's own account. */
 static struct gr_block *empty_fastbins(struct gr_context *context)
 {
         struct gr_cached *cached = &context->fastbins.cached;
@@ -125,7 +125,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
                 gr_budget_release(stale->context->device, stale->ptr, stale->capacity_bytes);
                 gr_block_free(stale);
         }
-        /* Without memory to say that the rest is free the block keeps it. */
+        /* Without host memory for a second range the block keeps the rest. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
         range->state = GR_RANGE_USED;
         if (rest)

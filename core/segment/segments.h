@@ -26,10 +26,10 @@ bool gr_segments_add(struct gr_split *split, struct gr_segment *segment);
 /* Takes a segment without used ranges out; the caller frees it and returns its memory. */
 void gr_segments_remove(struct gr_context *context, size_t index);
 
-/* A segment from the driver, in nobody's list, charged and counted as cached. Calls the driver; lock not held. */
+/* Takes a segment from the driver, charged and counted as cached, in no list yet. Calls the driver; lock not held. */
 int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment **ret_segment);
 
-/* Returns what segments hold, count of them in nobody's list, to the driver. Calls the driver; lock not held. */
+/* Returns count segments that are in no list to the driver. Returns the bytes. Calls the driver; lock not held. */
 uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **segments, size_t count);
 
 /* Frees the structures, but those of used ranges, which the ledger owns. */
@@ -38,19 +38,21 @@ void gr_segment_destroy(struct gr_segment *segment);
 /* Cached bytes that cannot go back because other ranges of the segment are used. */
 uint64_t gr_segment_stranded(const struct gr_segment *segment);
 
-/* A range is used and no longer cached from now on (+1), or cached and not used (-1; its freed_epoch is set). */
+/* Counts a range as used and not cached (+1), or as cached and not used (-1; its freed_epoch is set). */
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* What lies in fastbins becomes free ranges. */
+/* Empties the fastbins: their ranges are freed and merged. */
 void gr_segments_merge_fastbins(struct gr_context *context);
 
-/* Ranges whose epoch has become usable leave the queue. */
+/* Takes the ranges whose epoch has become usable out of the queue, and frees them. */
 void gr_segments_drain(struct gr_context *context);
 
-/* The first bytes of range, in no list, become a block; the rest is free. NULL: out of memory, and all of it is free. */
+/*
+ * Makes the first bytes of range, in no list, a block; the rest is freed. NULL: out of memory, and all of it is free.
+ */
 struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
 
-/* So much more, or less, could go back. */
+/* Adds bytes, which may be negative, to the surplus. */
 static inline void gr_segments_surplus(struct gr_split *split, int64_t bytes)
 {
         split->surplus_bytes += (uint64_t)bytes;

@@ -8,14 +8,14 @@
 #include "segment/split_trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
-#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but so much in any case: small programs are not worth calls */
+#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but at least so much: less is not worth calls of the driver */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
-#define CREDIT_SHARE      32 /* of all time, to be spent on better fits; to unmap what moved takes about as much again */
-#define CREDIT_DEBT_NS    UINT64_C(20000000) /* so much overspent, and more footprint is the lesser evil, ... */
+#define CREDIT_SHARE      32 /* 1/32 of all time may be spent on better fits; unmapping takes as much again */
+#define CREDIT_DEBT_NS    UINT64_C(20000000) /* if so much is overspent, a larger footprint is accepted, ... */
 #define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
-#define AUTO_SLACK_SHARE  4                  /* the same two for GR_POOL_AUTO, which is to cost less time */
+#define AUTO_SLACK_SHARE  4                  /* SLACK_SHARE and, below, DEBT_SLACK_SHARE of GR_POOL_AUTO */
 #define AUTO_DEBT_SHARE   2
-#define AUTO_BINS_SHARE   8                    /* auto: above it, what bins hold from before the move goes back, ... */
+#define AUTO_BINS_SHARE   8 /* auto: this share above the peak, bins from before the move go back, ... */
 #define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* ... unless it is less */
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
@@ -67,7 +67,7 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
         return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
 }
 
-/* The same for what live memory ever needed. */
+/* The same above the peak of live memory since the beginning. */
 static uint64_t above_line(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, uint64_t share)
 {
         struct gr_device *device = context->device;
@@ -75,13 +75,13 @@ static uint64_t above_line(struct gr_context *context, size_t request_bytes, uin
         return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes, share);
 }
 
-/* The same for what growth may lift it to. */
+/* The same above the bound, which depends on the credit. */
 static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         return above_line(context, request_bytes, growth_bytes, slack_share(context, credit_ns));
 }
 
-/* What bins hold from before a move to split is asked back before it is in the way; not in this thread: see trim. */
+/* Has the background thread return what bins hold from before the move to split. Why not this thread: see trim. */
 static void clear_bins(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         struct gr_core *core = context->core;
@@ -111,8 +111,8 @@ static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 }
 
 /*
- * What bins hold goes only where it is worth the calls, and behind no barrier whose work still runs: there the driver
- * would have this thread wait for it.
+ * Returns idle memory. Blocks in bins are returned only if it is worth the calls, and not while a barrier waits for
+ * running work: the driver would make this thread wait for that work, too.
  */
 static void trim(struct gr_context *context, uint64_t want_bytes)
 {
@@ -133,7 +133,7 @@ static bool has_surplus(struct gr_split *split)
         return has;
 }
 
-/* What the memory is, where the footprint is about to pass its bound; not for every page. */
+/* Logs what the memory consists of when the footprint passes its bound; only after it has grown by TELL_SHARE. */
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
         struct gr_split *split = &context->split;
@@ -180,8 +180,8 @@ void gr_slack_spend(struct gr_context *context, uint64_t spent_ns)
 }
 
 /*
- * The wait is for the oldest of the work submitted. Where the GPU has more to do after it, the host was only ahead and
- * lost nothing: that costs no credit.
+ * Waits for the oldest submitted work. If the GPU has more to do after it, the host was only ahead of the GPU, and the
+ * wait costs no credit.
  */
 bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
@@ -190,7 +190,8 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
         int64_t credit_ns;
         int rc = 0;
 
-        clear_bins(context, request_bytes, growth_bytes); /* without a heap nobody asked gr_slack_has_room */
+        clear_bins(context, request_bytes,
+                   growth_bytes); /* without expandable segments gr_slack_has_room was not called */
         if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
                 return true;
         credit_ns = credit(context, 0);

@@ -14,13 +14,13 @@
 #include "segment/segments.h"
 #include "segment/slack.h"
 
-#define BARRIER_SHARE     64 /* of the peak of live memory: less that waits, or is asked for, is not worth a barrier */
+#define BARRIER_SHARE     64 /* 1/64 of the peak of live memory: for less a barrier is not worth its cost */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
 #define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
 #define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
-#define SEGMENT_TIMES     4                    /* as large as the request a segment may be that serves it */
+#define SEGMENT_TIMES     4                    /* a segment that serves a request is at most four times as large */
 #define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
-#define WASTE_SHARE       8                    /* auto: of live memory, cached and yet of no use */
+#define WASTE_SHARE       8                    /* auto: 1/8 of live memory, cached without serving requests */
 
 void gr_split_init(struct gr_context *context)
 {
@@ -119,13 +119,13 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
-/* Whether those that go ahead wait in fastbins, which takes more memory and less time. */
+/* Whether ranges freed ahead of their fence go into fastbins, which takes more memory and less time. */
 static bool fits_fastbin(struct gr_context *context)
 {
         return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
 }
 
-/* In which segments, where they are not heaps, a place is taken. */
+/* Which segments may serve a request. For segments that are not expandable. */
 enum segments {
         WORTH_OPENING, /* used ones up to SEGMENT_TIMES the request, and free ones that are little larger than it */
         UP_TO_MOST,    /* used and free ones up to SEGMENT_TIMES the request */
@@ -133,7 +133,7 @@ enum segments {
         ANY,
 };
 
-/* What lives in a segment keeps all of it from the driver. */
+/* The largest segment for a request: one small block in it would keep all of it from the driver. */
 static uint64_t most_segment_bytes(size_t bytes)
 {
         return gr_round_up(SEGMENT_TIMES * bytes, GR_PAGE_BYTES);
@@ -149,7 +149,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
         struct gr_range *range;
 
-        *ret_at = 0; /* its begin */
+        *ret_at = 0; /* the beginning of the range */
         range = fits_fastbin(context) ? gr_range_soon(lists, bytes, last_epoch, most)
                                       : gr_range_fit(lists, bytes, last_epoch, most, ret_at);
         if (!range && !small && segments != USED) {
@@ -162,7 +162,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         return range;
 }
 
-/* Whether ranges of the segment may be free ahead of their fence: then the one who hands them out lays a barrier. */
+/* Whether ranges of the segment may be free ahead of their fence: the thread that hands one out then lays a barrier. */
 static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
         return !segment->small && gr_fence_barrier_is_cheap(&context->fence);
@@ -186,13 +186,13 @@ GR_HOT_CODE static struct gr_block *take_from_fastbin(struct gr_context *context
         return block;
 }
 
-/* Whether so little is asked for that a place which is usable, if a worse one, is better than a barrier. */
+/* Whether the request is so small that a worse fit that is usable now is better than a barrier. */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / BARRIER_SHARE;
 }
 
-/* As gr_split_take; merges: what lies in fastbins, also where the heap could grow instead. Lock not held. */
+/* As gr_split_take. merges: coalesces the fastbins even if the expandable segment could grow instead. Lock not held. */
 GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t bytes, enum segments segments, bool merges)
 {
         struct gr_split *split = &context->split;
@@ -292,8 +292,8 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
 }
 
 /*
- * Where the footprint would pass its bound while freed memory waits, a barrier readies that: to be taken at once, or to
- * be moved behind the request. It costs streams their overlap, so it takes a share of the peak to be worth one.
+ * If the footprint would pass its bound while freed memory waits, a barrier makes that usable: it is taken at once, or
+ * moved to where the request needs it. A barrier costs streams their overlap, so a share of the peak must be waiting.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
@@ -325,11 +325,11 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 if (*ret_block)
                         return 0;
         }
-        /* What else the driver says of mapped memory need not hold for its own allocator, which then has the say. */
+        /* Any other error concerns mapped memory only: the driver's own allocation may still succeed. */
         if (!rc || rc == -ENOMEM || rc == -EDQUOT)
                 goto out;
         room = gr_slack_make_room(context, bytes, segment_bytes);
-        /* Where what is free is not idle yet, a bad fit is better than more memory; not where it is to go back. */
+        /* No room as free memory is not idle yet: a bad fit is better than more memory, unless there is excess. */
         if (!room && gr_budget_excess(context->device) == 0) {
                 *ret_block = gr_split_take(context, bytes, true);
                 if (*ret_block)
@@ -371,7 +371,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         int rc;
 
         if (ends_fastbins)
-                gr_arenas_quiesce(context); /* what was handed out before goes into no fastbin any more */
+                gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
                 split->stuck = true;
@@ -484,7 +484,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
 {
         struct gr_split *split = &context->split;
         uint64_t live = gr_budget_held(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
-        /* Blocks taken to save fences would be taken from split as well. */
+        /* Preallocated blocks are no waste: split would preallocate them, too. */
         uint64_t cached = gr_budget_cached(context->device),
                  surplus = atomic_load(&context->device->preallocated_bytes);
 

@@ -1,4 +1,4 @@
-/* Contexts: which pool a call belongs to, and what becomes of it when a context ends. */
+/* Contexts: finds the pool of the current context, and cleans up when a context ends. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "shim.h"
 
 #define ENDED_LOOK_NS 10000
-#define ALIASES_MAX   256 /* contexts that share another's memory: green contexts that nobody was seen making */
+#define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */
 
 struct alias {
         CUcontext handle, owner;
@@ -16,16 +16,16 @@ struct alias {
 
 struct green {
         CUgreenCtx handle;
-        CUcontext context; /* its handle to be current; NULL until the program asked for it */
+        CUcontext context; /* the green context as a CUcontext; NULL until the program converted it */
         CUdevice dev;
 };
 
 GR_HOT_DATA _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
 
 /*
- * The process has had more than one context. Until then a thread that found one and has not changed what is current is
- * spared the question: there is no other one for it to have. From then on each asks the driver, as not all that changes
- * it need come by here.
+ * The process has had more than one context. Before that, a thread that once had the only context current, and has not
+ * changed it since, still has it current. Afterwards each call asks the driver, as the current context may change by
+ * calls that have no hook.
  */
 static _Atomic bool several;
 static struct gr_context *_Atomic only;
@@ -35,14 +35,14 @@ static struct alias aliases[ALIASES_MAX];
 static unsigned alias_count;
 static struct green *greens;
 static unsigned green_count, green_room;
-static CUcontext primaries[GR_DEVICES_MAX]; /* as far as seen */
-static unsigned retained[GR_DEVICES_MAX];   /* how often, as far as seen: by the program and its green contexts */
+static CUcontext primaries[GR_DEVICES_MAX]; /* primary contexts, as far as hooks saw them */
+static unsigned retained[GR_DEVICES_MAX];   /* their retains, as far as seen, by the program and its green contexts */
 
 /*
- * Who retains or releases a device's primary context does so alone: one that is retained again beside its end has the
- * same handle, and nobody could tell it from the one that has ended. It is held until a context is among those that are
- * known, or one that another thread resets meanwhile would be added when it is gone already. Taken before the lock above. The driver may call
- * back to its runtime while it ends a context, so the same thread may take it again.
+ * Held by a thread that retains or releases a device's primary context. A context that is retained while another thread
+ * ends it has the same handle, and could not be told from the one that has ended. Held until a new context has been
+ * added to the core: otherwise one that another thread resets meanwhile would be added after its end. Taken before the
+ * lock above. Recursive, as the driver may call the runtime, and so these hooks, while it ends a context.
  */
 static pthread_mutex_t primary_locks[GR_DEVICES_MAX] = {[0 ... GR_DEVICES_MAX - 1] =
                                                                 PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
@@ -52,7 +52,7 @@ bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
         CUuuid uuid;
         size_t at = 0;
 
-        /* The second form tells apart the instances of one card. */
+        /* _v2 tells MIG instances of one card apart. */
         if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
             (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))
                 return false;
@@ -74,18 +74,18 @@ static CUcontext primary_of(CUdevice dev)
             !gr_real.cuDevicePrimaryCtxRelease_v2 ||
             gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || !active)
                 return NULL;
-        /* Active already, so this only looks: the count goes up and down again. */
+        /* The context is active, so retaining and releasing it only tells its handle. */
         if (gr_real.cuDevicePrimaryCtxRetain(&primary, dev) != CUDA_SUCCESS)
                 return NULL;
-        /* Asked once more where it is refused: what is not given back would keep the context alive for good. */
+        /* Tried twice: a retain without release would keep the context alive for good. */
         if (gr_real.cuDevicePrimaryCtxRelease_v2(dev) != CUDA_SUCCESS)
                 gr_real.cuDevicePrimaryCtxRelease_v2(dev);
         return primary;
 }
 
 /*
- * The context that owns what is allocated while handle is current: another one where handle is a green context. NULL:
- * the driver does not tell. A green context taken for one of its own would break the fences of others when it ends.
+ * The context that owns memory allocated while handle is current; for a green context that is the primary one. NULL:
+ * the driver does not tell. A green context taken for an owner would break the fences of other contexts when it ends.
  */
 static CUcontext owner_of(CUcontext handle, CUdevice dev)
 {
@@ -94,7 +94,7 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 
         if (primaries[dev] == handle)
                 return handle;
-        /* Nobody was seen making it: a green context, or one from before the driver was found. */
+        /* No hook saw it created: a green context, or one from before the driver was found. */
         if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
                 return NULL;
         if (gr_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, probe) != CUDA_SUCCESS)
@@ -138,7 +138,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
         return context;
 }
 
-/* The slow way: a context that this thread did not use last. */
+/* The slow path: the current context is not the one that this thread used last. */
 static struct gr_context *look_up(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
@@ -218,7 +218,7 @@ struct gr_context *gr_context_visit(CUcontext handle)
         return context;
 }
 
-/* What is current changes, or may have. */
+/* The current context changes, or may have changed. */
 GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
         if (ctx != gr_thread.handle)
@@ -274,8 +274,8 @@ static void ended(CUcontext handle)
 }
 
 /*
- * A new context under this handle: the one that had it before is no more. The thread that ended it is about to tell,
- * and until then its blocks lie in the cache; where nobody does, it ended behind our back.
+ * A new context has this handle, so an older one with the same handle has been destroyed. The thread that destroyed it
+ * is about to clean up; this waits for that. If no thread is, the old one ended without the library's knowledge.
  */
 static void is_new(CUcontext handle)
 {
@@ -289,8 +289,8 @@ static void is_new(CUcontext handle)
 }
 
 /*
- * A context that the program has. It is known from now on, allocations or not: copies of one context may touch the
- * memory of another on the same device, so the fences of each must cover all.
+ * The program has this context: adds it to the core, even before it allocates. Copies of one context may access memory
+ * of another one on the same device, so the fences of each must cover all.
  */
 static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
 {
@@ -377,8 +377,8 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 }
 
 /*
- * Before the driver destroys a context of which we know. Should it refuse, its copies are covered by no other context's
- * fence any more; it refuses only handles that are none.
+ * Called before the driver destroys a context that the core knows. From here on no fence of another context covers its
+ * work; if the driver refuses, stays undoes that.
  */
 static void ending(CUcontext handle)
 {
@@ -388,7 +388,7 @@ static void ending(CUcontext handle)
                 gr_context_ending(context);
 }
 
-/* The driver did not destroy it: what it can reach is to be fenced as before. */
+/* The driver did not destroy the context: fences cover it again. */
 static void stays(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
@@ -406,8 +406,8 @@ static unsigned long long id_of(CUcontext ctx)
 }
 
 /*
- * For a handle that the driver has had: of one that is gone it says so (measured, driver 580). It may be that of a new
- * context already.
+ * Whether a context still exists. The driver recognises handles of destroyed contexts (measured, driver 580); a
+ * different id means that the handle belongs to a new context.
  */
 static bool is_alive(CUcontext ctx, unsigned long long id)
 {
@@ -417,7 +417,7 @@ static bool is_alive(CUcontext ctx, unsigned long long id)
                id_of(ctx) == id;
 }
 
-/* counted: it ends only with the last of those who attached to it. */
+/* counted: the context ends only with the last of its attaches. */
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         int saved_errno = errno;
@@ -466,7 +466,7 @@ static bool still_active(CUdevice dev)
 
         if (!gr_real.cuDevicePrimaryCtxGetState)
                 return true;
-        /* A wrong answer would have memory of a dead context handed out: who does not answer is asked once more. */
+        /* A wrong answer could hand out memory of a destroyed context, so a failed call is repeated once. */
         for (int i = 0; i < 2; i++)
                 if (gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) == CUDA_SUCCESS)
                         break;
@@ -480,8 +480,7 @@ struct release {
         bool reset, ends;
 };
 
-/* A release ends it when it is the last: the count is the driver's, but whoever retains it we see. Primary lock held.
- */
+/* The last release ends the context. The driver has the count, but hooks see all retains. Primary lock held. */
 static struct release before_release(CUdevice dev, bool reset)
 {
         struct release release = {.dev = dev, .reset = reset};
@@ -495,14 +494,14 @@ static struct release before_release(CUdevice dev, bool reset)
         return release;
 }
 
-/* Primary lock held since before. */
+/* After before_release and the driver's call. Primary lock held since before_release. */
 static void after_release(const struct release *release, CUresult result)
 {
         if (result == CUDA_SUCCESS) {
                 unsigned *count = &retained[release->dev];
 
                 pthread_mutex_lock(&lock);
-                /* After a reset nobody knows: too few only means that an end is prepared for that does not come. */
+                /* After a reset the count is unknown. Too low a one only prepares for an end that does not come. */
                 *count = release->reset || *count == 0 ? 0 : *count - 1;
                 pthread_mutex_unlock(&lock);
         }
@@ -555,7 +554,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
         return primary_ends(dev, gr_real.cuDevicePrimaryCtxReset_v2, true);
 }
 
-/* Lock held. Without memory for it, its end is seen afterwards only. */
+/* Lock held. Without host memory for the entry, its end is noticed only afterwards. */
 static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
         if (green_count == green_room) {
@@ -581,8 +580,8 @@ static struct green *green_find(CUgreenCtx handle)
 }
 
 /*
- * A green context retains the device's primary one, which owns its memory and whose fences cover its streams. So that
- * one is known from now on: copies on a green stream may touch blocks of any other context of the device.
+ * A green context retains the device's primary context, which owns its memory and whose fences cover its streams. So
+ * the primary context is added to the core: copies on a green stream may access blocks of any context of the device.
  */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
                                             unsigned int flags)
@@ -597,7 +596,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         pthread_mutex_lock(&primary_locks[dev]);
         result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
         if (result == CUDA_SUCCESS) {
-                gr_streams_overlap(); /* it has a default stream beside the primary context's */
+                gr_streams_overlap(); /* its default stream runs beside that of the primary context */
                 mode = gr_capture_relax();
                 primary = primary_of(dev);
                 gr_capture_restore(mode);
@@ -614,7 +613,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         return result;
 }
 
-/* Spares the look at who owns what is allocated there. */
+/* Remembers the conversion, so that owner_of need not find the owner by an allocation. */
 GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx handle)
 {
         CUresult result = GR_REAL(cuCtxFromGreenCtx, context, handle);
@@ -646,8 +645,8 @@ static void end_inactive(void)
 }
 
 /*
- * It releases the primary context, which ends where nobody else retains it. And its handle as a context may come back
- * as another one: no alias is trusted any more.
+ * This releases the primary context, which ends if nothing else retains it. The handle may come back as another
+ * context, so no alias is trusted any more.
  */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
@@ -682,13 +681,13 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
                 after_release(&release, result);
                 pthread_mutex_unlock(&primary_locks[dev]);
         } else if (result == CUDA_SUCCESS) {
-                end_inactive(); /* it may have been of any device */
+                end_inactive(); /* the device of the green context is not known: checks all */
         }
         errno = saved_errno;
         return result;
 }
 
-/* From now on work of the current context can reach the peer's blocks, so the peer's fences must cover it. */
+/* Work of the current context can now access the peer's blocks, so the peer's fences must cover it. */
 GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
         struct gr_context *current, *owner;

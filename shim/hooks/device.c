@@ -1,4 +1,4 @@
-/* Devices: what each may hold by the options, known from the first time that somebody asks for it. */
+/* Devices: the limits that the options set for each, read when the device is first used. */
 #include <pthread.h>
 
 #include "base/log.h"
@@ -20,7 +20,7 @@ static uint64_t limit(enum gr_option_id id, CUdevice dev, uint64_t total_bytes)
         return bytes == GR_SIZE_NONE ? GR_UNLIMITED : bytes;
 }
 
-/* Host memory, so the card's size is no bound; of it only a percentage is taken. */
+/* The limit on spilled memory. That is host memory, so the card's size is no bound; only a percentage refers to it. */
 static uint64_t spill(CUdevice dev, uint64_t total_bytes)
 {
         const struct gr_size *size = gr_size_list_get(&gr_options.spill, dev);

@@ -1,11 +1,11 @@
 /*
- * What the program is told of a card's memory by NVIDIA's management library, which nvidia-smi and monitors ask instead
- * of CUDA: with GPURECLAIM_NVML=1, and where a limit holds, its share, as cuMemGetInfo tells it. Off by default: NVML
- * is also what a limit is checked with, and its list of processes stays true beside it.
+ * The memory figures of NVML, NVIDIA's management library, which nvidia-smi and monitors use. With GPURECLAIM_NVML=1,
+ * and if a limit holds, they show the program its share, as cuMemGetInfo does. Off by default: NVML is also used to
+ * check limits, and its list of processes would contradict the share.
  *
- * The library's own function is asked first, so that errors, versions and NULL are as natively. A process that asks
- * NVML and has not initialised CUDA must not be made to: then the environment says what its share is, and what of it
- * the group has taken, if any. The library is never opened here, and once found kept loaded.
+ * NVML's own function is called first, so that errors, versions and NULL are as without this library. A process that
+ * uses NVML but has not initialised CUDA must not be made to do so; then the share comes from the options, and from the
+ * region what the group has taken. This file never loads NVML, but keeps it loaded once it is found.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,7 +29,10 @@ struct memory_v2 {
 GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *memory);
 GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *memory);
 
-/* Constant once found is true; but for the hooked ones each may be missing, and those of old libraries, too. */
+/*
+ * NVML's functions; constant once found is true. Old libraries lack some: those are NULL, and a hooked one among them
+ * is not used either.
+ */
 static struct {
         _Atomic bool found;
         __typeof__(nvmlDeviceGetMemoryInfo) *nvmlDeviceGetMemoryInfo;
@@ -63,7 +66,7 @@ static bool find_real(void)
 
         if (atomic_load_explicit(&real.found, memory_order_acquire))
                 return true;
-        /* Without the lock: a thread that has the loader's may wait for it in a constructor. */
+        /* Without the lock: a thread that has the loader's lock may wait for this one in a constructor. */
         library = dlopen(GR_NVML_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
         if (library) {
                 for (size_t i = 0; i < HOOKS; i++)
@@ -71,7 +74,7 @@ static bool find_real(void)
                 uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
                 index = gr_real_symbol(library, "nvmlDeviceGetIndex");
         }
-        dlerror(); /* what is missing is no error of the program's */
+        dlerror(); /* clears it: a missing function is not an error of the program */
         pthread_mutex_lock(&lock);
         if (library && !atomic_load(&real.found)) {
                 for (size_t i = 0; i < HOOKS; i++)
@@ -103,7 +106,7 @@ void *gr_nvml_swap(void *function)
         return function;
 }
 
-/* Where CUDA will see the card, as far as that can be known before CUDA does: -1 for nowhere. */
+/* The ordinal that CUDA will give the card, as far as that can be known before CUDA is initialised; -1: none. */
 static int expected_ordinal(void *nvml_device, const char *uuid)
 {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -129,7 +132,7 @@ static int expected_ordinal(void *nvml_device, const char *uuid)
         return -1;
 }
 
-/* The card's UUID and ordinal; -1 for one that CUDA does not see here. *ret_in_use: it is CUDA that says so. */
+/* The card's UUID and ordinal; -1: CUDA does not see it. *ret_in_use: CUDA is initialised and has told the ordinal. */
 static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_use)
 {
         char own[GR_UUID_TEXT_BYTES];
@@ -147,7 +150,7 @@ static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_us
         return -1;
 }
 
-/* Once where there is a context: without one there is nothing to be seen, and nobody to be made one. */
+/* Refreshes the device's figures in its first context. Without a context there are none, and none is created. */
 static bool refresh(struct gr_context *context, void *arg)
 {
         struct gr_device *device = arg;
@@ -165,7 +168,7 @@ static void at_most(unsigned long long *value, uint64_t most)
                 *value = most;
 }
 
-/* Turns the card's figures into the share's; reserved is part of used in the first form of the call. */
+/* Replaces the card's figures by the share's. In the first version of the call, reserved is part of used. */
 static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigned long long *reserved)
 {
         unsigned long long total = memory->total, free_bytes = memory->free;
@@ -175,7 +178,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         bool in_use;
         int ordinal = find_ordinal(nvml_device, uuid, &in_use);
 
-        /* A child after fork, and a process whose driver is too old, are left alone in this as well. */
+        /* Where the library is off (a child after fork, a driver that is too old) the figures stay NVML's. */
         if (ordinal < 0 || ordinal >= GR_DEVICES_MAX || atomic_load(&gr_shim_state) == GR_SHIM_OFF)
                 return;
         if (in_use)
@@ -194,14 +197,14 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
                 free_bytes = share_free;
         }
         at_most(&total, hard);
-        if (group != GR_SIZE_NONE) { /* of which this process is no member yet */
+        if (group != GR_SIZE_NONE) { /* this process is no member of the group yet */
                 uint64_t sum = gr_neighbour_sum(uuid + UUID_PREFIX);
 
                 at_most(&total, group);
                 at_most(&free_bytes, group > sum ? group - sum : 0);
         }
         if (total < memory->total)
-                *reserved = 0; /* it is outside the share */
+                *reserved = 0; /* reserved memory is not part of the share */
         at_most(&free_bytes, total - *reserved);
         *memory = (struct gr_nvml_memory){.total = total, .free = free_bytes, .used = total - *reserved - free_bytes};
 }

@@ -1,14 +1,14 @@
 /*
- * What the program asks about memory, answered so that it sees its share of the card, the sizes it asked for, and
- * nothing of what is cached. Measured (driver 580): of a freed pointer the driver says the same as of one that never
- * was.
+ * Queries about memory. The answers show the program its share of the card and the sizes that it asked for, and nothing
+ * of what is cached. For a freed pointer the driver answers as for one that never existed (docs/measurements.md,
+ * no-pointer).
  */
 #include <errno.h>
 
 #include "base/log.h"
 #include "shim.h"
 
-#define INFO_TRIES    500 /* then a figure that may be too good, rather than to wait on */
+#define INFO_TRIES    500 /* after so many a figure that may be too high is accepted */
 #define INFO_PAUSE_NS UINT64_C(50000)
 
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
@@ -16,7 +16,8 @@ int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *re
         CUdeviceptr base = ptr;
         struct gr_split_place place;
 
-        /* Most questions are about the first byte; for the others the driver knows the allocation, but no range of it.
+        /*
+         * Most queries are about a first byte. For others the driver knows the allocation, and split knows the range.
          */
         if (gr_ledger_find(&gr_core.ledger, ptr, ret_info) != 0) {
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {
@@ -33,7 +34,7 @@ int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *re
         return 0;
 }
 
-/* Whether ptr, inside a block of ours, is memory of the program. */
+/* Whether ptr, inside a block of the pool, is memory that the program has. */
 static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_info *info)
 {
         return info->live && ptr - base < info->requested_bytes;
@@ -88,7 +89,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
 
         if (gr_shim_ready() && free_bytes && total_bytes)
                 context = gr_current_context();
-        /* What is just going back counts as cached until it has gone, and would be told twice. */
+        /* Memory that is going back counts as cached until that is done: it would be counted twice, so try again. */
         for (unsigned tries = 0;; tries++) {
                 uint64_t ended = context ? gr_releases_ended(context->device) : 0;
                 CUresult result = GR_REAL(cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -131,7 +132,7 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
         return result;
 }
 
-/* As gr_block_at, where pointer attributes say nothing. */
+/* As gr_block_at, by the driver's address range, for pointers whose attributes tell nothing. */
 static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
@@ -149,7 +150,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
-        /* The driver knows no allocation there. Any other refusal, as without a context, stands. */
+        /* The driver knows no allocation there, but the pool does. Other errors, as without a context, are returned. */
         if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && (info.spilled || info.split))
                 result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS && size)
@@ -159,12 +160,12 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         return result;
 }
 
-/* After a successful answer about a live block of ours. */
+/* Corrects a successful answer about a live block of the pool. */
 static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
 {
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
-        /* The driver numbers its allocations one by one; ours are told apart by which use of the block they are. */
+        /* The driver gives each allocation a number of its own. The uses of one block get different numbers here. */
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->generation > 1)
                 *(unsigned long long *)data |= (unsigned long long)(info->generation - 1) << 40;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
@@ -173,7 +174,7 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
                 *(int *)data = 0;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
                 *(CUcontext *)data = info->context->handle;
-        /* From here on somebody outside can know the memory. */
+        /* With this token another device can access the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
                 gr_ledger_mark_exported(&gr_core.ledger, block);
 }
@@ -214,7 +215,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
         return result;
 }
 
-/* An attribute set (SYNC_MEMOPS, by users of GPUDirect RDMA) would stay with the block: such a one is never reused. */
+/* An attribute (SYNC_MEMOPS, set for GPUDirect RDMA) stays with the memory, so the block is not reused afterwards. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
         CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_unless_cached(ptr));
@@ -225,8 +226,8 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 }
 
 /*
- * A handle stands for a whole allocation, which the importer gets at its first byte: for a range of a segment it would
- * give away other blocks, at another offset than the program means. Refused as for memory that cannot be shared.
+ * A handle stands for a whole allocation, which the importer gets from its first byte on. For a range of a segment it
+ * would export other blocks, at an unexpected offset; so it is refused, as for memory that cannot be shared.
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {

@@ -1,18 +1,17 @@
 /*
- * The shared CUDA runtime, libcudart.so.12 and .13. Its cudaMalloc and cudaFree come down to one call of the driver's,
- * which is ours; what it does around that costs more than our call, as it touches memory that the program's own work
- * has pushed out of the processor's cache: in a PyTorch training without its own cache 0.13 to 0.19 us of each 0.5 to
- * 1.1 (H200, November 2026). So the linker binds these functions to the ones below, by the runtime's version of the
- * symbol, and what the pool serves does not pass through the runtime. (dlsym and programs that ask for no version do
- * not find them: there the driver's functions do the work, as with the static runtime.)
+ * The shared CUDA runtime, libcudart.so.12 and .13. Its cudaMalloc and cudaFree each make one call of the driver, which
+ * is hooked. What the runtime does around that call costs more than the hook (docs/measurements.md, runtime-cost). So
+ * the linker binds these functions to the ones below, by the runtime's version of the symbol, and requests that the
+ * pool serves bypass the runtime. (dlsym, and programs that ask for no version, do not find them: there the hooks of
+ * the driver's functions do the work, as with the static runtime.)
  *
- * This way is open only where the runtime would do nothing else and nobody would notice:
- * - the runtime has served the calling thread in the context that is current, and the thread has not chosen a device
- *   since: there is nothing for it to set up first;
- * - the pool serves it: what fails, fails in the runtime, which remembers the error;
+ * The bypass is open only where the runtime would do nothing else and no other part could notice:
+ * - the runtime has served the calling thread in the current context, and the thread has not chosen a device since: so
+ *   there is nothing that the runtime would set up first;
+ * - the pool serves the request: a failure must pass through the runtime, which remembers the error;
  * - no profiler has asked CUPTI for the calls of the runtime or the driver, and none was injected;
- * - no other library stands in for these functions behind us;
- * - the process does not end: the driver may refuse from then on.
+ * - no other library replaces these functions behind this one;
+ * - the process does not end: from then on the driver may refuse calls.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -66,23 +65,23 @@ static bool is_in(const void *function, const char *library)
         return dladdr(function, &info) && info.dli_fname && strstr(info.dli_fname, name);
 }
 
-/* The function that this library's version of the symbol would be without us; NULL. */
+/* The function to which the symbol, in this version, would be bound without this library; NULL: none. */
 static void *next(const char *name, const char *library, bool *ret_stand_in)
 {
         void *any = gr_real_symbol(RTLD_NEXT, name), *found = dlvsym(RTLD_NEXT, name, library), *own = NULL, *handle;
 
-        /* Where a plug-in has brought the library only those that need it find it. It stays loaded from then on. */
+        /* A runtime that a plug-in has loaded is found by its handle only. The handle keeps it loaded from then on. */
         handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
         if (handle)
                 own = dlvsym(handle, name, library);
         dlerror(); /* what is missing is no error of the program's */
         if (any && any != found && any != own && !is_in(any, library))
-                found = any; /* without a version, so for every one */
+                found = any; /* a replacement without a version, which serves every version */
         *ret_stand_in = found && found != own;
         return found ? found : own;
 }
 
-/* Whoever comes at the same time finds the same. */
+/* Finds the runtime's functions. Threads that come at the same time find the same. */
 static bool find(struct runtime *runtime)
 {
         int saved_errno = errno;
@@ -134,7 +133,7 @@ static void used(const struct runtime *runtime)
         gr_runtime_used(bit_of(runtime));
 }
 
-/* refused: what the pool has said already, of which the runtime is to hear from the driver; 0: it was not asked. */
+/* Allocates through the runtime. refused: the pool's error, which the driver's hook then returns to it; 0: none. */
 static __attribute__((noinline)) cudaError_t alloc_there(struct runtime *runtime, void **ptr, size_t bytes, int refused)
 {
         cudaError_t result;
@@ -191,14 +190,14 @@ static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
         return free_there(runtime, ptr, rc);
 }
 
-/* The device is another one from now on, be its context current at once or with the next call. */
+/* Chooses a device: its context becomes current at once, or at the next call. */
 static cudaError_t set_device(struct runtime *runtime, int device)
 {
         gr_runtime_unsure();
         return is_found(runtime) ? runtime->set_device(device) : cudaErrorInitializationError;
 }
 
-/* Names of their own, which .symver makes the runtime's; hidden versions, so that nobody links with them. */
+/* .symver gives these functions the runtime's names and versions. The versions are hidden: no program links to them. */
 #define GR_VERSION_OF(number, index)                                                                                   \
         GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes);                                            \
         GR_HOT_CODE GR_EXPORT cudaError_t gr_malloc_##number(void **ptr, size_t bytes)                                 \
@@ -223,8 +222,9 @@ GR_VERSION_OF(12, 0);
 GR_VERSION_OF(13, 1);
 
 /*
- * CUPTI's ways to ask for calls. A profiler that looks them up is noticed by dlsym (lookup.c), one with CUPTI built in
- * by the environment that has the driver load it. Their arguments are words, and travel on as they came.
+ * The functions of CUPTI by which a profiler asks to see calls. One that looks them up is noticed by dlsym (lookup.c);
+ * one with CUPTI built in, by the environment variable that makes the driver load it. Their arguments are passed on as
+ * words.
  */
 typedef uintptr_t watch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 

@@ -1,4 +1,4 @@
-/* Streams and captures: what the pool must know to choose its fences, and when it must keep still. */
+/* Streams and captures: what fences need to know about streams, and when no event may be recorded. */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -9,8 +9,8 @@
 #include "shim.h"
 
 /*
- * A capture that is going on, as it began. It ends by cuStreamEndCapture, or with its stream, its context, or, on the
- * stream that a thread has by itself, with its thread (measured, driver 580).
+ * An open capture. It ends by cuStreamEndCapture, or with its stream, its context or, on a per-thread stream, its
+ * thread (measured, driver 580).
  */
 struct capture {
         const void
@@ -36,8 +36,8 @@ static const void *identity(CUstream stream, bool null_is_per_thread)
 }
 
 /*
- * What the capture on the stream is called, 0 where there is none. Asked before the driver ends it: afterwards another
- * thread's new stream may have its handle, and a capture of its own. current: as in struct capture; NULL: any.
+ * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
+ * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct capture; NULL: any.
  */
 static uint64_t number_of(const void *stream, CUcontext current)
 {
@@ -53,7 +53,7 @@ static uint64_t number_of(const void *stream, CUcontext current)
         return number;
 }
 
-/* Takes the capture of that number off the list, or those of the context; 0 and NULL are nobody's. */
+/* Removes the capture with this number from the list, or those of the context; 0 and NULL match none. */
 static void over(uint64_t number, CUcontext context)
 {
         if (!number && !context)
@@ -91,7 +91,7 @@ static void make_thread_key(void)
         thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
 }
 
-/* Before the driver begins it: afterwards another thread may end the context that it is asked for. */
+/* Describes a capture before the driver begins it: afterwards another thread may end the context. */
 static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
 {
         struct capture capture = {.stream = identity(stream, null_is_per_thread)};
@@ -111,7 +111,7 @@ static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
         return capture;
 }
 
-/* Whether there is room for one more on the list; the gate's exclusive side is held, so it stays. */
+/* Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes it. */
 static bool has_room(void)
 {
         bool room;
@@ -133,7 +133,7 @@ static bool has_room(void)
         return room;
 }
 
-/* A begin that the driver accepted, after has_room. */
+/* Adds a capture that the driver has begun; has_room came before. */
 static void began(const struct capture *capture)
 {
         static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -158,7 +158,7 @@ static void began(const struct capture *capture)
                         return GR_REAL(symbol, __VA_ARGS__);                                                           \
                 capture = about_to_begin(stream, null_is_per_thread);                                                  \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
-                /* One that is on no list would keep the gate shut for good. */                                        \
+                /* A capture that is not on the list would keep the gate shut for good. */                             \
                 result = has_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                         \
                 if (result == CUDA_SUCCESS)                                                                            \
                         began(&capture);                                                                               \
@@ -201,7 +201,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUg
         BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, true, stream, stream, graph, dependencies, edges, count, mode);
 }
 
-/* Ending fails in ways that leave the capture on (a wrong thread or stream) and in ways that end it (it was lost). */
+/* A failed end may leave the capture open (wrong thread or stream) or close it (the capture was invalidated). */
 static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_thread,
                             __typeof__(cuStreamEndCapture) *real)
 {
@@ -273,9 +273,8 @@ void gr_streams_overlap(void)
 }
 
 /*
- * cuBLAS makes itself a stream that gets no work: the heuristics of cuBLASLt do in nearly every PyTorch program, all of
- * whose kernels go to the default stream (21,100 of 21,100 launches, H200, PyTorch 2.11, November 2026). Were it to use
- * one, a barrier would cost it overlap, and no more.
+ * The heuristics of cuBLASLt create a stream that gets no work (docs/measurements.md, cublas-stream), so it does not
+ * count as overlap. If it got work after all, a barrier would cost overlap and nothing else.
  */
 static bool is_without_work(const void *creator)
 {
@@ -298,7 +297,9 @@ static bool is_without_work(const void *creator)
         return without_work;
 }
 
-/* With streams of its own the program may overlap work, and a barrier has its price. creator: the caller's code. */
+/*
+ * The program has a stream of its own: work may overlap, so a barrier is no longer cheap. creator: the caller's code.
+ */
 static void created(CUresult result, const void *creator)
 {
         int saved_errno = errno;
@@ -326,10 +327,12 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
         return result;
 }
 
-/* A graph has work that waits, or may have: each launch gives it to a stream. */
+/* Some graph has, or may have, nodes that wait for others: each launch gives such work to a stream. */
 static _Atomic bool graphs_wait;
 
-/* Before the driver has it: a barrier that is laid next is behind it. waits follows where it is true. */
+/*
+ * Called before the driver gets work that waits, as the next barrier would be laid behind it. True: call waits after.
+ */
 static bool will_wait(void)
 {
         int saved_errno = errno;

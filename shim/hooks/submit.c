@@ -1,15 +1,14 @@
 /*
- * Work that threads give to the streams they have by themselves (nvcc's --default-stream per-thread, and the handle
- * CU_STREAM_PER_THREAD). Nobody makes such a stream, so the first work on it says that there is one. It may wait for
- * what another thread does next on its own stream, copies and fills among it: so the first one counts already.
+ * Work on per-thread streams (nvcc's --default-stream per-thread, and the handle CU_STREAM_PER_THREAD). No call creates
+ * such a stream, so it is noticed at the first work on it, a copy or fill included: even that may wait for what another
+ * thread does next on its own stream.
  *
- * These hooks lie on the way of every launch: each compares the stream's handle, or a flag, and jumps on. Copies and
- * fills that the host waits for have none: nobody needs to overlap with them alone.
+ * Every launch passes one of these hooks, so they only compare the stream's handle, or a flag, and jump on. Copies and
+ * fills for which the host waits have no hook, as they alone overlap with nothing.
  */
 #include "shim.h"
 
-/* Whether this is work on the thread's own stream, and nobody knows yet that there is one; null_is_own: 0 stands for
- * it, too. */
+/* Whether this is the first work seen on a per-thread stream. null_is_own: stream 0 is the per-thread stream, too. */
 static inline bool is_first(CUstream stream, bool null_is_own)
 {
         return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) &&
@@ -22,8 +21,10 @@ void gr_submits(CUstream stream, bool null_is_own)
                 gr_streams_overlap();
 }
 
-/* What is rare goes on in a function of its own: the other calls none but the last, and so keeps the arguments as they
- * came. */
+/*
+ * The rare case is a function of its own. So the hook itself calls no function but the last one, and passes the
+ * arguments on in their registers.
+ */
 #define SUBMISSION_BY(symbol, stream, null_is_own, parameters, ...)                                                    \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \

@@ -1,6 +1,6 @@
 /*
- * Calls that wait for the GPU: the moment to give memory back early (proactive.h), while it costs nobody time. Where
- * memory is plenty they cost one look at a flag.
+ * Calls that wait for the GPU. Meanwhile memory can be given back without costing time (core/reclaim/proactive.h). As
+ * long as there is enough memory, such a call only reads a flag.
  */
 #include <errno.h>
 
