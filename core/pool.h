@@ -34,8 +34,8 @@ int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_
 
 /*
  * The program frees ptr. -ENOENT: no block of the pool, ask the driver; -EALREADY: a block of the pool, but the program
- * does not have it (freed twice). Any other error is the driver's, to which the block was to go at once; the program
- * then still has it.
+ * does not have it (freed twice). Any other error comes from the driver, which refused a block that could not be
+ * cached; the program then still has it.
  */
 int gr_pool_free(struct gr_core *core, uint64_t ptr);
 

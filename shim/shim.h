@@ -198,7 +198,7 @@ static inline struct gr_context *gr_current_context(void)
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);
 
-/* The same; an unknown one is made current for a moment, which makes it known. NULL where the driver refuses that. */
+/* The same. An unknown context is made current for a moment and added; NULL if the driver refuses that. */
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*

@@ -162,7 +162,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         return ptr;
 }
 
-/* The fast path of this thread's frees uses this arena and its context. */
+/* Remembers the arena of the thread's last hit: the fast path of the thread's frees looks there. */
 static inline void remember_arena(struct gr_arena *own)
 {
         if (gr_thread.used != own)

@@ -164,7 +164,7 @@ void gr_arenas_resume(struct gr_context *context);
 /* Whether all bins of the class are empty. */
 bool gr_arenas_class_empty(struct gr_context *context, unsigned class);
 
-/* bytes of the context's cache have left it for the driver: as far as they were preallocated, they are no longer. */
+/* Called when bytes of the context's cache have gone to the driver: takes them off the count of preallocated bytes. */
 void gr_arenas_returned(struct gr_context *context, uint64_t bytes);
 
 /* The context is gone: uncharges and frees the blocks in the bins, whose memory went with it. Arenas quiesced. */

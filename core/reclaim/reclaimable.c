@@ -128,7 +128,7 @@ static void run_slot(void *arg)
         gr_lock(&registry->lock);
         slot->runner = pthread_self();
         slot->started = true;
-        wanted = slot->entry != NULL; /* else unregistered before it came to run */
+        wanted = slot->entry != NULL; /* NULL: it was unregistered before this run began */
         gr_unlock(&registry->lock);
         if (wanted) {
                 inside = true;

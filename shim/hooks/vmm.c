@@ -76,7 +76,7 @@ static void drop_if_unused(struct memory *memory)
                 return;
         if (memory->of) {
                 memory->of->maps--;
-                drop_if_unused(memory->of); /* it is charged itself, so the recursion ends there */
+                drop_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
         } else {
                 gr_accounted_uncharge(memory->device, memory->kind, memory->bytes);
         }

@@ -146,7 +146,7 @@ static void wake(struct gr_core *core)
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
                 helper.running = gr_thread_start(helper_main, NULL);
-                if (!helper.running) /* out of memory or threads, which may pass */
+                if (!helper.running) /* no memory or too many threads: try again later */
                         retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
         }
         atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);

@@ -1,4 +1,4 @@
-/* The fast path of allocations and frees, and those who take a block from it: other threads, exports, ends. */
+/* The fast path, and everything that takes a block away from it: other threads, exports, ends of contexts. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>

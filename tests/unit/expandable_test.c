@@ -1,6 +1,6 @@
 /*
- * The heaps of split, which it has where memory can be mapped, against a GPU that is only a clock and notices what is
- * handed out, given back or unmapped too early.
+ * Expandable segments, which split has where memory can be mapped, on a scripted GPU that is only a clock and notices
+ * memory that is handed out, given back or unmapped too early.
  */
 #include "segment/split.h"
 

@@ -1,5 +1,7 @@
-/* Who waits for a lock that is held for long goes to sleep: yielding alone lets no thread of a lower priority run,
- * which may be the one that holds it. */
+/*
+ * A thread that waits long for a lock goes to sleep. Yielding alone would let no thread of lower priority run, and the
+ * holder may be one.
+ */
 #include "base/lock.h"
 
 #include <pthread.h>

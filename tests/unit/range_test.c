@@ -1,4 +1,4 @@
-/* Ranges of split: who lies where, the lists of free ones, and which of them fits, against plain searches. */
+/* Ranges of split: their order, the free lists, and which range fits a request, compared with plain searches. */
 #include "segment/range.h"
 
 #include <stdlib.h>
