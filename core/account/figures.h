@@ -1,7 +1,8 @@
 /*
  * The figures of a device, by their names. account/figures.def is the only list of them.
  *
- * Each is right by itself, while other threads work: their sums need not be. No call asks the driver.
+ * While other threads work each figure is right by itself, but two of them may be of different moments. No function
+ * here calls the driver.
  */
 #ifndef GR_FIGURES_H
 #define GR_FIGURES_H
@@ -17,26 +18,26 @@ enum gr_figure {
 #include "account/figures.def"
 #undef GR_FIGURE
         GR_FIGURE_COUNT,
-        GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* so many of them, the first, are in the region */
+        GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* how many figures, from the first on, the region has */
 };
 
 enum gr_nature { GR_NATURE_LEVEL, GR_NATURE_BESIDE, GR_NATURE_PEAK, GR_NATURE_LIMIT, GR_NATURE_CARD };
 
 struct gr_figure_row {
-        const char *json;  /* its name there */
-        const char *words; /* what it is, behind the size; NULL: not in the text */
+        const char *json;  /* its name in JSON */
+        const char *words; /* stands behind the size in the text; NULL: not in the text */
         enum gr_nature nature;
 };
 
 extern const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT];
 
-/* All of them, as they are now. */
+/* Reads all figures of the device. */
 void gr_device_figures(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT]);
 
-/* Writes one of them into an object; null where it is not known, or no limit. */
+/* Adds one figure to a JSON object; null if it is not known, or there is no limit. */
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes);
 
-/* Writes lines for people: the figures that have words and say something, those of one nature side by side. */
+/* Writes the figures that have words, and a value worth telling, as text: one line for each nature. */
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg);
 
 #endif

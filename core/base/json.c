@@ -51,7 +51,7 @@ static void put_line(struct gr_json *json)
                 put(json, "  ");
 }
 
-/* What stands before a value. */
+/* Writes what comes before a value: comma, line break and name. */
 static void entry(struct gr_json *json, const char *name)
 {
         if (json->filled)

@@ -38,7 +38,7 @@ struct gr_json {
         unsigned lines, depth;
         bool filled; /* the innermost object or array has an entry */
         char closing[GR_JSON_DEPTH];
-        size_t length; /* of what waits to be written */
+        size_t length; /* of the text below, which waits to be written */
         char text[256];
 };
 
@@ -64,7 +64,7 @@ void gr_json_count(struct gr_json *json, const char *name, uint64_t count);
 /* UINT64_MAX, which stands for no limit and for what is not known, becomes null. */
 void gr_json_bytes(struct gr_json *json, const char *name, uint64_t bytes);
 
-/* As printf writes it, which must be a number of JSON of less than 64 bytes. */
+/* Adds a number, formatted as by printf: a valid JSON number of less than 64 bytes. */
 __attribute__((format(printf, 3, 4))) void gr_json_number(struct gr_json *json, const char *name, const char *format,
                                                           ...);
 

@@ -18,7 +18,7 @@ struct piece {
 
 static struct gr_lock lock = {PTHREAD_MUTEX_INITIALIZER, GR_RANK_METADATA}; /* guards what follows */
 static struct piece *chunks;                                                /* so that leak checkers find them */
-static size_t chunk_used = CHUNK_BYTES;                                     /* bytes of the first of them */
+static size_t chunk_used = CHUNK_BYTES;                                     /* bytes used in the newest chunk */
 static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1];                 /* by size, in cache lines */
 
 static size_t lines_of(size_t bytes)

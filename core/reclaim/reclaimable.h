@@ -43,10 +43,10 @@ struct gr_reclaimable_slot {
         char name[GR_RECLAIMABLE_NAME];
         unsigned failures; /* in a row */
         uint64_t left_out_until_ns;
-        uint64_t runs; /* ended */
+        uint64_t runs; /* how many have ended */
 
-        bool running; /* what follows is about that run */
-        bool started; /* then runner is the thread */
+        bool running; /* a run is on; the fields below describe it */
+        bool started; /* runner is set, to the thread of the run */
         bool late;    /* its caller has given up waiting */
         bool is_drop;
         pthread_t runner;

@@ -1,4 +1,4 @@
-/* What segments give back to the driver. Calls the driver; no lock is held. */
+/* Returns free memory of segments to the driver. The functions may call the driver; no lock is held. */
 #ifndef GR_SPLIT_TRIM_H
 #define GR_SPLIT_TRIM_H
 
@@ -13,13 +13,13 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 /* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */
 uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes);
 
-/* What no request needed since the last call, of what could go back. */
+/* The low water of the surplus: what no request needed since the last call. */
 uint64_t gr_split_unneeded(struct gr_context *context);
 
-/* Freed blocks in fastbins count as free ranges from now on: what lies beside them can go back, too. */
+/* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */
 void gr_split_settle(struct gr_context *context);
 
-/* Whether nothing could go back. */
+/* Whether there is no surplus. */
 bool gr_split_empty(struct gr_context *context);
 
 #endif

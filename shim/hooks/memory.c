@@ -63,7 +63,7 @@ CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
         return result;
 }
 
-/* The pitch of this width, or 0 while nobody has asked the driver. */
+/* The pitch of this width; 0: the driver has not been asked for it yet. */
 static size_t pitch_known(struct pitch *wanted)
 {
         struct pitch *found;
