@@ -51,22 +51,30 @@ void gr_spin_wait(struct gr_spin *spin)
 
 #ifdef GR_LOCK_CHECKS
 #include <assert.h>
+#include <stdint.h>
 
-static _Thread_local unsigned held; /* bit r: a lock of rank r */
+static _Thread_local uint64_t held;          /* bit r: a lock of rank r */
+static _Thread_local unsigned primary_depth; /* how often the one recursive lock is held */
+
+_Static_assert(GR_RANK_METADATA < 64, "a bit for each rank");
 
 void gr_rank_enter(enum gr_rank rank)
 {
+        if (rank == GR_RANK_PRIMARY && primary_depth++ > 0)
+                return;
         assert(!(held >> rank)); /* a lock of this or a higher rank is held already */
-        held |= 1u << rank;
+        held |= UINT64_C(1) << rank;
 }
 
 void gr_rank_leave(enum gr_rank rank)
 {
-        held &= ~(1u << rank);
+        if (rank == GR_RANK_PRIMARY && --primary_depth > 0)
+                return;
+        held &= ~(UINT64_C(1) << rank);
 }
 
 void gr_rank_assert_held(enum gr_rank rank)
 {
-        assert(held & 1u << rank);
+        assert(held & UINT64_C(1) << rank);
 }
 #endif

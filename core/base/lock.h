@@ -1,5 +1,5 @@
 /*
- * The locks of core/ and their order: a thread may take a lock only while all locks it holds have a lower rank. Builds
+ * The locks of core/ and shim/ and their order: a thread may take a lock only while all locks it holds have a lower rank. Builds
  * with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the driver
  * except where a header says so, and none across fork: in the child all calls go to the driver
  * (shim/process/process.c).
@@ -9,30 +9,57 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 
 enum gr_rank {
-        GR_RANK_LADDER,    /* one device's climbers; held across calls of the driver */
-        GR_RANK_CONTEXTS,  /* the list of contexts */
-        GR_RANK_HOOKS,     /* the registry of reclaimables */
-        GR_RANK_UNPIN,     /* pinned memory that goes back; held across the driver's free, and tries to allocate */
-        GR_RANK_GATE,      /* captures against fences; held across record and wait */
-        GR_RANK_FENCE,     /* one context's epochs; held across record, wait and query */
-        GR_RANK_EVENTS,    /* one context's idle events */
-        GR_RANK_SPILLED,   /* one context's freed blocks of host memory */
-        GR_RANK_SPLIT,     /* one context's segments */
-        GR_RANK_PINNED,    /* cached pinned memory */
-        GR_RANK_ARENA,     /* one shard's bins of a context */
-        GR_RANK_SLABS,     /* one device's slabs of small blocks */
-        GR_RANK_LEDGER,    /* one shard of the ledger */
-        GR_RANK_ACCOUNTED, /* the ledger of what the pool does not serve */
-        GR_RANK_REGION,    /* one device's account in the region; held across looks at other processes */
-        GR_RANK_METADATA,  /* the pool's own structures; adding to them may take memory from the C library */
+        GR_RANK_RESOLVE,       /* shim/lookup: the driver is being found, or the process ends */
+        GR_RANK_API,           /* shim/process: what the program registered */
+        GR_RANK_PRIMARY,       /* one device's primary context begins or ends; recursive, held across the driver */
+        GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
+        GR_RANK_CONTEXTS,      /* the list of contexts */
+        GR_RANK_HOOKS,         /* the registry of reclaimables */
+        GR_RANK_UNPIN,         /* pinned memory that goes back; held across the driver's free, and tries to allocate */
+        GR_RANK_BACKGROUND,    /* the background thread's orders */
+        GR_RANK_NEIGHBOUR,     /* requests between processes */
+        GR_RANK_OVERHEAD,      /* driver overhead; held across NVML */
+        GR_RANK_POOLS,         /* the program's stream-ordered pools */
+        GR_RANK_POOL_FREES,    /* ... and what was freed in them */
+        GR_RANK_CONTEXT_NAMES, /* which context a handle means; the driver is asked under it */
+        GR_RANK_DEVICES,       /* which devices are set up; the driver is asked under it */
+        GR_RANK_MAPPED,        /* the program's mapped memory */
+        GR_RANK_GRAPHS,        /* the program's graphs */
+        GR_RANK_PITCHES,       /* the pitches that the driver chose */
+        GR_RANK_GATE,          /* captures against fences; held across record and wait */
+        GR_RANK_CAPTURING,     /* streams that capture */
+        GR_RANK_FENCE,         /* one context's epochs; held across record, wait and query */
+        GR_RANK_EVENTS,        /* one context's idle events */
+        GR_RANK_SPILLED,       /* one context's freed blocks of host memory */
+        GR_RANK_SPLIT,         /* one context's segments */
+        GR_RANK_PINNED,        /* cached pinned memory */
+        GR_RANK_ARENA,         /* one shard's bins of a context */
+        GR_RANK_SLABS,         /* one device's slabs of small blocks */
+        GR_RANK_LEDGER,        /* one shard of the ledger */
+        GR_RANK_ACCOUNTED,     /* the ledger of what the pool does not serve */
+        GR_RANK_REGION,        /* one device's account in the region; held across looks at other processes */
+        GR_RANK_STREAMS,       /* the library's own streams; the driver makes them under it */
+        GR_RANK_MAPPINGS,      /* the library maps or unmaps memory; held across those calls */
+        GR_RANK_NVML,          /* loading NVML */
+        GR_RANK_NVML_VIEWS,    /* NVML's own functions as the program would have found them */
+        GR_RANK_TRACE,         /* the trace; held across write */
+        GR_RANK_WORKERS,       /* calls for worker threads */
+        GR_RANK_THREADS,       /* the library's threads */
+        GR_RANK_METADATA,      /* the pool's own structures; adding to them may take memory from the C library */
 };
 
 struct gr_lock {
         pthread_mutex_t mutex;
         enum gr_rank rank;
 };
+
+#define GR_LOCK_INIT(rank_)                                                                                            \
+        {                                                                                                              \
+                PTHREAD_MUTEX_INITIALIZER, rank_                                                                       \
+        } /* of a static one, which is never destroyed */
 
 #ifdef GR_LOCK_CHECKS
 void gr_rank_enter(enum gr_rank rank);
@@ -70,6 +97,15 @@ static inline void gr_lock(struct gr_lock *lock)
 {
         gr_rank_enter(lock->rank);
         pthread_mutex_lock(&lock->mutex);
+}
+
+/* False: another thread has it. */
+static inline bool gr_trylock(struct gr_lock *lock)
+{
+        if (pthread_mutex_trylock(&lock->mutex))
+                return false;
+        gr_rank_enter(lock->rank);
+        return true;
 }
 
 static inline void gr_unlock(struct gr_lock *lock)

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
+
 #define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
 #define PROCESSES         64
 #define TRIES             4 /* processes may start between two questions */
@@ -58,18 +60,18 @@ static void find(struct nvml *ret)
 
 bool gr_nvml_find(void)
 {
-        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
         int saved_errno = errno;
         struct nvml found = {0};
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
                 /* Without the lock: a thread that holds the loader's lock may, in a constructor, wait for this one. */
                 find(&found);
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 if (!atomic_load(&sought))
                         nvml = found;
                 atomic_store_explicit(&sought, true, memory_order_release);
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         errno = saved_errno;
         return nvml.found;

@@ -25,7 +25,7 @@ struct release_stream {
 };
 
 static struct release_stream *streams; /* guarded by streams_lock */
-static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_lock streams_lock = GR_LOCK_INIT(GR_RANK_STREAMS);
 
 struct gr_driver gr_driver;
 
@@ -162,7 +162,7 @@ static CUstream release_stream(void *context)
         struct release_stream *entry;
         CUstream stream = NULL;
 
-        pthread_mutex_lock(&streams_lock);
+        gr_lock(&streams_lock);
         HASH_FIND_PTR(streams, &context, entry);
         if (entry) {
                 stream = entry->stream;
@@ -179,7 +179,7 @@ static CUstream release_stream(void *context)
                 }
                 leave();
         }
-        pthread_mutex_unlock(&streams_lock);
+        gr_unlock(&streams_lock);
         return stream;
 }
 
@@ -187,13 +187,13 @@ void gr_driver_forget(CUcontext context)
 {
         struct release_stream *entry;
 
-        pthread_mutex_lock(&streams_lock);
+        gr_lock(&streams_lock);
         HASH_FIND_PTR(streams, &context, entry);
         if (entry) {
                 HASH_DEL(streams, entry);
                 free(entry);
         }
-        pthread_mutex_unlock(&streams_lock);
+        gr_unlock(&streams_lock);
 }
 
 /*
@@ -286,7 +286,7 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
  * Held across mapping and unmapping. Two threads that remove two mappings of one handle at a time, or a mapping and the
  * handle, corrupt the driver's own heap (docs/measurements.md, unmap-race).
  */
-static pthread_mutex_t mappings = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_lock mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
@@ -301,7 +301,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)
                 return to_errno_of_memory(result);
-        pthread_mutex_lock(&mappings);
+        gr_lock(&mappings);
         ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
         if (result == CUDA_SUCCESS) {
                 ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, &access, 1));
@@ -312,7 +312,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 gr_real.cuMemRelease(memory);
         else
                 *handle = memory;
-        pthread_mutex_unlock(&mappings);
+        gr_unlock(&mappings);
         return to_errno_of_memory(result);
 }
 
@@ -322,11 +322,11 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         bool entered = context && enter(context);
         CUresult result;
 
-        pthread_mutex_lock(&mappings);
+        gr_lock(&mappings);
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result == CUDA_SUCCESS && handle)
                 gr_real.cuMemRelease(handle);
-        pthread_mutex_unlock(&mappings);
+        gr_unlock(&mappings);
         if (entered)
                 leave();
         gr_capture_restore(mode);

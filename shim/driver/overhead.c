@@ -34,14 +34,15 @@ struct look {
         uint64_t before_bytes; /* what the previous measurement found */
 };
 
-static struct look looks[GR_DEVICES_MAX];                /* guarded by lock */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held across NVML; taken before stream_ordered.c's */
+static struct look looks[GR_DEVICES_MAX];                    /* guarded by lock */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML; taken before stream_ordered.c's */
 
 /* Lock held. */
 static void *card(struct gr_device *device, struct look *look)
 {
         char text[GR_UUID_TEXT_BYTES];
 
+        gr_assert_locked(&lock);
         if (look->tried)
                 return look->nvml;
         look->tried = true;
@@ -62,6 +63,7 @@ static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_b
         uint64_t used, charged, managed, now = 0, last = atomic_load(&device->driver_bytes);
         void *nvml = card(device, look);
 
+        gr_assert_locked(&lock);
         if (!nvml)
                 return false;
         gr_async_refresh(device);
@@ -86,6 +88,7 @@ static void count(struct gr_device *device, uint64_t bytes)
 {
         uint64_t counted = atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]);
 
+        gr_assert_locked(&lock);
         if (bytes > counted)
                 gr_budget_force(device, GR_MEMORY_DRIVER, bytes - counted);
         else if (bytes < counted)
@@ -99,7 +102,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         uint64_t bytes;
 
         gr_nvml_find(); /* without the lock: it asks the loader, which may wait for a thread that wants the lock */
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (!look->at_ns || gr_driver.now_ns() - look->at_ns >= most_age_ns) {
                 if (measure(device, look, &bytes)) {
                         atomic_store(&device->driver_bytes, bytes);
@@ -114,7 +117,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                 }
                 look->at_ns = gr_driver.now_ns();
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
 }
 

@@ -30,7 +30,7 @@ GR_HOT_DATA _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LIN
 static _Atomic bool several;
 static struct gr_context *_Atomic only;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_CONTEXT_NAMES); /* guards what follows */
 static struct alias aliases[ALIASES_MAX];
 static unsigned alias_count;
 static struct green *greens;
@@ -44,8 +44,8 @@ static unsigned retained[GR_DEVICES_MAX];   /* their retains, as far as seen, by
  * added to the core: otherwise one that another thread resets meanwhile would be added after its end. Taken before the
  * lock above. Recursive, as the driver may call the runtime, and so these hooks, while it ends a context.
  */
-static pthread_mutex_t primary_locks[GR_DEVICES_MAX] = {[0 ... GR_DEVICES_MAX - 1] =
-                                                                PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
+static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
+        [0 ... GR_DEVICES_MAX - 1] = {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, GR_RANK_PRIMARY}};
 
 bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
 {
@@ -108,6 +108,7 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 /* Lock held. */
 static CUcontext alias_of(CUcontext handle)
 {
+        gr_assert_locked(&lock);
         for (unsigned i = 0; i < green_count; i++)
                 if (greens[i].context == handle)
                         return primaries[greens[i].dev];
@@ -121,9 +122,9 @@ struct gr_context *gr_context_known(CUcontext handle)
 {
         CUcontext owner;
 
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         owner = alias_of(handle);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         return gr_context_find(&gr_core, owner ? owner : handle);
 }
 
@@ -151,8 +152,8 @@ static struct gr_context *look_up(CUcontext handle)
         if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
                 return NULL;
         mode = gr_capture_relax();
-        pthread_mutex_lock(&primary_locks[dev]);
-        pthread_mutex_lock(&lock);
+        gr_lock(&primary_locks[dev]);
+        gr_lock(&lock);
         if (!primaries[dev])
                 primaries[dev] = primary_of(dev);
         owner = alias_of(handle);
@@ -161,13 +162,13 @@ static struct gr_context *look_up(CUcontext handle)
                 if (owner && owner != handle && alias_count < ALIASES_MAX)
                         aliases[alias_count++] = (struct alias){handle, owner};
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         gr_capture_restore(mode);
         if (owner) {
                 gr_device_use(dev);
                 context = add(owner, dev);
         }
-        pthread_mutex_unlock(&primary_locks[dev]);
+        gr_unlock(&primary_locks[dev]);
         if (context && gr_overhead_counted())
                 gr_overhead_look(context->device, 0);
         return context;
@@ -259,7 +260,7 @@ static void ended(CUcontext handle)
         gr_captures_end(handle);
         gr_driver_forget(handle);
         gr_accounted_drop_owner(&gr_core, handle);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)
                 if (aliases[i].handle == handle || aliases[i].owner == handle)
                         aliases[i] = aliases[--alias_count];
@@ -268,7 +269,7 @@ static void ended(CUcontext handle)
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (primaries[i] == handle)
                         primaries[i] = NULL;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (context)
                 gr_context_drop(context);
 }
@@ -363,16 +364,16 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
-        pthread_mutex_lock(&primary_locks[dev]);
+        gr_lock(&primary_locks[dev]);
         result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
         if (result == CUDA_SUCCESS) {
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 primaries[dev] = *context;
                 retained[dev]++;
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         has(result, context, dev, false);
-        pthread_mutex_unlock(&primary_locks[dev]);
+        gr_unlock(&primary_locks[dev]);
         return result;
 }
 
@@ -485,10 +486,11 @@ static struct release before_release(CUdevice dev, bool reset)
 {
         struct release release = {.dev = dev, .reset = reset};
 
-        pthread_mutex_lock(&lock);
+        gr_assert_locked(&primary_locks[dev]);
+        gr_lock(&lock);
         release.primary = primaries[dev];
         release.ends = reset || retained[dev] <= 1;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (release.primary && release.ends)
                 ending(release.primary);
         return release;
@@ -497,13 +499,14 @@ static struct release before_release(CUdevice dev, bool reset)
 /* After before_release and the driver's call. Primary lock held since before_release. */
 static void after_release(const struct release *release, CUresult result)
 {
+        gr_assert_locked(&primary_locks[release->dev]);
         if (result == CUDA_SUCCESS) {
                 unsigned *count = &retained[release->dev];
 
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 /* After a reset the count is unknown. Too low a one only prepares for an end that does not come. */
                 *count = release->reset || *count == 0 ? 0 : *count - 1;
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(release->dev)))
                 ended(release->primary);
@@ -521,11 +524,11 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return real(dev);
-        pthread_mutex_lock(&primary_locks[dev]);
+        gr_lock(&primary_locks[dev]);
         release = before_release(dev, reset);
         result = real(dev);
         after_release(&release, result);
-        pthread_mutex_unlock(&primary_locks[dev]);
+        gr_unlock(&primary_locks[dev]);
         errno = saved_errno;
         return result;
 }
@@ -557,6 +560,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 /* Lock held. Without host memory for the entry, its end is noticed only afterwards. */
 static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
+        gr_assert_locked(&lock);
         if (green_count == green_room) {
                 unsigned room = green_room ? 2 * green_room : 16;
                 struct green *more = realloc(greens, room * sizeof(*more));
@@ -573,6 +577,7 @@ static void green_remember(CUgreenCtx handle, CUdevice dev)
 /* Lock held. NULL: not known. */
 static struct green *green_find(CUgreenCtx handle)
 {
+        gr_assert_locked(&lock);
         for (unsigned i = 0; i < green_count; i++)
                 if (greens[i].handle == handle)
                         return &greens[i];
@@ -593,22 +598,22 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
 
         if (!gr_shim_ready() || dev < 0 || dev >= GR_DEVICES_MAX)
                 return GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
-        pthread_mutex_lock(&primary_locks[dev]);
+        gr_lock(&primary_locks[dev]);
         result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
         if (result == CUDA_SUCCESS) {
                 gr_streams_overlap(); /* its default stream runs beside that of the primary context */
                 mode = gr_capture_relax();
                 primary = primary_of(dev);
                 gr_capture_restore(mode);
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 green_remember(*green, dev);
                 if (primary)
                         primaries[dev] = primary;
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         if (primary)
                 has(result, &primary, dev, false);
-        pthread_mutex_unlock(&primary_locks[dev]);
+        gr_unlock(&primary_locks[dev]);
         errno = saved_errno;
         return result;
 }
@@ -621,11 +626,11 @@ GR_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx hand
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         green = green_find(handle);
         if (green)
                 green->context = *context;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         return result;
 }
 
@@ -634,13 +639,13 @@ static void end_inactive(void)
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 CUcontext primary;
 
-                pthread_mutex_lock(&primary_locks[i]);
-                pthread_mutex_lock(&lock);
+                gr_lock(&primary_locks[i]);
+                gr_lock(&lock);
                 primary = primaries[i];
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
                 if (primary && !still_active(i))
                         ended(primary);
-                pthread_mutex_unlock(&primary_locks[i]);
+                gr_unlock(&primary_locks[i]);
         }
 }
 
@@ -658,28 +663,28 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 
         if (!gr_shim_ready())
                 return GR_REAL(cuGreenCtxDestroy, handle);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         green = green_find(handle);
         if (green)
                 dev = green->dev;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (dev >= 0) {
-                pthread_mutex_lock(&primary_locks[dev]);
+                gr_lock(&primary_locks[dev]);
                 release = before_release(dev, false);
         }
         result = GR_REAL(cuGreenCtxDestroy, handle);
         if (result == CUDA_SUCCESS) {
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 green = green_find(handle);
                 if (green)
                         *green = greens[--green_count];
                 alias_count = 0;
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
                 atomic_fetch_add(&gr_context_generation, 1);
         }
         if (dev >= 0) {
                 after_release(&release, result);
-                pthread_mutex_unlock(&primary_locks[dev]);
+                gr_unlock(&primary_locks[dev]);
         } else if (result == CUDA_SUCCESS) {
                 end_inactive(); /* the device of the green context is not known: checks all */
         }

@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "shim.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards configured; the driver is asked under it */
-static uint64_t configured;                              /* bit d: device d has its limits */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_DEVICES); /* guards configured; the driver is asked under it */
+static uint64_t configured;                                 /* bit d: device d has its limits */
 
 static void warn(const char *message, void *arg)
 {
@@ -39,10 +39,10 @@ struct gr_device *gr_device_get(CUdevice dev)
         if (dev < 0 || dev >= GR_DEVICES_MAX)
                 return NULL;
         device = &gr_core.devices[dev];
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2) {
                 if (gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) != CUDA_SUCCESS) {
-                        pthread_mutex_unlock(&lock);
+                        gr_unlock(&lock);
                         return NULL; /* its limits are not known: next time, perhaps */
                 }
                 atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
@@ -57,7 +57,7 @@ struct gr_device *gr_device_get(CUdevice dev)
                 gr_neighbour_begin(device);
                 configured |= UINT64_C(1) << dev;
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         return device;
 }
 

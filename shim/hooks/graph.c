@@ -53,7 +53,7 @@ struct walk {
         size_t count, room;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* guards what follows; no call of the driver under it */
 static struct exec *execs;
 static _Atomic unsigned exec_count;
 static _Atomic uint64_t trims = 1; /* of graph memory, by the program or the library, plus 1 */
@@ -252,6 +252,7 @@ static struct exec *find(CUgraphExec handle)
 {
         struct exec *exec;
 
+        gr_assert_locked(&lock);
         HASH_FIND_PTR(execs, &handle, exec);
         return exec;
 }
@@ -259,6 +260,7 @@ static struct exec *find(CUgraphExec handle)
 /* Lock held. */
 static void forget(struct exec *exec)
 {
+        gr_assert_locked(&lock);
         HASH_DEL(execs, exec);
         atomic_fetch_sub(&exec_count, 1);
         free(exec);
@@ -287,7 +289,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
         exec->handle = *handle;
         exec->device = gr_device_get(walk.device);
         exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         stale = find(*handle);
         if (stale)
                 forget(stale);
@@ -296,7 +298,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 atomic_fetch_add(&exec_count, 1);
         else
                 free(exec);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 out:
         errno = saved_errno;
         return result;
@@ -332,14 +334,14 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 return CUDA_ERROR_NOT_FOUND;
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0 || !gr_shim_ready())
                 return real(handle, stream);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         exec = find(handle);
         if (exec && exec->trims != now) {
                 request.device = exec->device;
                 request.need_bytes = exec->need_bytes;
                 had_it = exec->trims > 0;
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_async_captured(stream, null_is_own))
                 return real(handle, stream);
@@ -358,11 +360,11 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 rc = attempt(&request);
         }
         if (rc == 0) {
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 exec = find(handle);
                 if (exec)
                         exec->trims = request.trims;
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         errno = saved_errno;
         return request.result;
@@ -465,11 +467,11 @@ GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
         struct exec *exec;
 
         if (atomic_load_explicit(&exec_count, memory_order_relaxed) > 0) {
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 exec = find(handle);
                 if (exec)
                         forget(exec);
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         return GR_REAL(cuGraphExecDestroy, handle);
 }

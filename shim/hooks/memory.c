@@ -24,7 +24,7 @@ struct pitched_request {
 };
 
 static struct pitch *pitches; /* guarded by pitches_lock */
-static pthread_mutex_t pitches_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
 
 /* Neither this nor the rest of a free is to lie within the fast path. */
 __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,
@@ -69,10 +69,10 @@ static size_t pitch_known(struct pitch *wanted)
         struct pitch *found;
         size_t pitch_bytes;
 
-        pthread_mutex_lock(&pitches_lock);
+        gr_lock(&pitches_lock);
         HASH_FIND(hh, pitches, &wanted->key, sizeof(wanted->key), found);
         pitch_bytes = found ? found->pitch_bytes : 0;
-        pthread_mutex_unlock(&pitches_lock);
+        gr_unlock(&pitches_lock);
         return pitch_bytes;
 }
 
@@ -80,7 +80,7 @@ static void pitch_remember(const struct pitch *seen)
 {
         struct pitch *found;
 
-        pthread_mutex_lock(&pitches_lock);
+        gr_lock(&pitches_lock);
         HASH_FIND(hh, pitches, &seen->key, sizeof(seen->key), found);
         if (!found && HASH_COUNT(pitches) < PITCHES_MAX) {
                 found = calloc(1, sizeof(*found));
@@ -92,7 +92,7 @@ static void pitch_remember(const struct pitch *seen)
                                 free(found);
                 }
         }
-        pthread_mutex_unlock(&pitches_lock);
+        gr_unlock(&pitches_lock);
 }
 
 static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)

@@ -60,7 +60,7 @@ static const struct {
 
 static bool find_real(void)
 {
-        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML_VIEWS);
         void *library, *found[HOOKS], *uuid, *index;
         int saved_errno = errno;
 
@@ -75,7 +75,7 @@ static bool find_real(void)
                 index = gr_real_symbol(library, "nvmlDeviceGetIndex");
         }
         dlerror(); /* clears it: a missing function is not an error of the program */
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (library && !atomic_load(&real.found)) {
                 for (size_t i = 0; i < HOOKS; i++)
                         *hooks[i].real = found[i];
@@ -83,7 +83,7 @@ static bool find_real(void)
                 *(void **)&real.index = index;
                 atomic_store_explicit(&real.found, true, memory_order_release);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return atomic_load(&real.found);
 }

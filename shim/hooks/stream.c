@@ -20,7 +20,7 @@ struct capture {
         uint64_t number;   /* in the order in which they began, from 1 */
 };
 
-static pthread_mutex_t capturing_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING); /* guards what follows */
 static struct capture *capturing;
 static unsigned capturing_count, capturing_room;
 static uint64_t captures_begun;
@@ -45,11 +45,11 @@ static uint64_t number_of(const void *stream, CUcontext current)
 
         if (atomic_load(&gr_core.gate.captures) == 0)
                 return 0;
-        pthread_mutex_lock(&capturing_lock);
+        gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count && !number; i++)
                 if (capturing[i].stream == stream && (!current || capturing[i].current == current))
                         number = capturing[i].number;
-        pthread_mutex_unlock(&capturing_lock);
+        gr_unlock(&capturing_lock);
         return number;
 }
 
@@ -58,7 +58,7 @@ static void over(uint64_t number, CUcontext context)
 {
         if (!number && !context)
                 return;
-        pthread_mutex_lock(&capturing_lock);
+        gr_lock(&capturing_lock);
         for (unsigned i = 0; i < capturing_count;) {
                 const struct capture *at = &capturing[i];
 
@@ -69,7 +69,7 @@ static void over(uint64_t number, CUcontext context)
                         i++;
                 }
         }
-        pthread_mutex_unlock(&capturing_lock);
+        gr_unlock(&capturing_lock);
 }
 
 void gr_captures_end(CUcontext context)
@@ -116,7 +116,7 @@ static bool has_room(void)
 {
         bool room;
 
-        pthread_mutex_lock(&capturing_lock);
+        gr_lock(&capturing_lock);
         if (capturing_count == capturing_room) {
                 unsigned more_room = capturing_room ? 2 * capturing_room : 16;
                 int saved_errno = errno;
@@ -129,7 +129,7 @@ static bool has_room(void)
                 }
         }
         room = capturing_count < capturing_room;
-        pthread_mutex_unlock(&capturing_lock);
+        gr_unlock(&capturing_lock);
         return room;
 }
 
@@ -143,10 +143,10 @@ static void began(const struct capture *capture)
                 if (thread_key_made)
                         pthread_setspecific(thread_key, &per_thread_stream);
         }
-        pthread_mutex_lock(&capturing_lock);
+        gr_lock(&capturing_lock);
         capturing[capturing_count] = *capture;
         capturing[capturing_count++].number = ++captures_begun;
-        pthread_mutex_unlock(&capturing_lock);
+        gr_unlock(&capturing_lock);
 }
 
 #define BEGIN_CAPTURE(symbol, null_is_per_thread, stream, ...)                                                         \

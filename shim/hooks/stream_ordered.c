@@ -39,7 +39,7 @@ struct request {
 };
 
 /* Guards what follows. Held while pools are read and, under a limit, during allocations. Taken before frees_lock. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
 static struct pool *pools;
 static struct orphans orphans[GR_DEVICES_MAX];
 static uint64_t graph_reserved_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
@@ -49,7 +49,7 @@ static bool frees_lost; /* seen: this driver counts memory of pools that cuMemFr
  * Guards the frees in stream order that have begun. Held while a pool is destroyed: a free that begins later finds the
  * pool gone, and one that began before is found by cuMemPoolDestroy.
  */
-static pthread_mutex_t frees_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gr_lock frees_lock = GR_LOCK_INIT(GR_RANK_POOL_FREES);
 static struct gr_async_free *frees;
 
 static _Atomic bool pools_made;         /* the program has made a pool, which it may destroy */
@@ -105,6 +105,7 @@ static bool settle(struct pool *pool, uint64_t ahead_bytes)
         cuuint64_t now_bytes, used_bytes;
         bool within;
 
+        gr_assert_locked(&lock);
         if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now_bytes) !=
             CUDA_SUCCESS)
                 now_bytes = pool->reserved_bytes + ahead_bytes;
@@ -121,6 +122,7 @@ static struct pool *known(CUmemoryPool handle)
 {
         struct pool *pool;
 
+        gr_assert_locked(&lock);
         HASH_FIND_PTR(pools, &handle, pool);
         return pool;
 }
@@ -130,6 +132,7 @@ static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum
 {
         struct pool *pool = known(handle);
 
+        gr_assert_locked(&lock);
         if (pool || !gr_real.cuMemPoolGetAttribute)
                 return pool;
         pool = calloc(1, sizeof(*pool));
@@ -158,7 +161,7 @@ static void remember_default(struct gr_device *device)
         if (atomic_load_explicit(&defaults_known, memory_order_acquire) & bit || !gr_real.cuDeviceGetDefaultMemPool ||
             !gr_real.cuMemPoolGetAttribute)
                 return;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (!(atomic_load(&defaults_known) & bit) &&
             gr_real.cuDeviceGetDefaultMemPool(&handle, device->ordinal) == CUDA_SUCCESS &&
             remember(handle, device, GR_MEMORY_STREAM_ORDERED)) {
@@ -168,7 +171,7 @@ static void remember_default(struct gr_device *device)
                         gr_real.cuMemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
                 atomic_fetch_or(&defaults_known, bit);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 }
 
 /* Whether the process sees one device only: then every stream is on that device. */
@@ -256,6 +259,7 @@ static CUresult call(struct request *request)
 /* Lock held. Charges bytes, for the worst case that the pool has to grow. False: the limit; nothing is charged. */
 static bool reserve(struct pool *pool, uint64_t bytes)
 {
+        gr_assert_locked(&lock);
         if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
                 return true;
         if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
@@ -273,6 +277,7 @@ static int call_limited(struct request *request, struct pool *pool)
         CUresult result;
         bool within;
 
+        gr_assert_locked(&lock);
         settle(pool, 0);
         if (!reserve(pool, reserved)) {
                 /*
@@ -300,6 +305,7 @@ static int attempt_limited(struct request *request, struct pool *pool)
         uint64_t bytes = whole_pages(request->bytes);
         int rc;
 
+        gr_assert_locked(&lock);
         gr_budget_ask(pool->device, bytes);
         rc = call_limited(request, pool);
         gr_budget_answered(pool->device, bytes);
@@ -314,10 +320,10 @@ static int attempt(void *arg)
 
         if (!request->limited)
                 return gr_errno(call(request));
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         pool = known(request->pool);
         rc = pool ? attempt_limited(request, pool) : gr_errno(call(request));
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         return rc;
 }
 
@@ -399,12 +405,12 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         device = device_of(stream);
         if (device)
                 remember_default(device); /* the program may pass the handle of the default pool */
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         found = known(pool);
         request.limited = found && gr_budget_limited(found->device);
         device = found ? found->device : NULL;
         managed = found && found->kind == GR_MEMORY_MANAGED;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (managed)
                 make_room(device, bytes);
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
@@ -457,9 +463,9 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
         if (device) {
                 if (kind == GR_MEMORY_STREAM_ORDERED)
                         remember_default(device); /* pool may be the default pool, which must get its threshold */
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 remember(pool, device, kind);
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         errno = saved_errno;
 }
@@ -513,6 +519,7 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
 /* frees_lock held. Notes which frees that have begun are of memory of the pool that the driver counts as used. */
 static void find_frees(CUmemoryPool handle)
 {
+        gr_assert_locked(&frees_lock);
         for (struct gr_async_free *free = frees; free; free = free->next) {
                 CUmemoryPool its = NULL;
 
@@ -524,6 +531,7 @@ static void find_frees(CUmemoryPool handle)
 /* frees_lock held. The pool was destroyed: what find_frees has noted is orphaned until it is freed. */
 static void orphan_frees(void)
 {
+        gr_assert_locked(&frees_lock);
         for (struct gr_async_free *free = frees; free; free = free->next) {
                 if (free->found_bytes == 0)
                         continue;
@@ -542,9 +550,9 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         if (!gr_shim_ready())
                 return GR_REAL(cuMemPoolDestroy, handle);
         /* Locked during the call: as soon as it returns, a new pool may get the same handle. */
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         pool = known(handle);
-        pthread_mutex_lock(&frees_lock);
+        gr_lock(&frees_lock);
         if (pool) {
                 /* After the trim, what is reserved is what the program has, whatever the driver counts as used. */
                 mode = gr_capture_relax();
@@ -589,8 +597,8 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                 HASH_DEL(pools, pool);
                 free(pool);
         }
-        pthread_mutex_unlock(&frees_lock);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&frees_lock);
+        gr_unlock(&lock);
         return result;
 }
 
@@ -603,10 +611,10 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
         if (atomic_load_explicit(&orphan_devices, memory_order_relaxed) == 0 ||
             !is_pooled(ptr, &handle, ret_device, &bytes))
                 return 0;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (known(handle))
                 bytes = 0;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         return bytes;
 }
 
@@ -619,7 +627,7 @@ static void orphan_freed(int device, uint64_t bytes)
         if (bytes == 0)
                 return;
         bytes = (bytes + 511) & ~UINT64_C(511);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (orphan->used_bytes > 0) {
                 orphan->used_bytes -= bytes < orphan->used_bytes ? bytes : orphan->used_bytes;
                 keep = whole_pages(orphan->used_bytes);
@@ -631,7 +639,7 @@ static void orphan_freed(int device, uint64_t bytes)
                 if (orphan->used_bytes == 0)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 }
 
 void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
@@ -643,25 +651,25 @@ void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
         free->noted = atomic_load_explicit(&pools_made, memory_order_relaxed);
         if (!free->noted)
                 return;
-        pthread_mutex_lock(&frees_lock);
+        gr_lock(&frees_lock);
         DL_APPEND(frees, free);
-        pthread_mutex_unlock(&frees_lock);
+        gr_unlock(&frees_lock);
         bytes = orphan_of(ptr, &device);
         if (bytes == 0)
                 return;
-        pthread_mutex_lock(&frees_lock);
+        gr_lock(&frees_lock);
         free->device = device;
         free->orphan_bytes = bytes;
-        pthread_mutex_unlock(&frees_lock);
+        gr_unlock(&frees_lock);
 }
 
 void gr_async_free_end(struct gr_async_free *free, CUresult result)
 {
         if (!free->noted)
                 return;
-        pthread_mutex_lock(&frees_lock);
+        gr_lock(&frees_lock);
         DL_DELETE(frees, free);
-        pthread_mutex_unlock(&frees_lock);
+        gr_unlock(&frees_lock);
         if (result == CUDA_SUCCESS)
                 orphan_freed(free->device, free->orphan_bytes);
 }
@@ -676,21 +684,21 @@ CUresult gr_async_free(CUdeviceptr ptr)
 
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed) || !is_pooled(ptr, &handle, &device, &bytes))
                 return GR_REAL(cuMemFree_v2, ptr);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         pool = known(handle);
         if (pool)
                 before = used(pool, 0);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         result = GR_REAL(cuMemFree_v2, ptr);
         if (result != CUDA_SUCCESS)
                 return result;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         pool = known(handle);
         /* Frees of other threads may hide it, so it suffices to have seen it once. */
         frees_lost |= pool && before >= bytes && used(pool, 0) == before;
         if (pool && frees_lost)
                 pool->lost_bytes += bytes;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (!pool)
                 orphan_freed(device, bytes);
         return result;
@@ -720,11 +728,11 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
         gr_shim_ready();
         result = GR_REAL(cuMemPoolTrimTo, handle, keep_bytes);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
-                pthread_mutex_lock(&lock);
+                gr_lock(&lock);
                 pool = known(handle);
                 if (pool)
                         settle(pool, 0);
-                pthread_mutex_unlock(&lock);
+                gr_unlock(&lock);
         }
         return result;
 }
@@ -735,6 +743,7 @@ static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
         int i = device->ordinal;
         cuuint64_t reserved, used;
 
+        gr_assert_locked(&lock);
         if (!gr_real.cuDeviceGetGraphMemAttribute ||
             gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
                     CUDA_SUCCESS) {
@@ -754,13 +763,13 @@ int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool m
         uint64_t idle;
         int rc;
 
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         settle_graphs(device, 0);
         idle = may_have_it ? graph_reserved_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
         gr_budget_ask(device, need_bytes);
         rc = gr_budget_charge(device, GR_MEMORY_GRAPH, need_bytes);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (rc)
                 gr_budget_answered(device, need_bytes);
         else
@@ -770,15 +779,16 @@ int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool m
 
 void gr_async_graph_settle(struct gr_device *device, uint64_t ahead_bytes)
 {
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         settle_graphs(device, ahead_bytes);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         gr_budget_answered(device, ahead_bytes);
 }
 
 /* Lock held. Settles all pools of the device; trim: returns their idle memory before. */
 static void settle_pools(struct gr_device *device, bool trim)
 {
+        gr_assert_locked(&lock);
         for (struct pool *pool = pools; pool; pool = pool->hh.next) {
                 if (pool->device != device)
                         continue;
@@ -792,12 +802,12 @@ static void refresh(struct gr_device *device, bool trim)
 {
         CUstreamCaptureMode mode = gr_capture_relax();
 
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         settle_pools(device, trim);
         if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
                 gr_graph_trimmed();
         settle_graphs(device, 0);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         gr_capture_restore(mode);
 }
 
@@ -820,8 +830,8 @@ void gr_async_trim_host(void)
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
                 return;
         mode = gr_capture_relax();
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         settle_pools(&gr_core.host, true);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         gr_capture_restore(mode);
 }

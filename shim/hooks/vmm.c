@@ -42,7 +42,7 @@ struct request {
         unsigned long long flags;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; no call of the driver under it */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_MAPPED); /* guards what follows; no call of the driver under it */
 static struct memory *memories;
 static struct mapping *mappings;
 
@@ -58,6 +58,7 @@ static struct memory *find(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
 
+        gr_assert_locked(&lock);
         HASH_FIND(hh, memories, &handle, sizeof(handle), memory);
         return memory;
 }
@@ -65,6 +66,7 @@ static struct memory *find(CUmemGenericAllocationHandle handle)
 /* Lock held. False: out of memory. */
 static bool enter_table(struct memory *memory)
 {
+        gr_assert_locked(&lock);
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
         return memory->hh.tbl != NULL;
 }
@@ -72,6 +74,7 @@ static bool enter_table(struct memory *memory)
 /* Lock held. */
 static void drop_if_unused(struct memory *memory)
 {
+        gr_assert_locked(&lock);
         if (memory->refs > 0 || memory->maps > 0 || memory->releasing > 0)
                 return;
         if (memory->of) {
@@ -98,6 +101,7 @@ static void import_mapped(struct memory *import, size_t bytes)
 {
         struct memory *memory = NULL, *tmp, *found = NULL;
 
+        gr_assert_locked(&lock);
         if (import->bytes || import->of || (!import->own_import && import->kind != GR_MEMORY_IMPORTED))
                 return;
         if (import->own_import) {
@@ -160,7 +164,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 goto out;
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         stale = find(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
@@ -171,7 +175,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 gr_accounted_uncharge(device, kind, bytes);
                 free(memory);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 out:
         errno = saved_errno;
         return gr_result(rc);
@@ -186,24 +190,24 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
         /* Out of the table first: as soon as it is released, another thread may get the same handle. */
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory = find(handle);
         if (memory) {
                 memory->releasing++;
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         result = GR_REAL(cuMemRelease, handle);
         if (!memory)
                 return result;
         saved_errno = errno;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory->releasing--;
         if (result != CUDA_SUCCESS && ++memory->refs == 1)
                 enter_table(memory);
         drop_if_unused(memory);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return result;
 }
@@ -221,7 +225,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         saved_errno = errno;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory = find(handle);
         mapping = memory ? calloc(1, sizeof(*mapping)) : NULL;
         if (mapping) {
@@ -241,7 +245,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 memory->maps++;
         if (memory)
                 import_mapped(memory, bytes);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return result;
 }
@@ -252,6 +256,7 @@ static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
         struct mapping *taken = NULL, *mapping, *tmp;
         CUdeviceptr at = base;
 
+        gr_assert_locked(&lock);
         /* The driver unmaps whole mappings only, so the next one begins where the last one ends. */
         while (at - base < bytes) {
                 HASH_FIND(hh, mappings, &at, sizeof(at), mapping);
@@ -283,12 +288,12 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         taken = take_mappings(base, bytes);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         result = GR_REAL(cuMemUnmap, base, bytes);
         saved_errno = errno;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         for (; taken; taken = next) {
                 next = taken->hh.next;
                 if (result == CUDA_SUCCESS) {
@@ -299,7 +304,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
                         HASH_ADD(hh, mappings, base, sizeof(taken->base), taken);
                 }
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return result;
 }
@@ -318,7 +323,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
         saved_errno = errno;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory = find(*handle);
         if (memory) {
                 memory->refs++;
@@ -333,7 +338,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
                         enter_table(memory);
                 }
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return result;
 }
@@ -375,13 +380,13 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                 return result;
         gr_memory_shared();
         fresh = imported(*handle, os_handle, type);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory = find(*handle);
         if (memory)
                 memory->refs++;
         else if (fresh && enter_table(fresh))
                 fresh = NULL;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         free(fresh);
         errno = saved_errno;
         return result;
@@ -399,12 +404,12 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         gr_memory_shared();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         memory = find(handle);
         own = memory && memory->kind != GR_MEMORY_IMPORTED;
         if (own)
                 memory->exported = true;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (own)
                 gr_export_mark(*(int *)shareable);
         return result;

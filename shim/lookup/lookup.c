@@ -36,7 +36,7 @@ __attribute__((visibility("hidden"))) dlsym_function *gr_real_dlsym;
 __attribute__((visibility("hidden"))) dlsym_function *gr_find_real_dlsym(void);
 __attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
 
-static pthread_mutex_t resolve_lock = PTHREAD_MUTEX_INITIALIZER; /* held while UNRESOLVED or ENDING changes */
+static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE); /* held while UNRESOLVED or ENDING changes */
 
 /* POSIX allows the address of a function in a void *. */
 static const struct symbol symbols[] = {
@@ -97,6 +97,7 @@ static bool find_symbols(void *ret[SYMBOLS])
 /* resolve_lock held. */
 static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
+        gr_assert_locked(&resolve_lock);
         gr_process_options();
         gr_nvml_dlsym = gr_find_real_dlsym();
         for (size_t i = 0; i < SYMBOLS; i++)
@@ -123,7 +124,7 @@ bool gr_shim_resolve(void)
                 errno = saved_errno;
                 return false;
         }
-        pthread_mutex_lock(&resolve_lock);
+        gr_lock(&resolve_lock);
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
                 state = set_up_locked(found);
                 gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
@@ -136,7 +137,7 @@ bool gr_shim_resolve(void)
                 state = GR_SHIM_OFF;
                 atomic_store(&gr_shim_state, state);
         }
-        pthread_mutex_unlock(&resolve_lock);
+        gr_unlock(&resolve_lock);
         errno = saved_errno;
         return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }

@@ -23,7 +23,7 @@ struct registered {
         struct gr_reclaimable entry;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; taken before the registry's */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API); /* guards what follows; taken before the registry's */
 static struct registered table[GR_RECLAIMABLES_MAX];
 static uint64_t last_id;
 static bool core_ready;
@@ -58,12 +58,12 @@ void gr_public_init(void)
 {
         gr_worker_init(prepare_thread);
         gr_core.registry.apart = gr_worker_call;
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         core_ready = true;
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
                 if (table[i].id)
                         gr_reclaimable_register(&gr_core, &table[i].entry);
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 }
 
 /*
@@ -72,6 +72,7 @@ void gr_public_init(void)
  */
 static struct registered *find(uint64_t id)
 {
+        gr_assert_locked(&lock);
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
                 if (table[i].id == id)
                         return &table[i];
@@ -87,7 +88,7 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
             (!reclaimable->purge && !reclaimable->drop))
                 return -EINVAL;
         gr_shim_ready();
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         slot = find(0);
         if (!slot) {
                 rc = -ENOSPC;
@@ -107,7 +108,7 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
                 if (!rc)
                         *ret_id = slot->id = ++last_id;
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return rc;
 }
@@ -118,21 +119,21 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         int saved_errno = errno, rc = 0;
         bool ready;
 
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         slot = id ? find(id) : NULL;
         if (slot)
                 slot->id = UINT64_MAX; /* while it is being unregistered, the slot is neither found nor free */
         ready = core_ready;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         if (!slot)
                 return -ENOENT;
         if (ready)
                 rc = gr_reclaimable_unregister(&gr_core, &slot->entry);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         /* Where a hook still runs, the slot is never used again. */
         if (rc != -EBUSY)
                 slot->id = 0;
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
         return rc;
 }

@@ -42,10 +42,10 @@ static _Thread_local struct member *serving; /* set in a thread that serves a de
 static _Thread_local unsigned waiting;       /* > 0: this thread's allocation waits for neighbours, and asks again */
 
 static struct {
-        pthread_mutex_t lock; /* guards what follows */
+        struct gr_lock lock; /* guards what follows */
         pthread_cond_t changed;
         unsigned threads;
-} all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} all = {.lock = GR_LOCK_INIT(GR_RANK_NEIGHBOUR), .changed = PTHREAD_COND_INITIALIZER};
 static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not be made; else 0 */
 
 /* Account lock held. */
@@ -53,6 +53,7 @@ static void count(struct member *member, uint64_t bytes)
 {
         struct gr_region *region = atomic_load(&member->region);
 
+        gr_rank_assert_held(GR_RANK_REGION);
         if (region)
                 gr_region_adjust(region, (int64_t)bytes);
         else
@@ -313,9 +314,9 @@ unsigned gr_neighbour_threads(void)
 {
         unsigned threads;
 
-        pthread_mutex_lock(&all.lock);
+        gr_lock(&all.lock);
         threads = all.threads;
-        pthread_mutex_unlock(&all.lock);
+        gr_unlock(&all.lock);
         return threads;
 }
 
@@ -350,10 +351,10 @@ static struct gr_region *join_late(struct member *member)
                         break;
                 }
                 until = after(RETRY_NS);
-                pthread_mutex_lock(&all.lock);
+                gr_lock(&all.lock);
                 if (!atomic_load(&member->stop))
-                        pthread_cond_timedwait(&all.changed, &all.lock, &until);
-                pthread_mutex_unlock(&all.lock);
+                        pthread_cond_timedwait(&all.changed, &all.lock.mutex, &until);
+                gr_unlock(&all.lock);
         }
         return region;
 }
@@ -394,11 +395,11 @@ static void *serve(void *arg)
                 if (!atomic_load(&member->stop))
                         gr_region_wait(region, seen, pause_ns);
         }
-        pthread_mutex_lock(&all.lock);
+        gr_lock(&all.lock);
         all.threads--;
         atomic_store(&member->running, false);
         pthread_cond_broadcast(&all.changed);
-        pthread_mutex_unlock(&all.lock);
+        gr_unlock(&all.lock);
         return NULL;
 }
 
@@ -411,6 +412,7 @@ void gr_neighbour_beat(void)
 /* all.lock held. */
 static void start_thread(struct member *member)
 {
+        gr_assert_locked(&all.lock);
         atomic_store(&member->running, true);
         if (gr_thread_start(serve, member)) {
                 all.threads++;
@@ -424,14 +426,14 @@ void gr_neighbour_retry(void)
 {
         uint64_t at_ns = atomic_load_explicit(&retry_ns, memory_order_relaxed);
 
-        if (!at_ns || gr_driver.now_ns() < at_ns || pthread_mutex_trylock(&all.lock) != 0)
+        if (!at_ns || gr_driver.now_ns() < at_ns || !gr_trylock(&all.lock))
                 return;
         atomic_store(&retry_ns, 0);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (atomic_load(&members[i].tried) && members[i].device && gr_options.neighbour &&
                     !atomic_load(&members[i].running) && !atomic_load(&members[i].stop))
                         start_thread(&members[i]);
-        pthread_mutex_unlock(&all.lock);
+        gr_unlock(&all.lock);
 }
 
 /* A group's limit still holds for a process that works alone: it must not have more than all may have together. */
@@ -534,7 +536,7 @@ void gr_neighbour_join(CUdevice dev)
         member = &members[dev];
         /* Opening files is a cancellation point: a cancelled thread would end there with the lock held. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-        pthread_mutex_lock(&all.lock);
+        gr_lock(&all.lock);
         if (!atomic_load(&member->tried)) {
                 uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
 
@@ -543,7 +545,7 @@ void gr_neighbour_join(CUdevice dev)
                 gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
                        (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
         }
-        pthread_mutex_unlock(&all.lock);
+        gr_unlock(&all.lock);
         pthread_setcancelstate(cancel, NULL);
 }
 
@@ -579,12 +581,12 @@ void gr_neighbour_leave(void)
                 if (region)
                         gr_region_wake_self(region);
         }
-        pthread_mutex_lock(&all.lock);
+        gr_lock(&all.lock);
         pthread_cond_broadcast(&all.changed);
         while (all.threads > self)
-                if (pthread_cond_timedwait(&all.changed, &all.lock, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&all.changed, &all.lock.mutex, &until) == ETIMEDOUT)
                         break;
-        pthread_mutex_unlock(&all.lock);
+        gr_unlock(&all.lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_region *region = atomic_load(&members[i].region);
 

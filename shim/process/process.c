@@ -32,13 +32,13 @@ static pid_t owner; /* the process that set up the core; a child after fork writ
 
 /* The background thread returns what the cache holds beyond its limits, so that no thread of the program has to. */
 static struct {
-        pthread_mutex_t lock;   /* guards what follows */
+        struct gr_lock lock;    /* guards what follows */
         pthread_cond_t changed; /* on the monotonic clock */
         bool running, stop;
         /* Without the lock: */
         _Atomic bool wanted;
         _Atomic uint64_t retry_ns; /* when to try again, where the thread could not be made; else 0 */
-} helper = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} helper = {.lock = GR_LOCK_INIT(GR_RANK_BACKGROUND)};
 
 /* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
 static const char *read_environment(const char *name)
@@ -83,7 +83,7 @@ static void *helper_main(void *arg)
 
         (void)arg;
         gr_capture_relax();
-        pthread_mutex_lock(&helper.lock);
+        gr_lock(&helper.lock);
         while (!helper.stop) {
                 bool wanted = atomic_load(&helper.wanted), waiting = false;
                 uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
@@ -95,13 +95,13 @@ static void *helper_main(void *arg)
                         sleep_ns = HELPER_LOOK_NS;
                 if (!wanted && sleep_ns) {
                         until = after(sleep_ns);
-                        pthread_cond_timedwait(&helper.changed, &helper.lock, &until);
+                        pthread_cond_timedwait(&helper.changed, &helper.lock.mutex, &until);
                 } else if (!wanted) {
                         break;
                 }
                 if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
                         break;
-                pthread_mutex_unlock(&helper.lock);
+                gr_unlock(&helper.lock);
                 if (atomic_load(&helper.wanted)) {
                         gr_driver.sleep_ns(HELPER_GATHER_NS);
                         atomic_store(&helper.wanted, false);
@@ -121,11 +121,11 @@ static void *helper_main(void *arg)
                         if (decay_ns)
                                 decay_ns += jitter();
                 }
-                pthread_mutex_lock(&helper.lock);
+                gr_lock(&helper.lock);
         }
         helper.running = false;
         pthread_cond_broadcast(&helper.changed);
-        pthread_mutex_unlock(&helper.lock);
+        gr_unlock(&helper.lock);
         return NULL;
 }
 
@@ -142,7 +142,7 @@ static void wake(struct gr_core *core)
                    atomic_exchange(&helper.wanted, true)) {
                 return;
         }
-        pthread_mutex_lock(&helper.lock);
+        gr_lock(&helper.lock);
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
                 helper.running = gr_thread_start(helper_main, NULL);
@@ -151,21 +151,21 @@ static void wake(struct gr_core *core)
         }
         atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
         pthread_cond_signal(&helper.changed);
-        pthread_mutex_unlock(&helper.lock);
+        gr_unlock(&helper.lock);
 }
 
 static void helper_stop(void)
 {
         struct timespec until;
 
-        pthread_mutex_lock(&helper.lock);
+        gr_lock(&helper.lock);
         helper.stop = true;
         pthread_cond_broadcast(&helper.changed);
         until = after(HELPER_STOP_NS);
         while (helper.running)
-                if (pthread_cond_timedwait(&helper.changed, &helper.lock, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&helper.changed, &helper.lock.mutex, &until) == ETIMEDOUT)
                         break;
-        pthread_mutex_unlock(&helper.lock);
+        gr_unlock(&helper.lock);
 }
 
 /* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */

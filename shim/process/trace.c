@@ -20,7 +20,7 @@
 
 GR_HOT_DATA _Atomic bool gr_trace_on;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; held across write */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* guards what follows; held across write */
 static char buffer[BUFFER_BYTES];
 static size_t used;
 static int fd = -1;
@@ -32,6 +32,7 @@ static bool is_open(void)
 {
         struct stat now;
 
+        gr_assert_locked(&lock);
         return fstat(fd, &now) == 0 && now.st_dev == file.st_dev && now.st_ino == file.st_ino;
 }
 
@@ -40,6 +41,7 @@ static void flush(void)
 {
         int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
 
+        gr_assert_locked(&lock);
         if (rc) {
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
                 atomic_store(&gr_trace_on, false);
@@ -66,13 +68,13 @@ void gr_trace_init(void)
 
 void gr_trace_end(void)
 {
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (atomic_exchange(&gr_trace_on, false)) {
                 flush();
                 if (is_open())
                         close(fd);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
 }
 
 static void note(const char *action, CUdeviceptr ptr, size_t bytes)
@@ -82,14 +84,14 @@ static void note(const char *action, CUdeviceptr ptr, size_t bytes)
 
         if (!thread)
                 thread = syscall(SYS_gettid);
-        pthread_mutex_lock(&lock);
+        gr_lock(&lock);
         if (atomic_load(&gr_trace_on)) {
                 if (used + LINE_BYTES > BUFFER_BYTES)
                         flush();
                 used += (size_t)snprintf(buffer + used, LINE_BYTES, "%ld,%" PRIu64 ",%s,0x%llx,%zu,0x0\n", thread,
                                          gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
         }
-        pthread_mutex_unlock(&lock);
+        gr_unlock(&lock);
         errno = saved_errno;
 }
 

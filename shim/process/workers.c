@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <time.h>
 
+#include "base/lock.h"
+
 #define CALLS_MAX   32  /* calls that wait for a thread */
 #define THREADS_MAX 128 /* threads of gr_thread_start */
 
@@ -15,20 +17,22 @@ struct call {
 };
 
 static struct {
-        pthread_mutex_t lock; /* guards what follows */
+        struct gr_lock lock; /* guards what follows */
         pthread_cond_t changed, stopped;
         struct call calls[CALLS_MAX]; /* ring; the oldest call is calls[first] */
         unsigned first, count;
         unsigned idle, threads;
         bool stop;
         void (*prepare)(void);
-} apart = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .stopped = PTHREAD_COND_INITIALIZER};
+} apart = {.lock = GR_LOCK_INIT(GR_RANK_WORKERS),
+           .changed = PTHREAD_COND_INITIALIZER,
+           .stopped = PTHREAD_COND_INITIALIZER};
 
 static struct {
-        pthread_mutex_t lock; /* guards what follows */
+        struct gr_lock lock; /* guards what follows */
         pthread_t list[THREADS_MAX];
         unsigned count;
-} threads = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} threads = {.lock = GR_LOCK_INIT(GR_RANK_THREADS)};
 
 static struct timespec after(uint64_t ns)
 {
@@ -43,9 +47,9 @@ static struct timespec after(uint64_t ns)
 
 void gr_worker_init(void (*prepare)(void))
 {
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         apart.prepare = prepare;
-        pthread_mutex_unlock(&apart.lock);
+        gr_unlock(&apart.lock);
 }
 
 static void *thread_main(void *arg)
@@ -53,12 +57,12 @@ static void *thread_main(void *arg)
         void (*prepare)(void);
 
         (void)arg;
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         prepare = apart.prepare;
-        pthread_mutex_unlock(&apart.lock);
+        gr_unlock(&apart.lock);
         if (prepare)
                 prepare();
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         for (;;) {
                 struct call call;
 
@@ -66,16 +70,16 @@ static void *thread_main(void *arg)
                         apart.idle++;
                         if (apart.stop)
                                 pthread_cond_signal(&apart.stopped);
-                        pthread_cond_wait(&apart.changed, &apart.lock);
+                        pthread_cond_wait(&apart.changed, &apart.lock.mutex);
                         apart.idle--;
                         continue;
                 }
                 call = apart.calls[apart.first];
                 apart.first = (apart.first + 1) % CALLS_MAX;
                 apart.count--;
-                pthread_mutex_unlock(&apart.lock);
+                gr_unlock(&apart.lock);
                 call.work(call.arg);
-                pthread_mutex_lock(&apart.lock);
+                gr_lock(&apart.lock);
         }
         return NULL;
 }
@@ -107,7 +111,7 @@ bool gr_thread_start(void *(*run)(void *arg), void *arg)
 {
         bool started;
 
-        pthread_mutex_lock(&threads.lock);
+        gr_lock(&threads.lock);
         for (unsigned i = 0; i < threads.count;)
                 if (pthread_tryjoin_np(threads.list[i], NULL) == 0)
                         threads.list[i] = threads.list[--threads.count];
@@ -115,7 +119,7 @@ bool gr_thread_start(void *(*run)(void *arg), void *arg)
                         i++;
         started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run, arg);
         threads.count += started;
-        pthread_mutex_unlock(&threads.lock);
+        gr_unlock(&threads.lock);
         return started;
 }
 
@@ -123,10 +127,10 @@ void gr_threads_join(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 
-        pthread_mutex_lock(&threads.lock);
+        gr_lock(&threads.lock);
         while (threads.count > 0) /* the calling thread may be one of them: joining itself fails at once */
                 pthread_timedjoin_np(threads.list[--threads.count], NULL, &until);
-        pthread_mutex_unlock(&threads.lock);
+        gr_unlock(&threads.lock);
 }
 
 /* Lock held. */
@@ -134,6 +138,7 @@ static bool one_more(void)
 {
         pthread_t thread;
 
+        gr_assert_locked(&apart.lock);
         if (!start(&thread, thread_main, NULL))
                 return false;
         pthread_detach(thread);
@@ -145,14 +150,14 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
 {
         bool taken = false;
 
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         /* There must be an idle thread for each waiting call, because busy threads may never return. */
         if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
                 apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
                 pthread_cond_signal(&apart.changed);
                 taken = true;
         }
-        pthread_mutex_unlock(&apart.lock);
+        gr_unlock(&apart.lock);
         return taken;
 }
 
@@ -160,9 +165,9 @@ unsigned gr_worker_threads(void)
 {
         unsigned count;
 
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         count = apart.threads;
-        pthread_mutex_unlock(&apart.lock);
+        gr_unlock(&apart.lock);
         return count;
 }
 
@@ -170,10 +175,10 @@ void gr_worker_stop(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 
-        pthread_mutex_lock(&apart.lock);
+        gr_lock(&apart.lock);
         apart.stop = true;
         while (apart.idle < apart.threads)
-                if (pthread_cond_timedwait(&apart.stopped, &apart.lock, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&apart.stopped, &apart.lock.mutex, &until) == ETIMEDOUT)
                         break;
-        pthread_mutex_unlock(&apart.lock);
+        gr_unlock(&apart.lock);
 }
