@@ -299,6 +299,7 @@ static void with_cuda(bool shared)
 {
         CUcontext context, popped;
         CUdeviceptr p;
+        int in_child;
 
         GR_MUST(cuInit(0));
         find_card();
@@ -322,7 +323,8 @@ static void with_cuda(bool shared)
         GR_MUST(cuCtxSynchronize());
         GR_MUST(cuCtxPopCurrent(&popped));
         check("no context is current", shared, limit - context_bytes, 64 * MIB);
-        gt_check(ask_in_child() == WHOLE_CARD, "a child of a fork", "is told of the whole card");
+        in_child = ask_in_child();
+        gt_check(in_child == WHOLE_CARD, "a child of a fork", "is told of the whole card: %d", in_child);
         GR_MUST(cuDevicePrimaryCtxRelease(device));
 }
 
