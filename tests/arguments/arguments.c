@@ -109,15 +109,20 @@ static union value choose(enum kind kind, unsigned i)
 static int open_device(void)
 {
         CUcontext context;
+        CUresult code;
         int count = 0;
 
         library = dlopen("libcuda.so.1", RTLD_NOW);
         if (!library)
                 return 0;
         simulated = find("grSimVersion") != NULL;
-        if (call0("cuInit", 0, 0) != CUDA_SUCCESS || call0("cuDeviceGetCount", (uintptr_t)&count, 0) != CUDA_SUCCESS ||
-            !count)
+        code = call0("cuInit", 0, 0);
+        if (code == CUDA_SUCCESS)
+                code = call0("cuDeviceGetCount", (uintptr_t)&count, 0);
+        if (code != CUDA_SUCCESS || !count) {
+                fprintf(stderr, "no device: code %d, %d devices\n", (int)code, count);
                 return 0;
+        }
         if (call0("cuDevicePrimaryCtxRetain", (uintptr_t)&context, 0) != CUDA_SUCCESS ||
             call0("cuCtxSetCurrent", (uintptr_t)context, 0) != CUDA_SUCCESS ||
             call0("cuMemAlloc_v2", (uintptr_t)&live, LIVE_BYTES) != CUDA_SUCCESS ||
