@@ -68,9 +68,28 @@ static int stop(void)
         return shutdown ? shutdown() : -1;
 }
 
+/* The first that CUDA will show, which is why one is to be made visible where there are several. */
+static void find_card_early(void)
+{
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        int (*by_index)(unsigned, void **);
+        int (*by_uuid)(const char *, void **);
+
+        look_up(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+        look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
+        if (wanted_card >= 0) {
+                if (by_index((unsigned)wanted_card, &card) != 0)
+                        gt_die("nvml_views: NVML has no card %d", wanted_card);
+                return;
+        }
+        if (visible && (*visible < '0' || *visible > '9') ? by_uuid(visible, &card) != 0
+                                                          : by_index(visible ? (unsigned)atoi(visible) : 0, &card) != 0)
+                gt_die("nvml_views: NVML has no card");
+}
+
 /*
  * NVML's result in a child of a fork, which has no CUDA of its own and is told no share, so WHOLE_CARD where that is
- * more; -1 where it did not live to tell.
+ * more; -1 where it did not live to tell. The child has to start NVML anew.
  */
 static int ask_in_child(void)
 {
@@ -83,7 +102,11 @@ static int ask_in_child(void)
         fflush(stdout);
         pid = fork();
         if (pid == 0) {
-                status = get(card, &first);
+                status = start();
+                if (status == 0) {
+                        find_card_early();
+                        status = get(card, &first);
+                }
                 _exit(status == 0 && limit && first.total > limit ? WHOLE_CARD : status);
         }
         return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -155,25 +178,6 @@ static void find_card(void)
         look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
         if (!by_uuid || by_uuid(text, &card) != 0)
                 gt_die("nvml_views: NVML does not know %s", text);
-}
-
-/* The first that CUDA will show, which is why one is to be made visible where there are several. */
-static void find_card_early(void)
-{
-        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-        int (*by_index)(unsigned, void **);
-        int (*by_uuid)(const char *, void **);
-
-        look_up(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
-        look_up(library, "nvmlDeviceGetHandleByUUID", &by_uuid);
-        if (wanted_card >= 0) {
-                if (by_index((unsigned)wanted_card, &card) != 0)
-                        gt_die("nvml_views: NVML has no card %d", wanted_card);
-                return;
-        }
-        if (visible && (*visible < '0' || *visible > '9') ? by_uuid(visible, &card) != 0
-                                                          : by_index(visible ? (unsigned)atoi(visible) : 0, &card) != 0)
-                gt_die("nvml_views: NVML has no card");
 }
 
 struct doors {

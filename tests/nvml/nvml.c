@@ -62,6 +62,12 @@ static const char *mode(void)
 }
 
 static atomic_int started; /* how often, less how often ended */
+static atomic_int starter; /* the process that did: a child of a fork has to start it anew, as with the real one */
+
+static bool is_started(void)
+{
+        return atomic_load(&started) > 0 && atomic_load(&starter) == getpid();
+}
 
 /* Handles are numbers of cards and one. */
 static int card(void *device)
@@ -114,19 +120,21 @@ int nvmlInit_v2(void)
 {
         if (!driver_call("grSimVersion"))
                 return NO_DRIVER;
+        if (atomic_exchange(&starter, getpid()) != getpid())
+                atomic_store(&started, 0);
         atomic_fetch_add(&started, 1);
         return 0;
 }
 
 int nvmlShutdown(void)
 {
-        return atomic_load(&started) > 0 && atomic_fetch_sub(&started, 1) > 0 ? 0 : UNINITIALIZED;
+        return is_started() && atomic_fetch_sub(&started, 1) > 0 ? 0 : UNINITIALIZED;
 }
 
 #ifndef GRNVML_OLD
 int nvmlDeviceGetIndex(void *device, unsigned *ret)
 {
-        if (!atomic_load(&started))
+        if (!is_started())
                 return UNINITIALIZED;
         if (!exists(card(device)) || !ret)
                 return INVALID;
@@ -141,7 +149,7 @@ static int get_text(void *device, char *ret, unsigned length)
         unsigned char bytes[16];
         size_t at = 4;
 
-        if (!atomic_load(&started))
+        if (!is_started())
                 return UNINITIALIZED;
         if (length <= UUID_CHARACTERS || !exists(card(device)) || !get_uuid(card(device), bytes))
                 return NOT_FOUND;
@@ -190,7 +198,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
 {
         unsigned long long taken;
 
-        if (!atomic_load(&started))
+        if (!is_started())
                 return UNINITIALIZED;
         if (!exists(card(device)) || !ret)
                 return INVALID;
@@ -202,7 +210,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *ret)
 #ifndef GRNVML_OLD
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *ret)
 {
-        if (!atomic_load(&started))
+        if (!is_started())
                 return UNINITIALIZED;
         if (!exists(card(device)) || !ret)
                 return INVALID;

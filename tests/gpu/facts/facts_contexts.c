@@ -162,9 +162,9 @@ void facts_ended_captures(void)
         fact_code("cuCtxSynchronize beside a capture of another", cuCtxSynchronize());
         fact_changed(true);
         fact_code("cuMemAlloc beside a capture of another", cuMemAlloc(&p, MIB));
-        fact_changed(false);
         GR_MUST(cuCtxSetCurrent(gt.ctx));
         fact_end("then the capture ends", own);
+        fact_changed(false);
         GR_MUST(cuStreamBeginCapture(own, CU_STREAM_CAPTURE_MODE_RELAXED));
         GR_MUST(cuCtxSetCurrent(two));
         fact_code("cuCtxSynchronize beside a relaxed capture of another", cuCtxSynchronize());
