@@ -22,11 +22,12 @@
 #include "trace.h"
 
 #define ALLOC_US      35 /* cuMemAlloc */
+#define ALLOC_SLAB_US 2  /* the same where it cuts a small block from a slab that it has */
 #define RELEASE_US    50 /* cuMemFreeAsync and its part of a synchronisation */
-#define MAP_US        32 /* an extent: cuMemCreate, cuMemMap, cuMemSetAccess */
-#define UNMAP_US      26 /* cuMemUnmap, cuMemRelease */
-#define REMAP_US      22 /* of an extent that there is: cuMemMap, cuMemSetAccess */
-#define UNMAP_ONLY_US 15
+#define MAP_US        55 /* an extent, beside kernels: cuMemCreate, cuMemMap, cuMemSetAccess */
+#define UNMAP_US      50 /* cuMemUnmap, cuMemRelease */
+#define REMAP_US      38 /* of an extent that there is: cuMemMap, cuMemSetAccess */
+#define UNMAP_ONLY_US 28
 #define ADDRESSES     (UINT64_C(1) << 46) /* where reserved addresses begin */
 
 static struct {
@@ -48,15 +49,16 @@ static int count_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         (void)context;
         counting.allocs++;
-        cost(ALLOC_US);
         if (bytes <= GR_SMALL_MAX_BYTES) {
-                uint64_t size = (bytes + 511) & ~UINT64_C(511);
+                uint64_t size = (bytes + 511) & ~UINT64_C(511), taken = counting.next_small % GR_PAGE_BYTES;
 
-                if (counting.next_small % GR_PAGE_BYTES + size > GR_PAGE_BYTES)
-                        counting.next_small = (counting.next_small + GR_PAGE_BYTES) & ~(GR_PAGE_BYTES - 1);
+                if (taken + size > GR_PAGE_BYTES)
+                        counting.next_small += GR_PAGE_BYTES - taken;
+                cost(taken > 0 && taken + size <= GR_PAGE_BYTES ? ALLOC_SLAB_US : ALLOC_US);
                 *ret_ptr = counting.next_small;
                 counting.next_small += size;
         } else {
+                cost(ALLOC_US);
                 *ret_ptr = counting.next_large;
                 counting.next_large += gr_footprint_bytes(bytes);
         }
