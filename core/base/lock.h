@@ -1,8 +1,11 @@
 /*
- * The locks of core/ and shim/ and their order: a thread may take a lock only while all locks it holds have a lower rank. Builds
- * with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the driver
- * except where a header says so, and none across fork: in the child all calls go to the driver
+ * The locks of core/ and shim/ and their order: a thread may take a lock only while all locks it holds have a lower
+ * rank. Builds with GR_LOCK_CHECKS assert that; release builds pay nothing for it. No lock is held across a call of the
+ * driver except where a header says so, and none across fork: in the child all calls go to the driver
  * (shim/process/process.c).
+ *
+ * GR_GUARDED_BY says which lock guards a variable, where both are static, and GR_HELD which lock a function is called
+ * with. Clang proves both for shim/ (the test "locks held").
  */
 #ifndef GR_LOCK_H
 #define GR_LOCK_H
@@ -10,6 +13,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+
+#ifdef __clang__
+#define GR_LOCK_ATTRIBUTE(attribute) __attribute__((attribute))
+#else
+#define GR_LOCK_ATTRIBUTE(attribute)
+#endif
+#define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock))          /* behind a variable's name */
+#define GR_HELD(lock)       GR_LOCK_ATTRIBUTE(requires_capability(lock)) /* before a function */
+#define GR_NOT_CHECKED      GR_LOCK_ATTRIBUTE(no_thread_safety_analysis) /* before a function; a comment says why */
 
 enum gr_rank {
         GR_RANK_RESOLVE,       /* shim/lookup: the driver is being found, or the process ends */
@@ -51,7 +63,7 @@ enum gr_rank {
         GR_RANK_METADATA,      /* the pool's own structures; adding to them may take memory from the C library */
 };
 
-struct gr_lock {
+struct GR_LOCK_ATTRIBUTE(capability("lock")) gr_lock {
         pthread_mutex_t mutex;
         enum gr_rank rank;
 };
@@ -93,14 +105,18 @@ static inline void gr_lock_destroy(struct gr_lock *lock)
         pthread_mutex_destroy(&lock->mutex);
 }
 
-static inline void gr_lock(struct gr_lock *lock)
+static inline void gr_lock(struct gr_lock *lock) GR_LOCK_ATTRIBUTE(acquire_capability(*lock));
+static inline bool gr_trylock(struct gr_lock *lock) GR_LOCK_ATTRIBUTE(try_acquire_capability(true, *lock));
+static inline void gr_unlock(struct gr_lock *lock) GR_LOCK_ATTRIBUTE(release_capability(*lock));
+
+GR_NOT_CHECKED static inline void gr_lock(struct gr_lock *lock)
 {
         gr_rank_enter(lock->rank);
         pthread_mutex_lock(&lock->mutex);
 }
 
 /* False: another thread has it. */
-static inline bool gr_trylock(struct gr_lock *lock)
+GR_NOT_CHECKED static inline bool gr_trylock(struct gr_lock *lock)
 {
         if (pthread_mutex_trylock(&lock->mutex))
                 return false;
@@ -108,7 +124,7 @@ static inline bool gr_trylock(struct gr_lock *lock)
         return true;
 }
 
-static inline void gr_unlock(struct gr_lock *lock)
+GR_NOT_CHECKED static inline void gr_unlock(struct gr_lock *lock)
 {
         pthread_mutex_unlock(&lock->mutex);
         gr_rank_leave(lock->rank);

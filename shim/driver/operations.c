@@ -24,8 +24,8 @@ struct release_stream {
         CUstream stream;
 };
 
-static struct release_stream *streams; /* guarded by streams_lock */
 static struct gr_lock streams_lock = GR_LOCK_INIT(GR_RANK_STREAMS);
+static struct release_stream *streams GR_GUARDED_BY(streams_lock);
 
 struct gr_driver gr_driver;
 

@@ -34,11 +34,11 @@ struct look {
         uint64_t before_bytes; /* what the previous measurement found */
 };
 
-static struct look looks[GR_DEVICES_MAX];                    /* guarded by lock */
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_OVERHEAD); /* held across NVML; taken before stream_ordered.c's */
+static struct look looks[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 
 /* Lock held. */
-static void *card(struct gr_device *device, struct look *look)
+GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
 {
         char text[GR_UUID_TEXT_BYTES];
 
@@ -58,7 +58,7 @@ static void *card(struct gr_device *device, struct look *look)
  * them back. So one measurement may find too little, never too much: the larger of the last two counts. Managed memory
  * is charged in full, but the process holds it only where its pages are, so while there is some the figure never falls.
  */
-static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
+GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_bytes)
 {
         uint64_t used, charged, managed, now = 0, last = atomic_load(&device->driver_bytes);
         void *nvml = card(device, look);
@@ -84,7 +84,7 @@ static bool measure(struct gr_device *device, struct look *look, uint64_t *ret_b
 }
 
 /* Lock held. */
-static void count(struct gr_device *device, uint64_t bytes)
+GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
 {
         uint64_t counted = atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]);
 

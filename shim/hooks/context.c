@@ -30,13 +30,14 @@ GR_HOT_DATA _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LIN
 static _Atomic bool several;
 static struct gr_context *_Atomic only;
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_CONTEXT_NAMES); /* guards what follows */
-static struct alias aliases[ALIASES_MAX];
-static unsigned alias_count;
-static struct green *greens;
-static unsigned green_count, green_room;
-static CUcontext primaries[GR_DEVICES_MAX]; /* primary contexts, as far as hooks saw them */
-static unsigned retained[GR_DEVICES_MAX];   /* their retains, as far as seen, by the program and its green contexts */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_CONTEXT_NAMES);
+static struct alias aliases[ALIASES_MAX] GR_GUARDED_BY(lock);
+static unsigned alias_count GR_GUARDED_BY(lock);
+static struct green *greens GR_GUARDED_BY(lock);
+static unsigned green_count GR_GUARDED_BY(lock), green_room GR_GUARDED_BY(lock);
+/* Primary contexts and their retains, by the program and its green contexts, as far as hooks saw them. */
+static CUcontext primaries[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
+static unsigned retained[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 
 /*
  * Held by a thread that retains or releases a device's primary context. A context that is retained while another thread
@@ -91,8 +92,12 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 {
         CUcontext owner = handle;
         CUdeviceptr probe;
+        bool primary;
 
-        if (primaries[dev] == handle)
+        gr_lock(&lock);
+        primary = primaries[dev] == handle;
+        gr_unlock(&lock);
+        if (primary)
                 return handle;
         /* No hook saw it created: a green context, or one from before the driver was found. */
         if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
@@ -106,7 +111,7 @@ static CUcontext owner_of(CUcontext handle, CUdevice dev)
 }
 
 /* Lock held. */
-static CUcontext alias_of(CUcontext handle)
+GR_HELD(lock) static CUcontext alias_of(CUcontext handle)
 {
         gr_assert_locked(&lock);
         for (unsigned i = 0; i < green_count; i++)
@@ -558,7 +563,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 }
 
 /* Lock held. Without host memory for the entry, its end is noticed only afterwards. */
-static void green_remember(CUgreenCtx handle, CUdevice dev)
+GR_HELD(lock) static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
         gr_assert_locked(&lock);
         if (green_count == green_room) {
@@ -575,7 +580,7 @@ static void green_remember(CUgreenCtx handle, CUdevice dev)
 }
 
 /* Lock held. NULL: not known. */
-static struct green *green_find(CUgreenCtx handle)
+GR_HELD(lock) static struct green *green_find(CUgreenCtx handle)
 {
         gr_assert_locked(&lock);
         for (unsigned i = 0; i < green_count; i++)
@@ -649,10 +654,25 @@ static void end_inactive(void)
         }
 }
 
-/*
- * This releases the primary context, which ends if nothing else retains it. The handle may come back as another
- * context, so no alias is trusted any more.
- */
+/* Destroys it. The handle may come back as another context, so no alias is trusted any more. */
+static CUresult green_destroy(CUgreenCtx handle)
+{
+        CUresult result = GR_REAL(cuGreenCtxDestroy, handle);
+        struct green *green;
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        gr_lock(&lock);
+        green = green_find(handle);
+        if (green)
+                *green = greens[--green_count];
+        alias_count = 0;
+        gr_unlock(&lock);
+        atomic_fetch_add(&gr_context_generation, 1);
+        return result;
+}
+
+/* This releases the primary context, which ends if nothing else retains it. */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
         int saved_errno = errno;
@@ -671,22 +691,13 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
         if (dev >= 0) {
                 gr_lock(&primary_locks[dev]);
                 release = before_release(dev, false);
-        }
-        result = GR_REAL(cuGreenCtxDestroy, handle);
-        if (result == CUDA_SUCCESS) {
-                gr_lock(&lock);
-                green = green_find(handle);
-                if (green)
-                        *green = greens[--green_count];
-                alias_count = 0;
-                gr_unlock(&lock);
-                atomic_fetch_add(&gr_context_generation, 1);
-        }
-        if (dev >= 0) {
+                result = green_destroy(handle);
                 after_release(&release, result);
                 gr_unlock(&primary_locks[dev]);
-        } else if (result == CUDA_SUCCESS) {
-                end_inactive(); /* the device of the green context is not known: checks all */
+        } else {
+                result = green_destroy(handle);
+                if (result == CUDA_SUCCESS)
+                        end_inactive(); /* the device of the green context is not known: checks all */
         }
         errno = saved_errno;
         return result;

@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "shim.h"
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_DEVICES); /* guards configured; the driver is asked under it */
-static uint64_t configured;                                 /* bit d: device d has its limits */
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_DEVICES); /* the driver is asked under it */
+static uint64_t configured GR_GUARDED_BY(lock);             /* bit d: device d has its limits */
 
 static void warn(const char *message, void *arg)
 {

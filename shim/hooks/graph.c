@@ -53,8 +53,8 @@ struct walk {
         size_t count, room;
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* guards what follows; no call of the driver under it */
-static struct exec *execs;
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* no call of the driver under it */
+static struct exec *execs GR_GUARDED_BY(lock);
 static _Atomic unsigned exec_count;
 static _Atomic uint64_t trims = 1; /* of graph memory, by the program or the library, plus 1 */
 static _Atomic bool memory_seen;   /* some graph may allocate */
@@ -248,7 +248,7 @@ static void look_through(CUgraph graph, struct walk *walk)
 }
 
 /* Lock held. */
-static struct exec *find(CUgraphExec handle)
+GR_HELD(lock) static struct exec *find(CUgraphExec handle)
 {
         struct exec *exec;
 
@@ -258,7 +258,7 @@ static struct exec *find(CUgraphExec handle)
 }
 
 /* Lock held. */
-static void forget(struct exec *exec)
+GR_HELD(lock) static void forget(struct exec *exec)
 {
         gr_assert_locked(&lock);
         HASH_DEL(execs, exec);

@@ -23,8 +23,8 @@ struct pitched_request {
         unsigned element_bytes;
 };
 
-static struct pitch *pitches; /* guarded by pitches_lock */
 static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
+static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
 
 /* Neither this nor the rest of a free is to lie within the fast path. */
 __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,

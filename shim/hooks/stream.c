@@ -20,10 +20,10 @@ struct capture {
         uint64_t number;   /* in the order in which they began, from 1 */
 };
 
-static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING); /* guards what follows */
-static struct capture *capturing;
-static unsigned capturing_count, capturing_room;
-static uint64_t captures_begun;
+static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
+static struct capture *capturing GR_GUARDED_BY(capturing_lock);
+static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
+static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
 static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */

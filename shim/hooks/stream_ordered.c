@@ -40,17 +40,19 @@ struct request {
 
 /* Guards what follows. Held while pools are read and, under a limit, during allocations. Taken before frees_lock. */
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
-static struct pool *pools;
-static struct orphans orphans[GR_DEVICES_MAX];
-static uint64_t graph_reserved_bytes[GR_DEVICES_MAX], graph_idle_bytes[GR_DEVICES_MAX];
-static bool frees_lost; /* seen: this driver counts memory of pools that cuMemFree took as used for ever */
+static struct pool *pools GR_GUARDED_BY(lock);
+static struct orphans GR_GUARDED_BY(lock) orphans[GR_DEVICES_MAX];
+static uint64_t graph_reserved_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock),
+        graph_idle_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
+static bool frees_lost
+        GR_GUARDED_BY(lock); /* seen: this driver counts memory of pools that cuMemFree took as used for ever */
 
 /*
  * Guards the frees in stream order that have begun. Held while a pool is destroyed: a free that begins later finds the
  * pool gone, and one that began before is found by cuMemPoolDestroy.
  */
 static struct gr_lock frees_lock = GR_LOCK_INIT(GR_RANK_POOL_FREES);
-static struct gr_async_free *frees;
+static struct gr_async_free *frees GR_GUARDED_BY(frees_lock);
 
 static _Atomic bool pools_made;         /* the program has made a pool, which it may destroy */
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
@@ -100,7 +102,7 @@ static uint64_t used(const struct pool *pool, uint64_t otherwise)
 }
 
 /* Lock held. As settle_charge, for one pool; also corrects its idle bytes. */
-static bool settle(struct pool *pool, uint64_t ahead_bytes)
+GR_HELD(lock) static bool settle(struct pool *pool, uint64_t ahead_bytes)
 {
         cuuint64_t now_bytes, used_bytes;
         bool within;
@@ -118,7 +120,7 @@ static bool settle(struct pool *pool, uint64_t ahead_bytes)
 }
 
 /* Lock held. NULL: not in the table. */
-static struct pool *known(CUmemoryPool handle)
+GR_HELD(lock) static struct pool *known(CUmemoryPool handle)
 {
         struct pool *pool;
 
@@ -128,7 +130,7 @@ static struct pool *known(CUmemoryPool handle)
 }
 
 /* Lock held. Enters the pool into the table. NULL: out of memory, or the driver cannot tell what a pool reserves. */
-static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
+GR_HELD(lock) static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
 {
         struct pool *pool = known(handle);
 
@@ -257,7 +259,7 @@ static CUresult call(struct request *request)
 }
 
 /* Lock held. Charges bytes, for the worst case that the pool has to grow. False: the limit; nothing is charged. */
-static bool reserve(struct pool *pool, uint64_t bytes)
+GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
 {
         gr_assert_locked(&lock);
         if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
@@ -271,7 +273,7 @@ static bool reserve(struct pool *pool, uint64_t bytes)
 }
 
 /* Lock held. The call, held against the limit. -EDQUOT: it would exceed the limit, and nothing is allocated. */
-static int call_limited(struct request *request, struct pool *pool)
+GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool)
 {
         uint64_t reserved = whole_pages(request->bytes);
         CUresult result;
@@ -300,7 +302,7 @@ static int call_limited(struct request *request, struct pool *pool)
 }
 
 /* Lock held. call_limited between gr_budget_ask and gr_budget_answered. */
-static int attempt_limited(struct request *request, struct pool *pool)
+GR_HELD(lock) static int attempt_limited(struct request *request, struct pool *pool)
 {
         uint64_t bytes = whole_pages(request->bytes);
         int rc;
@@ -517,7 +519,7 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
 }
 
 /* frees_lock held. Notes which frees that have begun are of memory of the pool that the driver counts as used. */
-static void find_frees(CUmemoryPool handle)
+GR_HELD(frees_lock) static void find_frees(CUmemoryPool handle)
 {
         gr_assert_locked(&frees_lock);
         for (struct gr_async_free *free = frees; free; free = free->next) {
@@ -529,7 +531,7 @@ static void find_frees(CUmemoryPool handle)
 }
 
 /* frees_lock held. The pool was destroyed: what find_frees has noted is orphaned until it is freed. */
-static void orphan_frees(void)
+GR_HELD(frees_lock) static void orphan_frees(void)
 {
         gr_assert_locked(&frees_lock);
         for (struct gr_async_free *free = frees; free; free = free->next) {
@@ -738,7 +740,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
 }
 
 /* Lock held. As settle_charge, for the device's graph memory, which grows when a graph is launched. */
-static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
+GR_HELD(lock) static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
 {
         int i = device->ordinal;
         cuuint64_t reserved, used;
@@ -786,7 +788,7 @@ void gr_async_graph_settle(struct gr_device *device, uint64_t ahead_bytes)
 }
 
 /* Lock held. Settles all pools of the device; trim: returns their idle memory before. */
-static void settle_pools(struct gr_device *device, bool trim)
+GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 {
         gr_assert_locked(&lock);
         for (struct pool *pool = pools; pool; pool = pool->hh.next) {

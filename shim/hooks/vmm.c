@@ -42,9 +42,9 @@ struct request {
         unsigned long long flags;
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_MAPPED); /* guards what follows; no call of the driver under it */
-static struct memory *memories;
-static struct mapping *mappings;
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_MAPPED); /* no call of the driver under it */
+static struct memory *memories GR_GUARDED_BY(lock);
+static struct mapping *mappings GR_GUARDED_BY(lock);
 
 static int create(void *arg)
 {
@@ -54,7 +54,7 @@ static int create(void *arg)
 }
 
 /* Lock held. */
-static struct memory *find(CUmemGenericAllocationHandle handle)
+GR_HELD(lock) static struct memory *find(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
 
@@ -64,7 +64,7 @@ static struct memory *find(CUmemGenericAllocationHandle handle)
 }
 
 /* Lock held. False: out of memory. */
-static bool enter_table(struct memory *memory)
+GR_HELD(lock) static bool enter_table(struct memory *memory)
 {
         gr_assert_locked(&lock);
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
@@ -72,7 +72,7 @@ static bool enter_table(struct memory *memory)
 }
 
 /* Lock held. */
-static void drop_if_unused(struct memory *memory)
+GR_HELD(lock) static void drop_if_unused(struct memory *memory)
 {
         gr_assert_locked(&lock);
         if (memory->refs > 0 || memory->maps > 0 || memory->releasing > 0)
@@ -97,7 +97,7 @@ static bool may_be(const struct memory *import, const struct memory *memory, siz
  * entry that is charged for it. Of several exports of one size any will do, because only their sum counts. Where all of
  * them were released, it is charged anew.
  */
-static void import_mapped(struct memory *import, size_t bytes)
+GR_HELD(lock) static void import_mapped(struct memory *import, size_t bytes)
 {
         struct memory *memory = NULL, *tmp, *found = NULL;
 
@@ -251,7 +251,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 }
 
 /* Lock held. Removes the mappings in the range from the table and returns them as a list, linked by hh.next. */
-static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
+GR_HELD(lock) static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
 {
         struct mapping *taken = NULL, *mapping, *tmp;
         CUdeviceptr at = base;

@@ -95,7 +95,7 @@ static bool find_symbols(void *ret[SYMBOLS])
 }
 
 /* resolve_lock held. */
-static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
+GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
         gr_assert_locked(&resolve_lock);
         gr_process_options();

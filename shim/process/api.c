@@ -23,10 +23,10 @@ struct registered {
         struct gr_reclaimable entry;
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API); /* guards what follows; taken before the registry's */
-static struct registered table[GR_RECLAIMABLES_MAX];
-static uint64_t last_id;
-static bool core_ready;
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_API); /* taken before the registry's */
+static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
+static uint64_t last_id GR_GUARDED_BY(lock);
+static bool core_ready GR_GUARDED_BY(lock);
 
 /* Hooks may return an error as errno or as -errno. */
 static int positive_too(int rc)
@@ -70,7 +70,7 @@ void gr_public_init(void)
  * Lock held. id 0: a free slot. A hook of its former owner that unregistered itself may still run; the registry does
  * not reuse its own slot before that returns.
  */
-static struct registered *find(uint64_t id)
+GR_HELD(lock) static struct registered *find(uint64_t id)
 {
         gr_assert_locked(&lock);
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)

@@ -41,11 +41,11 @@ static struct member members[GR_DEVICES_MAX];
 static _Thread_local struct member *serving; /* set in a thread that serves a device */
 static _Thread_local unsigned waiting;       /* > 0: this thread's allocation waits for neighbours, and asks again */
 
+static struct gr_lock all_lock = GR_LOCK_INIT(GR_RANK_NEIGHBOUR);
 static struct {
-        struct gr_lock lock; /* guards what follows */
         pthread_cond_t changed;
         unsigned threads;
-} all = {.lock = GR_LOCK_INIT(GR_RANK_NEIGHBOUR), .changed = PTHREAD_COND_INITIALIZER};
+} all GR_GUARDED_BY(all_lock) = {.changed = PTHREAD_COND_INITIALIZER};
 static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not be made; else 0 */
 
 /* Account lock held. */
@@ -314,9 +314,9 @@ unsigned gr_neighbour_threads(void)
 {
         unsigned threads;
 
-        gr_lock(&all.lock);
+        gr_lock(&all_lock);
         threads = all.threads;
-        gr_unlock(&all.lock);
+        gr_unlock(&all_lock);
         return threads;
 }
 
@@ -351,10 +351,10 @@ static struct gr_region *join_late(struct member *member)
                         break;
                 }
                 until = after(RETRY_NS);
-                gr_lock(&all.lock);
+                gr_lock(&all_lock);
                 if (!atomic_load(&member->stop))
-                        pthread_cond_timedwait(&all.changed, &all.lock.mutex, &until);
-                gr_unlock(&all.lock);
+                        pthread_cond_timedwait(&all.changed, &all_lock.mutex, &until);
+                gr_unlock(&all_lock);
         }
         return region;
 }
@@ -395,11 +395,11 @@ static void *serve(void *arg)
                 if (!atomic_load(&member->stop))
                         gr_region_wait(region, seen, pause_ns);
         }
-        gr_lock(&all.lock);
+        gr_lock(&all_lock);
         all.threads--;
         atomic_store(&member->running, false);
         pthread_cond_broadcast(&all.changed);
-        gr_unlock(&all.lock);
+        gr_unlock(&all_lock);
         return NULL;
 }
 
@@ -409,10 +409,10 @@ void gr_neighbour_beat(void)
                 gr_region_publish(atomic_load(&serving->region), NULL, false);
 }
 
-/* all.lock held. */
-static void start_thread(struct member *member)
+/* all_lock held. */
+GR_HELD(all_lock) static void start_thread(struct member *member)
 {
-        gr_assert_locked(&all.lock);
+        gr_assert_locked(&all_lock);
         atomic_store(&member->running, true);
         if (gr_thread_start(serve, member)) {
                 all.threads++;
@@ -426,14 +426,14 @@ void gr_neighbour_retry(void)
 {
         uint64_t at_ns = atomic_load_explicit(&retry_ns, memory_order_relaxed);
 
-        if (!at_ns || gr_driver.now_ns() < at_ns || !gr_trylock(&all.lock))
+        if (!at_ns || gr_driver.now_ns() < at_ns || !gr_trylock(&all_lock))
                 return;
         atomic_store(&retry_ns, 0);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (atomic_load(&members[i].tried) && members[i].device && gr_options.neighbour &&
                     !atomic_load(&members[i].running) && !atomic_load(&members[i].stop))
                         start_thread(&members[i]);
-        gr_unlock(&all.lock);
+        gr_unlock(&all_lock);
 }
 
 /* A group's limit still holds for a process that works alone: it must not have more than all may have together. */
@@ -453,7 +453,7 @@ static void warn(const char *message, void *arg)
         gr_log(GR_LOG_WARN, "%s", message);
 }
 
-static void join_locked(struct member *member)
+GR_HELD(all_lock) static void join_locked(struct member *member)
 {
         int rc = 0;
 
@@ -536,7 +536,7 @@ void gr_neighbour_join(CUdevice dev)
         member = &members[dev];
         /* Opening files is a cancellation point: a cancelled thread would end there with the lock held. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-        gr_lock(&all.lock);
+        gr_lock(&all_lock);
         if (!atomic_load(&member->tried)) {
                 uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
 
@@ -545,7 +545,7 @@ void gr_neighbour_join(CUdevice dev)
                 gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
                        (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
         }
-        gr_unlock(&all.lock);
+        gr_unlock(&all_lock);
         pthread_setcancelstate(cancel, NULL);
 }
 
@@ -581,12 +581,12 @@ void gr_neighbour_leave(void)
                 if (region)
                         gr_region_wake_self(region);
         }
-        gr_lock(&all.lock);
+        gr_lock(&all_lock);
         pthread_cond_broadcast(&all.changed);
         while (all.threads > self)
-                if (pthread_cond_timedwait(&all.changed, &all.lock.mutex, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&all.changed, &all_lock.mutex, &until) == ETIMEDOUT)
                         break;
-        gr_unlock(&all.lock);
+        gr_unlock(&all_lock);
         for (int i = 0; i < GR_DEVICES_MAX; i++) {
                 struct gr_region *region = atomic_load(&members[i].region);
 

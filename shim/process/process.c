@@ -31,14 +31,13 @@ static _Atomic bool in_use;
 static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
 
 /* The background thread returns what the cache holds beyond its limits, so that no thread of the program has to. */
+static struct gr_lock helper_lock = GR_LOCK_INIT(GR_RANK_BACKGROUND);
 static struct {
-        struct gr_lock lock;    /* guards what follows */
         pthread_cond_t changed; /* on the monotonic clock */
         bool running, stop;
-        /* Without the lock: */
-        _Atomic bool wanted;
-        _Atomic uint64_t retry_ns; /* when to try again, where the thread could not be made; else 0 */
-} helper = {.lock = GR_LOCK_INIT(GR_RANK_BACKGROUND)};
+} helper GR_GUARDED_BY(helper_lock);
+static _Atomic bool helper_wanted;
+static _Atomic uint64_t helper_retry_ns; /* when to try again, where the thread could not be made; else 0 */
 
 /* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
 static const char *read_environment(const char *name)
@@ -83,9 +82,9 @@ static void *helper_main(void *arg)
 
         (void)arg;
         gr_capture_relax();
-        gr_lock(&helper.lock);
+        gr_lock(&helper_lock);
         while (!helper.stop) {
-                bool wanted = atomic_load(&helper.wanted), waiting = false;
+                bool wanted = atomic_load(&helper_wanted), waiting = false;
                 uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
                 struct timespec until;
 
@@ -95,16 +94,16 @@ static void *helper_main(void *arg)
                         sleep_ns = HELPER_LOOK_NS;
                 if (!wanted && sleep_ns) {
                         until = after(sleep_ns);
-                        pthread_cond_timedwait(&helper.changed, &helper.lock.mutex, &until);
+                        pthread_cond_timedwait(&helper.changed, &helper_lock.mutex, &until);
                 } else if (!wanted) {
                         break;
                 }
                 if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
                         break;
-                gr_unlock(&helper.lock);
-                if (atomic_load(&helper.wanted)) {
+                gr_unlock(&helper_lock);
+                if (atomic_load(&helper_wanted)) {
                         gr_driver.sleep_ns(HELPER_GATHER_NS);
-                        atomic_store(&helper.wanted, false);
+                        atomic_store(&helper_wanted, false);
                         if (!decay_ns)
                                 decay_ns = gr_driver.now_ns();
                         pause_ns = HELPER_GATHER_NS;
@@ -121,51 +120,51 @@ static void *helper_main(void *arg)
                         if (decay_ns)
                                 decay_ns += jitter();
                 }
-                gr_lock(&helper.lock);
+                gr_lock(&helper_lock);
         }
         helper.running = false;
         pthread_cond_broadcast(&helper.changed);
-        gr_unlock(&helper.lock);
+        gr_unlock(&helper_lock);
         return NULL;
 }
 
 /* For gr_core.wake. */
 static void wake(struct gr_core *core)
 {
-        uint64_t retry_ns = atomic_load_explicit(&helper.retry_ns, memory_order_relaxed);
+        uint64_t retry_ns = atomic_load_explicit(&helper_retry_ns, memory_order_relaxed);
 
         (void)core;
         if (retry_ns) {
                 if (gr_driver.now_ns() < retry_ns)
                         return;
-        } else if (atomic_load_explicit(&helper.wanted, memory_order_relaxed) ||
-                   atomic_exchange(&helper.wanted, true)) {
+        } else if (atomic_load_explicit(&helper_wanted, memory_order_relaxed) ||
+                   atomic_exchange(&helper_wanted, true)) {
                 return;
         }
-        gr_lock(&helper.lock);
+        gr_lock(&helper_lock);
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
                 helper.running = gr_thread_start(helper_main, NULL);
                 if (!helper.running) /* no memory or too many threads: try again later */
                         retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
         }
-        atomic_store_explicit(&helper.retry_ns, retry_ns, memory_order_relaxed);
+        atomic_store_explicit(&helper_retry_ns, retry_ns, memory_order_relaxed);
         pthread_cond_signal(&helper.changed);
-        gr_unlock(&helper.lock);
+        gr_unlock(&helper_lock);
 }
 
 static void helper_stop(void)
 {
         struct timespec until;
 
-        gr_lock(&helper.lock);
+        gr_lock(&helper_lock);
         helper.stop = true;
         pthread_cond_broadcast(&helper.changed);
         until = after(HELPER_STOP_NS);
         while (helper.running)
-                if (pthread_cond_timedwait(&helper.changed, &helper.lock.mutex, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&helper.changed, &helper_lock.mutex, &until) == ETIMEDOUT)
                         break;
-        gr_unlock(&helper.lock);
+        gr_unlock(&helper_lock);
 }
 
 /* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */

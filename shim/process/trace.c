@@ -20,15 +20,15 @@
 
 GR_HOT_DATA _Atomic bool gr_trace_on;
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* guards what follows; held across write */
-static char buffer[BUFFER_BYTES];
-static size_t used;
-static int fd = -1;
-static struct stat file; /* the file that was opened as fd */
-static uint64_t begin_ns;
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* held across write */
+static char buffer[BUFFER_BYTES] GR_GUARDED_BY(lock);
+static size_t used GR_GUARDED_BY(lock);
+static int fd GR_GUARDED_BY(lock) = -1;
+static struct stat file GR_GUARDED_BY(lock); /* the file that was opened as fd */
+static uint64_t begin_ns GR_GUARDED_BY(lock);
 
 /* Lock held. A program that closes all descriptors, as daemons do, may have reused the number of fd. */
-static bool is_open(void)
+GR_HELD(lock) static bool is_open(void)
 {
         struct stat now;
 
@@ -37,7 +37,7 @@ static bool is_open(void)
 }
 
 /* Lock held. Writes the buffer. Where that fails, the trace ends. */
-static void flush(void)
+GR_HELD(lock) static void flush(void)
 {
         int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
 
@@ -49,7 +49,8 @@ static void flush(void)
         used = 0;
 }
 
-void gr_trace_init(void)
+/* At the start of the process, when no other thread is here. */
+GR_NOT_CHECKED void gr_trace_init(void)
 {
         static const char header[] = "Thread,Time,Action,Pointer,Size,Stream\n";
         char path[GR_PATH_BYTES];

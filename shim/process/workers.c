@@ -16,23 +16,21 @@ struct call {
         void *arg;
 };
 
+static struct gr_lock apart_lock = GR_LOCK_INIT(GR_RANK_WORKERS);
 static struct {
-        struct gr_lock lock; /* guards what follows */
         pthread_cond_t changed, stopped;
         struct call calls[CALLS_MAX]; /* ring; the oldest call is calls[first] */
         unsigned first, count;
         unsigned idle, threads;
         bool stop;
         void (*prepare)(void);
-} apart = {.lock = GR_LOCK_INIT(GR_RANK_WORKERS),
-           .changed = PTHREAD_COND_INITIALIZER,
-           .stopped = PTHREAD_COND_INITIALIZER};
+} apart GR_GUARDED_BY(apart_lock) = {.changed = PTHREAD_COND_INITIALIZER, .stopped = PTHREAD_COND_INITIALIZER};
 
+static struct gr_lock threads_lock = GR_LOCK_INIT(GR_RANK_THREADS);
 static struct {
-        struct gr_lock lock; /* guards what follows */
         pthread_t list[THREADS_MAX];
         unsigned count;
-} threads = {.lock = GR_LOCK_INIT(GR_RANK_THREADS)};
+} threads GR_GUARDED_BY(threads_lock);
 
 static struct timespec after(uint64_t ns)
 {
@@ -47,9 +45,9 @@ static struct timespec after(uint64_t ns)
 
 void gr_worker_init(void (*prepare)(void))
 {
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         apart.prepare = prepare;
-        gr_unlock(&apart.lock);
+        gr_unlock(&apart_lock);
 }
 
 static void *thread_main(void *arg)
@@ -57,12 +55,12 @@ static void *thread_main(void *arg)
         void (*prepare)(void);
 
         (void)arg;
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         prepare = apart.prepare;
-        gr_unlock(&apart.lock);
+        gr_unlock(&apart_lock);
         if (prepare)
                 prepare();
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         for (;;) {
                 struct call call;
 
@@ -70,16 +68,16 @@ static void *thread_main(void *arg)
                         apart.idle++;
                         if (apart.stop)
                                 pthread_cond_signal(&apart.stopped);
-                        pthread_cond_wait(&apart.changed, &apart.lock.mutex);
+                        pthread_cond_wait(&apart.changed, &apart_lock.mutex);
                         apart.idle--;
                         continue;
                 }
                 call = apart.calls[apart.first];
                 apart.first = (apart.first + 1) % CALLS_MAX;
                 apart.count--;
-                gr_unlock(&apart.lock);
+                gr_unlock(&apart_lock);
                 call.work(call.arg);
-                gr_lock(&apart.lock);
+                gr_lock(&apart_lock);
         }
         return NULL;
 }
@@ -111,7 +109,7 @@ bool gr_thread_start(void *(*run)(void *arg), void *arg)
 {
         bool started;
 
-        gr_lock(&threads.lock);
+        gr_lock(&threads_lock);
         for (unsigned i = 0; i < threads.count;)
                 if (pthread_tryjoin_np(threads.list[i], NULL) == 0)
                         threads.list[i] = threads.list[--threads.count];
@@ -119,7 +117,7 @@ bool gr_thread_start(void *(*run)(void *arg), void *arg)
                         i++;
         started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run, arg);
         threads.count += started;
-        gr_unlock(&threads.lock);
+        gr_unlock(&threads_lock);
         return started;
 }
 
@@ -127,18 +125,18 @@ void gr_threads_join(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 
-        gr_lock(&threads.lock);
+        gr_lock(&threads_lock);
         while (threads.count > 0) /* the calling thread may be one of them: joining itself fails at once */
                 pthread_timedjoin_np(threads.list[--threads.count], NULL, &until);
-        gr_unlock(&threads.lock);
+        gr_unlock(&threads_lock);
 }
 
 /* Lock held. */
-static bool one_more(void)
+GR_HELD(apart_lock) static bool one_more(void)
 {
         pthread_t thread;
 
-        gr_assert_locked(&apart.lock);
+        gr_assert_locked(&apart_lock);
         if (!start(&thread, thread_main, NULL))
                 return false;
         pthread_detach(thread);
@@ -150,14 +148,14 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
 {
         bool taken = false;
 
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         /* There must be an idle thread for each waiting call, because busy threads may never return. */
         if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
                 apart.calls[(apart.first + apart.count++) % CALLS_MAX] = (struct call){work, arg};
                 pthread_cond_signal(&apart.changed);
                 taken = true;
         }
-        gr_unlock(&apart.lock);
+        gr_unlock(&apart_lock);
         return taken;
 }
 
@@ -165,9 +163,9 @@ unsigned gr_worker_threads(void)
 {
         unsigned count;
 
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         count = apart.threads;
-        gr_unlock(&apart.lock);
+        gr_unlock(&apart_lock);
         return count;
 }
 
@@ -175,10 +173,10 @@ void gr_worker_stop(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 
-        gr_lock(&apart.lock);
+        gr_lock(&apart_lock);
         apart.stop = true;
         while (apart.idle < apart.threads)
-                if (pthread_cond_timedwait(&apart.stopped, &apart.lock.mutex, &until) == ETIMEDOUT)
+                if (pthread_cond_timedwait(&apart.stopped, &apart_lock.mutex, &until) == ETIMEDOUT)
                         break;
-        gr_unlock(&apart.lock);
+        gr_unlock(&apart_lock);
 }

@@ -374,7 +374,10 @@ static void pools(void)
         TRY(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
         TRY(cuMemPoolTrimTo(usual, 0));
         TRY(cuMemPoolTrimTo(pool, 0));
-        TRY(cuMemPoolDestroy(pool));
+        TRY(cuMemAllocFromPoolAsync(&q, LARGE, pool, stream));
+        TRY(cuMemPoolDestroy(pool)); /* it ends with its last memory */
+        TRY(cuMemFreeAsync(q, stream));
+        TRY(cuStreamSynchronize(stream));
         TRY(cuStreamDestroy(stream));
 }
 
@@ -410,8 +413,11 @@ static void mapped(void)
                         TRY(cuMemRelease(again));
                 }
                 give(other);
-                TRY(cuMemUnmap(p, 4 * MIB));
+                if (round == 0) /* either may be the last that holds the memory */
+                        TRY(cuMemUnmap(p, 4 * MIB));
                 TRY(cuMemRelease(handle));
+                if (round == 1)
+                        TRY(cuMemUnmap(p, 4 * MIB));
                 TRY(cuMemAddressFree(p, 4 * MIB));
         }
 }
