@@ -1,4 +1,4 @@
-#include "core.h"
+#include "context.h"
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 
@@ -47,8 +47,7 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
         gr_lock(&core->contexts_lock);
         context = core->contexts;
         while (context) {
-                bool wanted = context->alive && context->ending == 0 &&
-                              (device < 0 || context->device->ordinal == device),
+                bool wanted = context->alive && context->ending == 0 && (device < 0 || context->ordinal == device),
                      more = true;
 
                 if (wanted) {

@@ -7,42 +7,79 @@
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 
-void gr_core_init(struct gr_core *core, const struct gr_driver *driver, const struct gr_config *config)
+/* A context and its parts. */
+struct context_rooms {
+        struct gr_context context; /* first, so that one can be had from the other */
+        struct gr_fence fence;
+        struct gr_split split;
+        struct gr_arena first_arena;
+        struct gr_fastbins fastbins;
+        struct gr_spilled spilled;
+        struct gr_decay decay;
+};
+
+void gr_core_init(struct gr_core *core, struct gr_rooms *rooms, const struct gr_driver *driver,
+                  const struct gr_config *config)
 {
         memset(core, 0, sizeof(*core));
+        memset(rooms, 0, sizeof(*rooms));
         core->driver = driver;
         core->config = *config;
-        gr_ledger_init(&core->ledger);
-        gr_accounted_init(&core->accounted);
+        core->ledger = &rooms->ledger;
+        core->accounted = &rooms->accounted;
+        core->devices = rooms->devices;
+        core->host = &rooms->host;
+        core->pinned = &rooms->pinned;
+        core->process_fence = &rooms->process_fence;
+        core->registry = &rooms->registry;
+        core->proactive = &rooms->proactive;
+        gr_ledger_init(core->ledger);
+        gr_accounted_init(core->accounted);
         gr_gate_init(&core->gate);
-        gr_registry_init(&core->registry);
+        gr_registry_init(core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_init(&core->devices[i], i);
-        gr_budget_init(&core->host, -1);
+        gr_budget_init(core->host, -1);
         gr_pinned_init(core);
 }
 
-static void context_init(struct gr_context *context, struct gr_core *core, int device)
+/* A context of device without a handle, in no list; NULL: out of memory. */
+static struct gr_context *context_new(struct gr_core *core, int device)
 {
+        struct context_rooms *rooms = gr_metadata_alloc(sizeof(*rooms));
+        struct gr_context *context;
+
+        if (!rooms)
+                return NULL;
+        context = &rooms->context;
         context->core = core;
         context->device = &core->devices[device];
-        gr_fence_init(&context->fence, core, context->device, context);
-        gr_lock_init(&context->spilled.lock, GR_RANK_SPILLED);
-        gr_arena_init(&context->first_arena, context, 0);
-        atomic_init(&context->arenas[0], &context->first_arena);
+        context->ordinal = device;
+        context->fence = &rooms->fence;
+        context->split = &rooms->split;
+        context->first_arena = &rooms->first_arena;
+        context->fastbins = &rooms->fastbins;
+        context->spilled = &rooms->spilled;
+        context->decay = &rooms->decay;
+        gr_fence_init(context->fence, core, context->device, context);
+        gr_lock_init(&context->spilled->lock, GR_RANK_SPILLED);
+        gr_arena_init(context->first_arena, context, 0);
+        atomic_init(&context->arenas[0], context->first_arena);
         atomic_init(&context->arena_count, 1);
         gr_split_init(context);
-        gr_budget_keep(context->device, &context->fastbins.cached);
+        gr_budget_keep(context->device, &context->fastbins->cached);
+        return context;
 }
 
-static void context_fini(struct gr_context *context)
+static void context_destroy(struct gr_context *context)
 {
         for (unsigned i = 1; i < GR_SHARDS; i++)
                 gr_metadata_free(gr_arena_at(context, i), sizeof(struct gr_arena));
-        gr_lock_destroy(&context->spilled.lock);
+        gr_lock_destroy(&context->spilled->lock);
         gr_split_destroy(context);
-        gr_fence_destroy(&context->fence);
+        gr_fence_destroy(context->fence);
+        gr_metadata_free(context, sizeof(struct context_rooms));
 }
 
 void gr_core_destroy(struct gr_core *core)
@@ -51,17 +88,16 @@ void gr_core_destroy(struct gr_core *core)
 
         for (context = core->contexts; context; context = next) {
                 next = context->next;
-                context_fini(context);
-                gr_metadata_free(context, sizeof(*context));
+                context_destroy(context);
         }
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_destroy(&core->devices[i]);
-        gr_budget_destroy(&core->host);
+        gr_budget_destroy(core->host);
         gr_pinned_destroy(core);
-        gr_ledger_destroy(&core->ledger);
-        gr_accounted_destroy(&core->accounted);
+        gr_ledger_destroy(core->ledger);
+        gr_accounted_destroy(core->accounted);
         gr_gate_destroy(&core->gate);
-        gr_registry_destroy(&core->registry);
+        gr_registry_destroy(core->registry);
         gr_lock_destroy(&core->contexts_lock);
         gr_thread.used = NULL; /* an arena of this core's */
         gr_thread.bypass_until_ns = 0;
@@ -72,8 +108,8 @@ static bool reach_each_other(struct gr_context *other, void *arg)
         struct gr_context *context = arg;
 
         if (other != context) {
-                gr_fence_add_accessor(&context->fence, other);
-                gr_fence_add_accessor(&other->fence, context);
+                gr_fence_add_accessor(context->fence, other);
+                gr_fence_add_accessor(other->fence, context);
         }
         return true;
 }
@@ -92,10 +128,9 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
                         dead = context;
         context = dead; /* empty since it was dropped */
         if (!context) {
-                context = gr_metadata_alloc(sizeof(*context));
+                context = context_new(core, device);
                 if (!context)
                         goto out;
-                context_init(context, core, device);
                 context->next = core->contexts;
                 core->contexts = context;
         }
@@ -116,7 +151,7 @@ out:
 
 static bool close_before(struct gr_context *context, void *arg)
 {
-        gr_fence_close_before(&context->fence, arg != NULL);
+        gr_fence_close_before(context->fence, arg != NULL);
         return true;
 }
 
@@ -142,7 +177,7 @@ void gr_core_stream_waits(struct gr_core *core)
 void gr_core_will_capture(struct gr_core *core)
 {
         gr_core_each_context(core, -1, close_before, core);
-        gr_fence_close_before(&core->process_fence, true);
+        gr_fence_close_before(core->process_fence, true);
 }
 
 /* In all others, those that are about to end among them, as they may stay. Without a call of the driver. */
@@ -156,7 +191,7 @@ static void forget_everywhere(struct gr_context *gone)
         gr_unlock(&core->contexts_lock);
         for (; context; context = context->next) /* the list only grows, at its head */
                 if (context != gone)
-                        gr_fence_forget(&context->fence, gone);
+                        gr_fence_forget(context->fence, gone);
 }
 
 static bool is_alone(struct gr_context *context)
@@ -191,7 +226,7 @@ void gr_context_ending(struct gr_context *context)
         /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
          */
         if (!is_alone(context))
-                gr_fence_wait_work(&context->fence);
+                gr_fence_wait_work(context->fence);
         forget_everywhere(context);
         gr_pinned_ending(context);
 }
@@ -203,9 +238,9 @@ void gr_context_drop(struct gr_context *context)
         gr_context_close_visits(context);
         forget_everywhere(context);
         gr_arenas_quiesce(context);
-        gr_fence_reset(&context->fence);
+        gr_fence_reset(context->fence);
         gr_split_drop(context);
-        gr_ledger_drop_context(&core->ledger, context, gr_block_drop);
+        gr_ledger_drop_context(core->ledger, context, gr_block_drop);
         gr_arenas_drop(context);
         gr_blocks_drop_leaving(context);
         gr_arenas_resume(context);

@@ -6,11 +6,19 @@
 
 #include <utlist.h>
 
+#include "cache/arena.h"
+#include "cache/pool_kind.h"
+#include "cache/preallocate.h"
+#include "fence/fence.h"
+#include "host/spill.h"
+#include "reclaim/ladder.h"
+#include "segment/split.h"
+
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */
 
 void gr_pool_given(struct gr_core *core, uint64_t ptr)
 {
-        struct gr_block *stale = gr_ledger_forget(&core->ledger, ptr);
+        struct gr_block *stale = gr_ledger_forget(core->ledger, ptr);
 
         if (stale)
                 gr_block_drop(stale);
@@ -27,7 +35,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
         unsigned class = gr_class_of(bytes);
         struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
 
-        if (!block && gr_fence_barrier_for(&context->fence, gr_arena_oldest_epoch(arena, class)) == 0)
+        if (!block && gr_fence_barrier_for(context->fence, gr_arena_oldest_epoch(arena, class)) == 0)
                 block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
         return block ? block : gr_pool_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
@@ -74,22 +82,22 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                    (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {
                 return NULL;
         }
-        if (gr_fence_barrier_is_cheap(&context->fence)) {
+        if (gr_fence_barrier_is_cheap(context->fence)) {
                 barrier = true;
         } else {
                 uint64_t bound = gr_budget_held(context->device) / 4;
 
-                gr_fence_look_for(&context->fence, own_oldest(context, bytes));
+                gr_fence_look_for(context->fence, own_oldest(context, bytes));
                 block = gr_pool_take(context, bytes, false);
                 if (block)
                         return block;
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
-                barrier = gr_fence_quarantine_bytes(&context->fence) > bound &&
-                          gr_fence_barrier_is_safe(&context->fence) &&
+                barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
+                          gr_fence_barrier_is_safe(context->fence) &&
                           (!gr_split_serves(context, bytes) || gr_split_would_help(context, bytes));
         }
-        if (!barrier || gr_fence_barrier(&context->fence))
+        if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
         return gr_pool_take(context, bytes, false);
 }
@@ -124,8 +132,8 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
 {
         struct gr_block *block;
 
-        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(&context->fence) &&
-            !atomic_load_explicit(&context->fence.broken, memory_order_relaxed)) {
+        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context->fence) &&
+            !atomic_load_explicit(&context->fence->broken, memory_order_relaxed)) {
                 if (context->core->config.reuse == GR_REUSE_AUTO && gr_preallocate_wanted(context, bytes))
                         return NULL;
                 return take_behind_barrier(context, bytes);
@@ -175,7 +183,7 @@ GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uin
         struct gr_block *block;
         bool looks;
 
-        looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+        looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence->broken, memory_order_relaxed);
         block = looks ? gr_split_take(context, bytes, false) : NULL;
         if (block && hand_out(block, bytes, ret_ptr))
                 return 0;
@@ -216,13 +224,13 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         int rc;
 
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
-        there = gr_ledger_remove(&core->ledger, block);
+        there = gr_ledger_remove(core->ledger, block);
         rc = !there             ? 0
              : order->give_back ? order->give_back(order->arg, block->ptr)
                                 : core->driver->mem_free(block->ptr);
         if (rc) {
                 atomic_store(&block->state, GR_BLOCK_LIVE);
-                if (gr_ledger_add(&core->ledger, block, &stale))
+                if (gr_ledger_add(core->ledger, block, &stale))
                         gr_block_free(block);
                 gr_block_free(stale);
                 return rc;
@@ -253,7 +261,7 @@ static void wake_if_needed(struct gr_context *context)
 static int free_split(struct gr_core *core, struct gr_block *block)
 {
         struct gr_context *context = block->context;
-        struct gr_fence *fence = &context->fence;
+        struct gr_fence *fence = context->fence;
         bool never = block->flags & GR_BLOCK_EXPORTED || fence->accessor_overflow ||
                      atomic_load_explicit(&fence->broken, memory_order_relaxed);
         bool by_driver = never || bypassed(core), should_close = false;
@@ -261,7 +269,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         int rc;
 
         if (!never) {
-                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(&context->fence) : -EBUSY;
+                rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
                 if (!rc)
                         epoch = 0;
                 else if (rc == -EBUSY)
@@ -271,7 +279,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
         }
         rc = gr_split_put(block, epoch, by_driver, &should_close);
         if (!rc && should_close)
-                gr_fence_close(&context->fence);
+                gr_fence_close(context->fence);
         wake_if_needed(context);
         return rc;
 }
@@ -280,7 +288,7 @@ GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool should_close)
 {
         /* Work that starts before the epoch is closed counts as part of it, and delays its blocks. */
         if (should_close)
-                gr_fence_close_soon(&context->fence);
+                gr_fence_close_soon(context->fence);
         wake_if_needed(context);
 }
 
@@ -318,13 +326,13 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         bool should_close = false;
         int rc;
 
-        rc = gr_ledger_claim(&core->ledger, ptr, &block);
+        rc = gr_ledger_claim(core->ledger, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)
                 return rc;
         context = block->context;
-        fence = &context->fence;
+        fence = context->fence;
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_SPLIT)
@@ -333,7 +341,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
             atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, order);
 
-        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(&context->fence) : -EBUSY;
+        rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block, order);
         gr_arena_put(context, block, rc == 0, &should_close);

@@ -12,8 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "account/budget.h"
 #include "cache/block.h"
-#include "core.h"
+#include "context.h"
 #include "pool_source.h"
 
 /*

@@ -2,8 +2,20 @@
 
 #include <errno.h>
 
+#include "account/budget.h"
+#include "account/pressure.h"
+#include "base/attributes.h"
+#include "base/counters.h"
+#include "base/shard.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
 #include "cache/block.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "cache/pool_kind.h"
+#include "context.h"
+#include "host/pinned.h"
+#include "segment/split.h"
+#include "segment/split_trim.h"
 
 __attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_context *context, size_t bytes,
                                                                   bool may_be_larger)
@@ -33,7 +45,7 @@ __attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_cont
 
 GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
-        if (atomic_load_explicit(&context->fence.broken, memory_order_relaxed))
+        if (atomic_load_explicit(&context->fence->broken, memory_order_relaxed))
                 return NULL;
         if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
@@ -89,7 +101,7 @@ int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_alloca
         block->context = context;
         block->class = (uint8_t)gr_class_of_block(capacity);
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(&core->ledger, block, &stale);
+        rc = gr_ledger_add(core->ledger, block, &stale);
         if (stale)
                 gr_block_drop(stale);
         if (rc) {

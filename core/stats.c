@@ -5,9 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "account/budget.h"
 #include "account/figures.h"
+#include "account/memory_kind.h"
+#include "base/counters.h"
+#include "base/json.h"
+#include "base/ladder_levels.h"
+#include "base/lock.h"
 #include "base/size.h"
-#include "core.h"
+#include "cache/arena.h"
+#include "context.h"
+#include "segment/split.h"
 
 struct out {
         gr_sink *sink;
@@ -19,7 +27,7 @@ static const struct counter_row {
         enum { COUNT, BYTES } unit;
 } counter_rows[GR_STAT_COUNT] = {
 #define GR_STAT(name, unit, words) {#name, words, unit},
-#include "stats.def"
+#include "base/counters.def"
 #undef GR_STAT
 };
 
@@ -126,12 +134,12 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 if (device_seen(&core->devices[i]))
                         put_device(&out, &core->devices[i]);
-        if (atomic_load(&core->host.peak_reserved_bytes) > 0)
+        if (atomic_load(&core->host->peak_reserved_bytes) > 0)
                 put(&out, "  %s: %s, of it %s cached, peak %s, limit %s\n", kind_words[GR_MEMORY_HOST],
-                    gr_size_format(atomic_load(&core->host.reserved_bytes), a, sizeof(a)),
-                    gr_size_format(gr_budget_cached(&core->host), b, sizeof(b)),
-                    gr_size_format(atomic_load(&core->host.peak_reserved_bytes), c, sizeof(c)),
-                    gr_size_format(atomic_load(&core->host.hard_bytes), d, sizeof(d)));
+                    gr_size_format(atomic_load(&core->host->reserved_bytes), a, sizeof(a)),
+                    gr_size_format(gr_budget_cached(core->host), b, sizeof(b)),
+                    gr_size_format(atomic_load(&core->host->peak_reserved_bytes), c, sizeof(c)),
+                    gr_size_format(atomic_load(&core->host->hard_bytes), d, sizeof(d)));
         requests = counts.hits + counter(core, GR_STAT_driver_allocs);
         put(&out,
             "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
@@ -173,9 +181,9 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
                 if (device_seen(&core->devices[i]))
                         write_device(&json, &core->devices[i]);
         gr_json_close(&json);
-        gr_json_bytes(&json, "host_bytes", atomic_load(&core->host.reserved_bytes));
-        gr_json_bytes(&json, "host_cached_bytes", gr_budget_cached(&core->host));
-        gr_json_bytes(&json, "peak_host_bytes", atomic_load(&core->host.peak_reserved_bytes));
+        gr_json_bytes(&json, "host_bytes", atomic_load(&core->host->reserved_bytes));
+        gr_json_bytes(&json, "host_cached_bytes", gr_budget_cached(core->host));
+        gr_json_bytes(&json, "peak_host_bytes", atomic_load(&core->host->peak_reserved_bytes));
         gr_json_count(&json, "hits", counts.hits);
         gr_json_count(&json, "frees", counts.frees);
         gr_json_count(&json, "cached_blocks", counts.blocks);

@@ -23,6 +23,7 @@
 #define __CUDA_API_VERSION_INTERNAL /* every version of each function under its exported name */
 #include <cuda.h>
 
+#include "core.h"
 #include "pool.h"
 
 #if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */

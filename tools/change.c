@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/ladder_levels.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "reclaim/ladder_levels.h"
 
 /* 0: not a pid. */
 static unsigned parse_pid(const char *text)

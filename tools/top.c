@@ -4,10 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/ladder_levels.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "reclaim/ladder_levels.h"
 
 #define REFRESH_MS 1000
 #define BAR_WIDTH  20

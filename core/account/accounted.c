@@ -3,7 +3,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "account/memory_kind.h"
+#include "base/lock.h"
+#include "context.h"
 
 void gr_accounted_init(struct gr_accounted_ledger *ledger)
 {
@@ -72,16 +75,16 @@ void gr_accounted_add(struct gr_core *core, struct gr_device *device, enum gr_me
         entry->device = device;
         entry->owner = owner;
         entry->bytes = bytes;
-        put(&core->accounted, entry);
+        put(core->accounted, entry);
 }
 
 struct gr_accounted *gr_accounted_take(struct gr_core *core, enum gr_memory_kind kind, uint64_t handle)
 {
         struct gr_accounted *entry;
 
-        gr_lock(&core->accounted.lock);
-        entry = take_locked(&core->accounted, kind, handle);
-        gr_unlock(&core->accounted.lock);
+        gr_lock(&core->accounted->lock);
+        entry = take_locked(core->accounted, kind, handle);
+        gr_unlock(&core->accounted->lock);
         return entry;
 }
 
@@ -95,7 +98,7 @@ void gr_accounted_settle(struct gr_core *core, struct gr_accounted *entry, int f
                 gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
                 free(entry);
         } else {
-                put(&core->accounted, entry);
+                put(core->accounted, entry);
         }
         errno = saved_errno;
 }
@@ -104,13 +107,13 @@ void gr_accounted_drop_owner(struct gr_core *core, void *owner)
 {
         struct gr_accounted *entry, *tmp;
 
-        gr_lock(&core->accounted.lock);
-        HASH_ITER (hh, core->accounted.entries, entry, tmp) {
+        gr_lock(&core->accounted->lock);
+        HASH_ITER (hh, core->accounted->entries, entry, tmp) {
                 if (!owner || entry->owner != owner)
                         continue;
-                HASH_DELETE(hh, core->accounted.entries, entry);
+                HASH_DELETE(hh, core->accounted->entries, entry);
                 gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
                 free(entry);
         }
-        gr_unlock(&core->accounted.lock);
+        gr_unlock(&core->accounted->lock);
 }

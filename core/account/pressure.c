@@ -1,6 +1,7 @@
 #include "account/pressure.h"
 
-#include "core.h"
+#include "account/budget.h"
+#include "context.h"
 
 double gr_pressure_of(struct gr_hold hold, uint64_t less_bytes)
 {
@@ -33,9 +34,9 @@ struct gr_hold gr_pressure_nearest(struct gr_device *device)
 
 void gr_pressure_note(struct gr_context *context)
 {
-        struct gr_proactive *proactive = &context->core->proactive;
+        struct gr_core *core = context->core;
 
-        if (context->core->config.proactive && !atomic_load_explicit(&proactive->pressed, memory_order_relaxed) &&
+        if (core->config.proactive && !atomic_load_explicit(&core->pressed, memory_order_relaxed) &&
             gr_pressure_of(gr_pressure_nearest(context->device), 0) >= GR_PRESSURE_BEGIN)
-                atomic_store_explicit(&proactive->pressed, true, memory_order_relaxed);
+                atomic_store_explicit(&core->pressed, true, memory_order_relaxed);
 }

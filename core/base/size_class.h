@@ -74,4 +74,10 @@ static inline bool gr_is_small(size_t capacity_bytes)
         return capacity_bytes <= GR_SMALL_MAX_BYTES;
 }
 
+/* What the host takes for so many bytes of pinned memory: whole pages. */
+static inline uint64_t gr_pinned_footprint(uint64_t bytes)
+{
+        return gr_round_up(bytes, UINT64_C(4) << 10);
+}
+
 #endif

@@ -5,7 +5,19 @@
 
 #include <utlist.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/lock.h"
+#include "base/metadata.h"
+#include "base/shard.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "cache/pool_kind.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "segment/fastbin.h"
+#include "segment/split_state.h"
 
 #define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 
@@ -26,7 +38,7 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
 
         arena = gr_metadata_alloc(sizeof(*arena));
         if (!arena)
-                return &context->first_arena;
+                return context->first_arena;
         arena->context = context;
         arena->shard = shard;
         if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
@@ -122,27 +134,27 @@ static inline void hit(struct gr_arena *arena)
  * Counts bytes as freed now and returns the epoch of that. *ret_should_close: the arena has freed so much into the
  * epoch that it should be closed. Arena lock held.
  */
-static inline uint64_t freed(struct gr_arena *arena, uint64_t bytes, bool *ret_should_close)
+static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uint64_t bytes, bool *ret_should_close)
 {
-        uint64_t epoch = gr_fence_freed_into(&arena->context->fence, arena->shard, bytes);
+        uint64_t epoch = gr_fence_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
         *ret_should_close =
                 __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
-                arena->open_bytes >= gr_fence_close_bytes(&arena->context->fence); /* looked at once in each step */
+                arena->open_bytes >= gr_fence_close_bytes(fence); /* looked at once in each step */
         if (*ret_should_close)
                 arena->open_bytes = 0; /* a capture may keep the epoch open: ask no more for a while */
         return epoch;
 }
 
 /* Whether the fast path may hand block, which is in a bin or fastbin, out. Arena lock held. */
-static inline bool is_ready(const struct gr_block *block, struct gr_context *context)
+static inline bool is_ready(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
 {
-        return __builtin_expect(gr_fence_usable(&context->fence, block->freed_epoch), 1) && is_open(context) &&
+        return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && is_open(context) &&
                atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
-               !atomic_load_explicit(&context->fence.broken, memory_order_relaxed);
+               !atomic_load_explicit(&fence->broken, memory_order_relaxed);
 }
 
 /* Hands a block that is ready and in no list to the program, with this arena as its home. Arena lock held. */
@@ -172,8 +184,8 @@ static inline void remember_arena(struct gr_arena *own)
 /* As gr_arena_alloc, for a request that split serves. */
 GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
 {
-        struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = &context->first_arena;
-        struct gr_fastbins *fastbins = &context->fastbins;
+        struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = context->first_arena;
+        struct gr_fastbins *fastbins = context->fastbins;
         struct gr_block *block;
         uint64_t ptr = 0;
 
@@ -181,7 +193,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
-        if (block && is_ready(block, context)) {
+        if (block && is_ready(block, context, context->fence)) {
                 gr_fastbin_leave(fastbins, block);
                 fastbins->hits++;
                 ptr = hand_out(arena, block, ++fastbins->generation, bytes);
@@ -194,6 +206,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
 GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 {
         struct gr_block *block;
+        struct gr_fence *fence;
         struct gr_arena *arena;
         struct gr_bin *bin;
         uint64_t ptr = 0;
@@ -206,11 +219,12 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         if (__builtin_expect(!arena || class >= GR_CLASS_EXACT, 0))
                 return 0;
         bin = &arena->bins[class];
-        __builtin_prefetch(&context->fence);
+        fence = context->fence;
+        __builtin_prefetch(fence);
         prefetch_block(&bin->blocks);
         gr_arena_lock(arena);
         block = bin->blocks;
-        if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context), 1)) {
+        if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context, fence), 1)) {
                 remove_from(arena, bin, block, block);
                 bin->hits++;
                 ptr = hand_out(arena, block, atomic_load_explicit(&block->generation, memory_order_relaxed) + 1, bytes);
@@ -223,15 +237,15 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
 {
         struct gr_context *context = block->context;
-        struct gr_arena *arena = &context->first_arena;
+        struct gr_arena *arena = context->first_arena;
         uint64_t ptr = 0;
 
         if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT ||
             gr_is_small(block->capacity_bytes))
                 return 0;
         gr_arena_lock(arena);
-        if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split.stuck))
-                ptr = hand_out(arena, block, ++context->fastbins.generation, bytes);
+        if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split->stuck))
+                ptr = hand_out(arena, block, ++context->fastbins->generation, bytes);
         gr_arena_unlock(arena);
         remember_arena(gr_arena_own(context));
         return ptr;
@@ -241,9 +255,9 @@ uint32_t gr_arena_generation(struct gr_context *context)
 {
         uint32_t generation;
 
-        gr_arena_lock(&context->first_arena);
-        generation = ++context->fastbins.generation;
-        gr_arena_unlock(&context->first_arena);
+        gr_arena_lock(context->first_arena);
+        generation = ++context->fastbins->generation;
+        gr_arena_unlock(context->first_arena);
         return generation;
 }
 
@@ -251,28 +265,29 @@ uint32_t gr_arena_generation(struct gr_context *context)
 static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags, bool *ret_should_close)
 {
         struct gr_context *context = arena->context;
+        struct gr_fence *fence = context->fence;
         struct gr_block *block, **place = recent_place(arena, ptr);
 
         __builtin_prefetch(context->device);
-        __builtin_prefetch(&context->fence);
-        __builtin_prefetch(&context->fence.arena_freed_bytes.shards[arena->shard], 1);
+        __builtin_prefetch(fence);
+        __builtin_prefetch(&fence->arena_freed_bytes.shards[arena->shard], 1);
         prefetch_block(place);
         gr_arena_lock(arena);
         block = *place;
         if (__builtin_expect(!block || block->ptr != ptr ||
                                      atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
-                                     atomic_load_explicit(&context->fence.broken, memory_order_relaxed) ||
-                                     gr_fence_overflow(&context->fence) || gr_thread.bypass_until_ns,
+                                     atomic_load_explicit(&fence->broken, memory_order_relaxed) ||
+                                     gr_fence_overflow(fence) || gr_thread.bypass_until_ns,
                              0)) {
                 gr_arena_unlock(arena);
                 return false;
         }
         *place = NULL;
-        block->freed_epoch = freed(arena, block->capacity_bytes, ret_should_close);
+        block->freed_epoch = freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
         if (flags == GR_BLOCK_SPLIT) {
-                gr_fastbin_enter(&context->fastbins, block);
-                context->fastbins.frees++;
+                gr_fastbin_enter(context->fastbins, block);
+                context->fastbins->frees++;
         } else {
                 put(arena, block);
         }
@@ -287,9 +302,9 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
         struct gr_arena *arena = gr_thread.used;
 
         if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
-            !gr_fence_barrier_is_cheap(&arena->context->fence))
+            !gr_fence_barrier_is_cheap(arena->context->fence))
                 return NULL;
-        return take_back(&arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
+        return take_back(arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
 }
 
 GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
@@ -311,7 +326,7 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
 
         gr_arena_lock(arena);
         /* After a sync no work uses the block; epoch 0 has always passed. */
-        block->freed_epoch = synced ? 0 : freed(arena, block->capacity_bytes, ret_should_close);
+        block->freed_epoch = synced ? 0 : freed(arena, context->fence, block->capacity_bytes, ret_should_close);
         put(arena, block);
         gr_arena_unlock(arena);
 }
@@ -327,7 +342,7 @@ static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, uns
 
         gr_rank_assert_held(GR_RANK_ARENA);
         DL_FOREACH (bin->blocks, block) {
-                if (!gr_fence_usable(&context->fence, block->freed_epoch)) {
+                if (!gr_fence_usable(context->fence, block->freed_epoch)) {
                         if (class < GR_CLASS_EXACT)
                                 break; /* those behind it were freed later */
                         continue;
@@ -432,11 +447,11 @@ static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
-        gr_arena_lock(&context->first_arena);
-        counts->hits += context->fastbins.hits;
-        counts->frees += context->fastbins.frees;
-        counts->blocks += context->fastbins.count;
-        gr_arena_unlock(&context->first_arena);
+        gr_arena_lock(context->first_arena);
+        counts->hits += context->fastbins->hits;
+        counts->frees += context->fastbins->frees;
+        counts->blocks += context->fastbins->count;
+        gr_arena_unlock(context->first_arena);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         count(gr_arena_at(context, i), counts);

@@ -32,6 +32,7 @@
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
+#include "context.h"
 
 #define GR_RECENT_LOG2 10
 
@@ -68,6 +69,12 @@ void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned 
 
 /* The calling thread's arena in context, made where it is not there yet; the context's first one if out of memory. */
 struct gr_arena *gr_arena_own(struct gr_context *context);
+
+/* The arena of shard, or NULL where it has none yet. */
+static inline struct gr_arena *gr_arena_at(struct gr_context *context, unsigned shard)
+{
+        return atomic_load_explicit(&context->arenas[shard], memory_order_acquire);
+}
 
 static inline void gr_arena_lock(struct gr_arena *arena)
 {

@@ -2,8 +2,15 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/shard.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
 #include "cache/block.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
@@ -33,7 +40,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
 
                         if (count == room || bytes >= want_bytes || bytes >= RELEASE_BATCH_BYTES)
                                 break;
-                        if (!gr_fence_idle(&context->fence, block->freed_epoch)) {
+                        if (!gr_fence_idle(context->fence, block->freed_epoch)) {
                                 if (class < GR_CLASS_EXACT)
                                         break; /* those behind it were freed later */
                                 continue;
@@ -92,7 +99,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
                 struct gr_block *block = blocks[i];
 
                 cached += gr_footprint_bytes(block->capacity_bytes);
-                if (gr_ledger_remove(&context->core->ledger, block)) {
+                if (gr_ledger_remove(context->core->ledger, block)) {
                         ptrs[left] = block->ptr;
                         sizes[left] = block->capacity_bytes;
                         blocks[left++] = block;

@@ -4,7 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core.h"
+#include "base/attributes.h"
+#include "base/lock.h"
+#include "base/metadata.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
+#include "context.h"
 
 #define SHARD_BITS   6 /* the top bits of the hash are the shard; those below are the slot in it */
 #define ROOM_LEAST   16

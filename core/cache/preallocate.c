@@ -2,7 +2,15 @@
 
 #include <utlist.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/counters.h"
+#include "base/shard.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
+#include "cache/pool_kind.h"
+#include "context.h"
+#include "fence/fence.h"
 
 /*
  * The most bytes of preallocated blocks:
@@ -63,7 +71,7 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
  */
 static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
 {
-        uint64_t usable = gr_fence_usable_epoch(&context->fence);
+        uint64_t usable = gr_fence_usable_epoch(context->fence);
         size_t moved = 0;
 
         if (usable <= LEFT_EPOCHS || class >= GR_CLASS_EXACT)

@@ -5,9 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/lock.h"
 #include "base/log.h"
-#include "core.h"
-#include "stats.h"
+#include "context.h"
+#include "fence/capture_gate.h"
 
 /*
  * With this part of live memory no recorded trace takes more memory; 32 MiB for each epoch took twice as many epochs.
@@ -45,7 +51,7 @@ void gr_fence_destroy(struct gr_fence *fence)
 /* An event of owner: an idle one, or a new one. */
 static int event_take(struct gr_context *owner, void **ret_event)
 {
-        struct gr_fence *fence = &owner->fence;
+        struct gr_fence *fence = owner->fence;
         void *event = NULL;
 
         gr_lock(&fence->events_lock);
@@ -66,7 +72,7 @@ static void event_give(struct gr_event *event)
 
         if (!event->context)
                 return;
-        fence = &event->context->fence;
+        fence = event->context->fence;
         gr_lock(&fence->events_lock);
         if (fence->idle_event_count == fence->idle_event_room) {
                 unsigned room = fence->idle_event_room ? 2 * fence->idle_event_room : 16;
@@ -499,7 +505,7 @@ static bool drain_one(struct gr_context *context, void *arg)
 static bool wait_one(struct gr_context *context, void *arg)
 {
         struct drain *drain = arg;
-        struct gr_fence *fence = &context->fence;
+        struct gr_fence *fence = context->fence;
         uint64_t last_epoch = gr_fence_closed_epoch(fence);
 
         drain->rc = 0;

@@ -5,8 +5,15 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/lock.h"
+#include "base/shard.h"
+#include "base/size_class.h"
 #include "cache/block.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 
 #define SLACK_PART 8                     /* above 1 MiB a block may be larger than the request by 1/8 of its size */
 #define LOOKS_MOST 64                    /* blocks of a bin, with the lock held */
@@ -33,28 +40,28 @@ static bool out_of_memory(int rc)
 
 void gr_pinned_init(struct gr_core *core)
 {
-        gr_fence_init(&core->process_fence, core, &core->host, NULL);
-        gr_lock_init(&core->pinned.unpin_lock, GR_RANK_UNPIN);
-        gr_lock_init(&core->pinned.lock, GR_RANK_PINNED);
+        gr_fence_init(core->process_fence, core, core->host, NULL);
+        gr_lock_init(&core->pinned->unpin_lock, GR_RANK_UNPIN);
+        gr_lock_init(&core->pinned->lock, GR_RANK_PINNED);
 }
 
 void gr_pinned_destroy(struct gr_core *core)
 {
-        gr_fence_destroy(&core->process_fence);
-        gr_lock_destroy(&core->pinned.unpin_lock);
-        gr_lock_destroy(&core->pinned.lock);
+        gr_fence_destroy(core->process_fence);
+        gr_lock_destroy(&core->pinned->unpin_lock);
+        gr_lock_destroy(&core->pinned->lock);
 }
 
 static bool broken(struct gr_core *core)
 {
-        return atomic_load_explicit(&core->process_fence.broken, memory_order_relaxed) != 0;
+        return atomic_load_explicit(&core->process_fence->broken, memory_order_relaxed) != 0;
 }
 
 static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)
 {
         uint64_t hash = gr_ledger_mix((uint64_t)(uintptr_t)context ^ (uint64_t)kind << 32);
 
-        return &core->pinned.bins[class][hash >> (64 - GR_PINNED_SORTS_LOG2)];
+        return &core->pinned->bins[class][hash >> (64 - GR_PINNED_SORTS_LOG2)];
 }
 
 static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_block *block)
@@ -63,13 +70,13 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
 }
 
 #define EACH_BIN(core, bin)                                                                                            \
-        for (struct gr_pinned_bin *bin = (core)->pinned.bins[0], *end_ = bin + BINS; bin < end_; bin++)
+        for (struct gr_pinned_bin *bin = (core)->pinned->bins[0], *end_ = bin + BINS; bin < end_; bin++)
 
 /* Puts a freed block into its bin, as one that waits for its fence. Lock held. */
 static void put(struct gr_core *core, struct pinned *own)
 {
-        gr_assert_locked(&core->pinned.lock);
-        gr_budget_cache(&core->host, gr_pinned_footprint(own->block.capacity_bytes));
+        gr_assert_locked(&core->pinned->lock);
+        gr_budget_cache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
         own->ready = false;
         DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
 }
@@ -79,12 +86,12 @@ static void take_out(struct gr_core *core, struct pinned *own)
 {
         struct gr_pinned_bin *bin = bin_with(core, &own->block);
 
-        gr_assert_locked(&core->pinned.lock);
+        gr_assert_locked(&core->pinned->lock);
         if (own->ready)
                 DL_DELETE(bin->ready, &own->block);
         else
                 DL_DELETE(bin->waiting, &own->block);
-        gr_budget_uncache(&core->host, gr_pinned_footprint(own->block.capacity_bytes));
+        gr_budget_uncache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
 }
 
 /* Moves blocks whose fence has passed to the list `ready`, a limited number as other threads wait. Lock held. */
@@ -92,10 +99,9 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
 {
         struct gr_block *block = bin->waiting;
 
-        gr_assert_locked(&core->pinned.lock);
+        gr_assert_locked(&core->pinned->lock);
         /* No barrier is laid on this fence, so usable means idle. */
-        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(&core->process_fence, block->freed_epoch);
-             n++) {
+        for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(core->process_fence, block->freed_epoch); n++) {
                 DL_DELETE(bin->waiting, block);
                 ((struct pinned *)block)->ready = true;
                 DL_APPEND(bin->ready, block);
@@ -120,7 +126,7 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
                 at_most = gr_pinned_footprint(bytes + bytes / SLACK_PART);
                 last = gr_class_of(at_most < GR_BLOCK_MAX_BYTES ? at_most : GR_BLOCK_MAX_BYTES);
         }
-        gr_lock(&core->pinned.lock);
+        gr_lock(&core->pinned->lock);
         for (; class <= last && !(best && best->block.capacity_bytes == capacity); class ++) {
                 struct gr_pinned_bin *bin = bin_of(core, class, context, kind);
                 struct gr_block *block;
@@ -140,21 +146,21 @@ static struct pinned *take(struct gr_context *context, size_t bytes, unsigned ki
         }
         if (best)
                 take_out(core, best);
-        gr_unlock(&core->pinned.lock);
+        gr_unlock(&core->pinned->lock);
         return best;
 }
 
 /* Finds out which epochs have passed. */
 static void refresh(struct gr_core *core)
 {
-        struct gr_fence *fence = &core->process_fence;
+        struct gr_fence *fence = core->process_fence;
 
         /*
          * Each free closes its epoch, except during captures, so mostly there is nothing to close and no lock to take.
          */
         if (gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
-                gr_fence_close(&core->process_fence);
-        gr_fence_poll(&core->process_fence);
+                gr_fence_close(core->process_fence);
+        gr_fence_poll(core->process_fence);
 }
 
 struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsigned kind)
@@ -179,12 +185,12 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
  */
 static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 {
-        struct gr_fence *fence = &core->process_fence;
+        struct gr_fence *fence = core->process_fence;
         uint64_t epoch = gr_fence_freed(fence, 1); /* 1 byte: an epoch with no freed bytes is not closed */
-        int rc = gr_fence_close(&core->process_fence);
+        int rc = gr_fence_close(core->process_fence);
 
         while (!rc) {
-                rc = gr_fence_poll(&core->process_fence);
+                rc = gr_fence_poll(core->process_fence);
                 if (gr_fence_idle(fence, epoch))
                         return true;
                 if (core->driver->now_ns() >= deadline_ns)
@@ -198,7 +204,7 @@ static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 static int free_by_driver(struct gr_core *core, struct gr_block *block)
 {
         struct gr_block *stale;
-        bool there = gr_ledger_remove(&core->ledger, block); /* first: the address may be another's soon */
+        bool there = gr_ledger_remove(core->ledger, block); /* first: the address may be another's soon */
         int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
 
         if (!rc) {
@@ -207,7 +213,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
                 return 0;
         }
         atomic_store(&block->state, GR_BLOCK_LIVE);
-        if (gr_ledger_add(&core->ledger, block, &stale))
+        if (gr_ledger_add(core->ledger, block, &stale))
                 gr_block_free(block);
         gr_block_free(stale);
         return rc;
@@ -215,25 +221,25 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
 
 int gr_pinned_free(struct gr_core *core, uint64_t ptr)
 {
-        struct gr_fence *fence = &core->process_fence;
-        struct gr_pinned *pinned = &core->pinned;
+        struct gr_fence *fence = core->process_fence;
+        struct gr_pinned *pinned = core->pinned;
         struct gr_block_info info;
         struct gr_block *block;
         uint64_t footprint, most;
         bool room;
         int rc;
 
-        if (gr_ledger_find(&core->ledger, ptr, &info) != 0 || !info.host)
+        if (gr_ledger_find(core->ledger, ptr, &info) != 0 || !info.host)
                 return -ENOENT;
-        rc = gr_ledger_claim(&core->ledger, ptr, &block);
+        rc = gr_ledger_claim(core->ledger, ptr, &block);
         if (rc)
                 return rc;
         footprint = gr_pinned_footprint(block->capacity_bytes);
-        most = atomic_load_explicit(&core->host.threshold_bytes, memory_order_relaxed);
+        most = atomic_load_explicit(&core->host->threshold_bytes, memory_order_relaxed);
         if (block->flags & GR_BLOCK_EXPORTED || footprint > most || broken(core) || gr_fence_overflow(fence))
                 return free_by_driver(core, block);
         /* Without such events the free waits, as the driver's own does. */
-        rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(&core->process_fence)
+        rc = core->config.reuse == GR_REUSE_SYNC || !core->driver->context_record ? gr_fence_sync(core->process_fence)
                                                                                   : -EBUSY;
         if (rc && rc != -EBUSY)
                 return free_by_driver(core, block);
@@ -241,7 +247,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         block->freed_epoch = rc ? gr_fence_freed(fence, block->capacity_bytes) : 0;
         ((struct pinned *)block)->freed_ns = core->driver->now_ns();
         gr_lock(&pinned->lock);
-        room = gr_budget_cached(&core->host) + footprint <= most;
+        room = gr_budget_cached(core->host) + footprint <= most;
         if (room)
                 put(core, (struct pinned *)block);
         gr_unlock(&pinned->lock);
@@ -249,7 +255,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
                 return free_by_driver(core, block); /* as slow as without the cache; what fills the cache decays */
         /* Work that starts before the epoch is closed delays its blocks, and a miss costs as much as 1,000 records. */
         if (rc)
-                gr_fence_close(&core->process_fence);
+                gr_fence_close(core->process_fence);
         if (core->wake && core->config.decay_ns && !atomic_load(&core->decay_armed))
                 core->wake(core);
         return 0;
@@ -264,12 +270,12 @@ static struct pinned *older(struct gr_core *core, struct gr_block *list, struct 
 {
         struct gr_block *block;
 
-        gr_assert_locked(&core->pinned.lock);
+        gr_assert_locked(&core->pinned->lock);
         DL_FOREACH (list, block) {
                 struct pinned *own = (struct pinned *)block;
 
                 if (own->freed_ns > before_ns || (oldest && own->freed_ns >= oldest->freed_ns) ||
-                    !gr_fence_idle(&core->process_fence, block->freed_epoch))
+                    !gr_fence_idle(core->process_fence, block->freed_epoch))
                         break; /* those behind it were freed later */
                 if (!context || block->context == context)
                         return own;
@@ -284,7 +290,7 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
 {
         struct pinned *oldest = NULL;
 
-        gr_lock(&core->pinned.lock);
+        gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
                 oldest = older(core, bin->ready, context, before_ns, oldest);
@@ -292,7 +298,7 @@ static struct pinned *take_oldest(struct gr_core *core, struct gr_context *conte
         }
         if (oldest)
                 take_out(core, oldest);
-        gr_unlock(&core->pinned.lock);
+        gr_unlock(&core->pinned->lock);
         return oldest;
 }
 
@@ -307,13 +313,13 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
         uint64_t back_bytes = 0;
         struct pinned *own;
 
-        gr_assert_locked(&core->pinned.unpin_lock);
+        gr_assert_locked(&core->pinned->unpin_lock);
         while (back_bytes < want_bytes && (!only_quiet || quiet(core, 0)) &&
                (own = take_oldest(core, context, before_ns))) {
                 struct gr_block *block = &own->block;
 
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (!gr_ledger_remove(&core->ledger, block) ||
+                if (!gr_ledger_remove(core->ledger, block) ||
                     core->driver->host_free(block->context->handle, block->ptr) == 0) {
                         back_bytes += gr_pinned_footprint(block->capacity_bytes);
                         gr_block_uncharge(block);
@@ -330,12 +336,12 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
  */
 static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)
 {
-        uint64_t room = gr_budget_room(&core->host);
+        uint64_t room = gr_budget_room(core->host);
 
-        gr_assert_locked(&core->pinned.unpin_lock);
+        gr_assert_locked(&core->pinned->unpin_lock);
         if (bytes > room)
                 bytes -= room;
-        if (gr_budget_cached(&core->host) == 0 ||
+        if (gr_budget_cached(core->host) == 0 ||
             (!waited && core->driver->context_record && !quiet(core, core->driver->now_ns() + WAIT_NS)))
                 return 0;
         return unpin(core, NULL, UINT64_MAX, bytes, false);
@@ -346,11 +352,11 @@ static int retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *arg)
 {
         int rc;
 
-        gr_lock(&core->pinned.unpin_lock);
+        gr_lock(&core->pinned->unpin_lock);
         do {
                 rc = attempt(arg);
         } while (out_of_memory(rc) && make_room(core, bytes, waited) > 0);
-        gr_unlock(&core->pinned.unpin_lock);
+        gr_unlock(&core->pinned->unpin_lock);
         return rc;
 }
 
@@ -360,12 +366,12 @@ int gr_pinned_retry(struct gr_core *core, uint64_t bytes, int (*attempt)(void *a
                 core->driver->trim_host_pools();
                 rc = attempt(arg);
         }
-        if (!out_of_memory(rc) || atomic_load(&core->host.threshold_bytes) == 0)
+        if (!out_of_memory(rc) || atomic_load(&core->host->threshold_bytes) == 0)
                 return rc;
         rc = retry(core, bytes, attempt, arg, false);
         /* Where no event can be recorded, as during a capture, the host waits for the GPU by itself. */
-        if (out_of_memory(rc) && gr_budget_cached(&core->host) > 0 && gr_fence_close(&core->process_fence) == -EBUSY &&
-            gr_fence_sync_by(&core->process_fence, core->driver->now_ns() + WAIT_NS) == 0)
+        if (out_of_memory(rc) && gr_budget_cached(core->host) > 0 && gr_fence_close(core->process_fence) == -EBUSY &&
+            gr_fence_sync_by(core->process_fence, core->driver->now_ns() + WAIT_NS) == 0)
                 rc = retry(core, bytes, attempt, arg, true);
         return rc;
 }
@@ -374,11 +380,11 @@ uint64_t gr_pinned_reclaim(struct gr_core *core, uint64_t want_bytes)
 {
         uint64_t back_bytes;
 
-        if (want_bytes == 0 || gr_budget_cached(&core->host) == 0)
+        if (want_bytes == 0 || gr_budget_cached(core->host) == 0)
                 return 0;
-        gr_lock(&core->pinned.unpin_lock);
+        gr_lock(&core->pinned->unpin_lock);
         back_bytes = unpin(core, NULL, UINT64_MAX, want_bytes, true);
-        gr_unlock(&core->pinned.unpin_lock);
+        gr_unlock(&core->pinned->unpin_lock);
         return back_bytes;
 }
 
@@ -387,7 +393,7 @@ static uint64_t oldest_ns(struct gr_core *core)
 {
         uint64_t ns = 0;
 
-        gr_lock(&core->pinned.lock);
+        gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
                 struct pinned *own = (struct pinned *)(bin->ready ? bin->ready : bin->waiting);
@@ -395,7 +401,7 @@ static uint64_t oldest_ns(struct gr_core *core)
                 if (own && (!ns || own->freed_ns < ns))
                         ns = own->freed_ns;
         }
-        gr_unlock(&core->pinned.lock);
+        gr_unlock(&core->pinned->lock);
         return ns;
 }
 
@@ -403,15 +409,15 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns
 {
         uint64_t decay_ns = core->config.decay_ns, due_ns, soon_ns = now_ns + step_ns;
 
-        if (gr_budget_cached(&core->host) == 0)
+        if (gr_budget_cached(core->host) == 0)
                 return 0;
         if (oldest_ns(core) + decay_ns <= now_ns) {
                 uint64_t back_bytes;
 
                 do {
-                        gr_lock(&core->pinned.unpin_lock);
+                        gr_lock(&core->pinned->unpin_lock);
                         back_bytes = unpin(core, NULL, now_ns - decay_ns, 1, true);
-                        gr_unlock(&core->pinned.unpin_lock);
+                        gr_unlock(&core->pinned->unpin_lock);
                         core->driver->sleep_ns(PACE_NS);
                 } while (back_bytes > 0 && core->driver->now_ns() < now_ns + BURST_NS);
         }
@@ -424,18 +430,18 @@ uint64_t gr_pinned_decay(struct gr_core *core, uint64_t now_ns, uint64_t step_ns
 
 void gr_pinned_join(struct gr_context *context)
 {
-        gr_fence_add_accessor(&context->core->process_fence, context);
+        gr_fence_add_accessor(context->core->process_fence, context);
 }
 
 void gr_pinned_ending(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        gr_lock(&core->pinned.unpin_lock);
-        if (gr_budget_cached(&core->host) > 0)
+        gr_lock(&core->pinned->unpin_lock);
+        if (gr_budget_cached(core->host) > 0)
                 unpin(core, context, UINT64_MAX, UINT64_MAX, true);
-        gr_fence_forget(&core->process_fence, context);
-        gr_unlock(&core->pinned.unpin_lock);
+        gr_fence_forget(core->process_fence, context);
+        gr_unlock(&core->pinned->unpin_lock);
 }
 
 /* Uncharges and frees the blocks of context in list. Lock held. */
@@ -443,7 +449,7 @@ static void drop_of(struct gr_core *core, struct gr_block *list, struct gr_conte
 {
         struct gr_block *block, *tmp;
 
-        gr_assert_locked(&core->pinned.lock);
+        gr_assert_locked(&core->pinned->lock);
         DL_FOREACH_SAFE (list, block, tmp) {
                 if (block->context != context)
                         continue;
@@ -457,12 +463,12 @@ void gr_pinned_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        gr_fence_forget(&core->process_fence, context);
-        gr_lock(&core->pinned.lock);
+        gr_fence_forget(core->process_fence, context);
+        gr_lock(&core->pinned->lock);
         EACH_BIN(core, bin)
         {
                 drop_of(core, bin->ready, context);
                 drop_of(core, bin->waiting, context);
         }
-        gr_unlock(&core->pinned.lock);
+        gr_unlock(&core->pinned->lock);
 }

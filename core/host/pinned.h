@@ -14,7 +14,7 @@
  * Where an older driver cannot do that each free waits, as the driver's own does.
  *
  * Blocks are in the ledger with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the
- * driver. They are charged to core->host as GR_MEMORY_HOST, also while cached. At most core->host.threshold_bytes stay
+ * driver. They are charged to core->host as GR_MEMORY_HOST, also while cached. At most core->host->threshold_bytes stay
  * cached, 0 for none; a block beyond that goes to the driver.
  */
 #ifndef GR_PINNED_H
@@ -47,12 +47,6 @@ struct gr_pinned {
         /* By class of the capacity and hash of context and kind, as a block serves only its own context and kind. */
         struct gr_pinned_bin bins[GR_CLASS_COUNT][1u << GR_PINNED_SORTS_LOG2];
 };
-
-/* What the host takes for so many bytes of pinned memory: whole pages. */
-static inline uint64_t gr_pinned_footprint(uint64_t bytes)
-{
-        return gr_round_up(bytes, UINT64_C(4) << 10);
-}
 
 /* The bytes to ask the driver for. */
 static inline size_t gr_pinned_capacity(size_t bytes)

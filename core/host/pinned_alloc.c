@@ -2,8 +2,13 @@
 
 #include <errno.h>
 
+#include "base/counters.h"
+#include "base/size_class.h"
 #include "cache/block.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "host/pinned.h"
+#include "reclaim/charge.h"
 
 struct fresh {
         gr_pinned_allocate *allocate;
@@ -30,7 +35,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
 
         if (!block)
                 return -ENOMEM;
-        rc = gr_accounted_charge(core, &core->host, NULL, GR_MEMORY_HOST, gr_pinned_footprint(capacity), allocate_fresh,
+        rc = gr_accounted_charge(core, core->host, NULL, GR_MEMORY_HOST, gr_pinned_footprint(capacity), allocate_fresh,
                                  &fresh);
         if (rc) {
                 gr_block_free(block);
@@ -44,7 +49,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         block->class = (uint16_t)gr_class_of(capacity);
         block->flags = GR_BLOCK_HOST;
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(&core->ledger, block, &stale);
+        rc = gr_ledger_add(core->ledger, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
                 gr_block_free(stale);

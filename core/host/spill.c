@@ -5,8 +5,14 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/lock.h"
 #include "cache/block.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 
 #define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */
 #define LOOK_NS UINT64_C(50000)
@@ -73,7 +79,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         block->context = context;
         block->flags = GR_BLOCK_SPILLED;
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(&core->ledger, block, &stale);
+        rc = gr_ledger_add(core->ledger, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
                 gr_block_free(stale);
@@ -95,9 +101,9 @@ cancel:
 void gr_spill_free(struct gr_block *block)
 {
         struct gr_context *context = block->context;
-        struct gr_spilled *spilled = &context->spilled;
+        struct gr_spilled *spilled = context->spilled;
 
-        block->freed_epoch = gr_fence_freed(&context->fence, block->capacity_bytes);
+        block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
         gr_lock(&spilled->lock);
         DL_APPEND(spilled->blocks, block);
         gr_unlock(&spilled->lock);
@@ -106,9 +112,9 @@ void gr_spill_free(struct gr_block *block)
 bool gr_spill_collect(struct gr_context *context)
 {
         struct gr_core *core = context->core;
-        struct gr_spilled *spilled = &context->spilled;
+        struct gr_spilled *spilled = context->spilled;
         struct gr_block *block;
-        bool waiting, broken = atomic_load(&context->fence.broken);
+        bool waiting, broken = atomic_load(&context->fence->broken);
 
         gr_lock(&spilled->lock);
         waiting = spilled->blocks != NULL;
@@ -118,14 +124,14 @@ bool gr_spill_collect(struct gr_context *context)
         if (!waiting || (broken && atomic_load(&core->waits_for_others)))
                 return false;
         if (!broken) {
-                gr_fence_close(&context->fence);
-                gr_fence_poll(&context->fence);
+                gr_fence_close(context->fence);
+                gr_fence_poll(context->fence);
         }
         for (;;) {
                 gr_lock(&spilled->lock);
                 block = spilled->blocks;
                 waiting = block != NULL;
-                if (block && !broken && !gr_fence_idle(&context->fence, block->freed_epoch))
+                if (block && !broken && !gr_fence_idle(context->fence, block->freed_epoch))
                         block = NULL; /* the blocks behind it were freed later */
                 if (block) {
                         DL_DELETE(spilled->blocks, block);
@@ -134,7 +140,7 @@ bool gr_spill_collect(struct gr_context *context)
                 gr_unlock(&spilled->lock);
                 if (!block)
                         return waiting;
-                gr_ledger_remove(&core->ledger, block);
+                gr_ledger_remove(core->ledger, block);
                 core->driver->host_free(context->handle, block->ptr);
                 gr_block_uncharge(block);
                 gr_block_free(block);
@@ -144,7 +150,7 @@ bool gr_spill_collect(struct gr_context *context)
 
 void gr_spill_drop(struct gr_context *context)
 {
-        struct gr_spilled *spilled = &context->spilled;
+        struct gr_spilled *spilled = context->spilled;
         struct gr_block *block, *tmp;
 
         gr_lock(&spilled->lock);

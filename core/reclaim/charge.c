@@ -2,7 +2,12 @@
 
 #include <errno.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "account/memory_kind.h"
+#include "base/counters.h"
+#include "context.h"
+#include "host/pinned.h"
+#include "reclaim/ladder.h"
 
 /* The arguments of gr_accounted_charge, for attempt. */
 struct request {
@@ -53,10 +58,10 @@ int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct g
         int rc = attempt(&request);
 
         if (rc == -ENOMEM || rc == -EDQUOT) {
-                context = device == &core->host ? NULL : gr_climber(core, device, context);
+                context = device == core->host ? NULL : gr_climber(core, device, context);
                 if (rc == -EDQUOT && !context)
                         gr_count(core, GR_STAT_limit_hits, 1);
-                if (device == &core->host)
+                if (device == core->host)
                         return gr_pinned_retry(core, bytes, attempt, &request, rc);
                 if (context)
                         rc = gr_ladder_climb_for(context, bytes, attempt, &request, rc);

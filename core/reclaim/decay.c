@@ -1,6 +1,12 @@
 #include "reclaim/decay.h"
 
-#include "core.h"
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/counters.h"
+#include "base/size_class.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
 #include "pool_source.h"
 #include "reclaim/trim.h"
 
@@ -30,7 +36,7 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
 /* Records the low water of a class for `times` steps that have passed since the last call. */
 static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
 {
-        uint64_t *unused = context->decay.unused_bytes[class], low = gr_trim_unneeded(context, class);
+        uint64_t *unused = context->decay->unused_bytes[class], low = gr_trim_unneeded(context, class);
 
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
@@ -50,7 +56,7 @@ static double hazard(unsigned j, unsigned steps)
 /* The bytes that should have been returned by now and are still cached. */
 static double due(struct gr_context *context, unsigned steps)
 {
-        struct gr_decay *decay = &context->decay;
+        struct gr_decay *decay = context->decay;
         double going = 0, all = 0, over = 0;
 
         for (unsigned class = 0; class < GR_DECAY_KINDS; class ++) {
@@ -73,7 +79,7 @@ static double due(struct gr_context *context, unsigned steps)
 static void give_back(struct gr_context *context, unsigned steps)
 {
         struct gr_core *core = context->core;
-        struct gr_decay *decay = &context->decay;
+        struct gr_decay *decay = context->decay;
         double left = due(context, steps);
 
         for (unsigned j = steps; j-- > 0 && left >= 512;)
@@ -101,7 +107,7 @@ static void give_back(struct gr_context *context, unsigned steps)
 
 void gr_decay_look(struct gr_context *context, uint64_t now_ns)
 {
-        struct gr_decay *decay = &context->decay;
+        struct gr_decay *decay = context->decay;
         uint64_t idle_bytes = 0;
         bool first;
 
@@ -124,11 +130,11 @@ struct round {
 static bool decay_one(struct gr_context *context, void *arg)
 {
         struct round *round = arg;
-        struct gr_decay *decay = &context->decay;
+        struct gr_decay *decay = context->decay;
         uint64_t step_ns = gr_decay_step_ns(context->core), passed;
         unsigned steps = step_count(context->core);
 
-        if (atomic_load(&context->fence.broken))
+        if (atomic_load(&context->fence->broken))
                 return true;
         if (gr_pool_empty(context)) {
                 decay->stepped_ns = 0;
@@ -150,8 +156,8 @@ static bool decay_one(struct gr_context *context, void *arg)
                 for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
                         age(context, class, steps, passed < steps ? (unsigned)passed : steps);
                 decay->stepped_ns += passed * step_ns;
-                gr_fence_close(&context->fence);
-                gr_fence_poll(&context->fence);
+                gr_fence_close(context->fence);
+                gr_fence_poll(context->fence);
                 give_back(context, steps);
         }
         if (!round->next_ns || decay->stepped_ns + step_ns < round->next_ns)

@@ -4,12 +4,26 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/ladder_levels.h"
+#include "base/lock.h"
 #include "base/log.h"
+#include "base/shard.h"
 #include "base/size.h"
-#include "core.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "cache/pool_kind.h"
+#include "context.h"
+#include "fence/capture_gate.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
 #include "host/spill.h"
 #include "pool_source.h"
+#include "reclaim/reclaimable.h"
 #include "reclaim/trim.h"
+#include "segment/split.h"
 
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
@@ -59,8 +73,8 @@ static bool trim_one(struct gr_context *context, void *arg)
 {
         struct reclaim *reclaim = arg;
 
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -72,7 +86,7 @@ static int sync_unlocked(struct gr_context *context, const struct reclaim *recla
 
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        rc = gr_fence_sync_by(&context->fence, deadline_ns);
+        rc = gr_fence_sync_by(context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
@@ -85,7 +99,7 @@ static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim
 
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        rc = gr_fence_wait_oldest(&context->fence, deadline_ns);
+        rc = gr_fence_wait_oldest(context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
@@ -97,7 +111,7 @@ static int close_soon(struct gr_context *context)
         struct gr_gate *gate = &context->core->gate;
         const struct gr_driver *driver = context->core->driver;
         uint64_t deadline_ns = driver->now_ns() + GATE_NS;
-        int rc = gr_fence_close(&context->fence);
+        int rc = gr_fence_close(context->fence);
 
         if (rc != -EBUSY || gr_gate_is_vain(gate))
                 return rc;
@@ -108,8 +122,8 @@ static int close_soon(struct gr_context *context)
                         break;
                 }
                 driver->sleep_ns(GATE_PAUSE_NS);
-                gr_fence_poll(&context->fence);
-                rc = gr_fence_close(&context->fence);
+                gr_fence_poll(context->fence);
+                rc = gr_fence_close(context->fence);
         }
         gr_gate_await_end(gate);
         return rc;
@@ -118,7 +132,7 @@ static int close_soon(struct gr_context *context)
 /* Whether no work waits for later work of the program, so that all of it ends by itself. */
 static bool is_patient(struct gr_context *context)
 {
-        return !gr_fence_has_peer(&context->fence) && !atomic_load(&context->core->waits_for_others);
+        return !gr_fence_has_peer(context->fence) && !atomic_load(&context->core->waits_for_others);
 }
 
 /*
@@ -133,14 +147,14 @@ static bool sync_one(struct gr_context *context, void *arg)
         struct reclaim *reclaim = arg;
         bool patient = is_patient(context);
         uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? SYNC_NS : SYNC_PEERS_NS);
-        uint64_t freed_bytes = gr_fence_freed_bytes(&context->fence), last_epoch;
+        uint64_t freed_bytes = gr_fence_freed_bytes(context->fence), last_epoch;
         int closed = 0, rc;
 
-        if (gr_fence_waiting(&context->fence))
-                closed = patient ? gr_fence_close(&context->fence) : close_soon(context);
-        last_epoch = gr_fence_closed_epoch(&context->fence);
+        if (gr_fence_waiting(context->fence))
+                closed = patient ? gr_fence_close(context->fence) : close_soon(context);
+        last_epoch = gr_fence_closed_epoch(context->fence);
         do {
-                bool all_idle = gr_fence_idle(&context->fence, last_epoch);
+                bool all_idle = gr_fence_idle(context->fence, last_epoch);
 
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
                 rc = -ENOENT;
@@ -148,14 +162,14 @@ static bool sync_one(struct gr_context *context, void *arg)
                         rc = wait_oldest_unlocked(context, reclaim, deadline_ns);
         } while (rc == 0);
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
-                if ((closed || rc != -ENOENT) && gr_fence_waiting(&context->fence))
+                if ((closed || rc != -ENOENT) && gr_fence_waiting(context->fence))
                         rc = sync_unlocked(context, reclaim, deadline_ns);
                 if (gr_driver_code(rc)) /* a wait may have failed once: try again */
                         rc = sync_unlocked(context, reclaim, deadline_ns);
                 /* Also where another thread has seen the last epoch pass meanwhile. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         }
-        if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(&context->fence) != freed_bytes)
+        if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(context->fence) != freed_bytes)
                 reclaim->overtaken = true;
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -182,8 +196,8 @@ static uint64_t trim_driver(struct gr_context *context)
 
 static bool wait_driver(struct gr_context *context, void *deadline_ns)
 {
-        if (gr_fence_sync_by(&context->fence, *(uint64_t *)deadline_ns) == 0)
-                gr_fence_wait_driver(&context->fence);
+        if (gr_fence_sync_by(context->fence, *(uint64_t *)deadline_ns) == 0)
+                gr_fence_wait_driver(context->fence);
         return true;
 }
 
@@ -341,12 +355,12 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         if (level == GR_LEVEL_FENCE) {
                 /* Work of other devices, or that waits for others, may wait for later work of the program: a barrier
                  * between the two would hang, so none is laid. */
-                gr_fence_close(&climb->context->fence);
-                gr_fence_poll(&climb->context->fence);
+                gr_fence_close(climb->context->fence);
+                gr_fence_poll(climb->context->fence);
                 if (core->config.reuse == GR_REUSE_BARRIER ||
-                    (core->config.reuse != GR_REUSE_POLL && gr_fence_accessors(&climb->context->fence) == 1 &&
+                    (core->config.reuse != GR_REUSE_POLL && gr_fence_accessors(climb->context->fence) == 1 &&
                      !atomic_load(&core->waits_for_others)))
-                        gr_fence_barrier(&climb->context->fence);
+                        gr_fence_barrier(climb->context->fence);
         }
         block = gr_pool_take(climb->context, climb->bytes, true);
         climb->tries[level]++;
@@ -369,7 +383,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 {
         struct gr_context *context = climb->context;
 
-        if (climb->allocate || climb->attempt || !gr_split_active(context) || atomic_load(&context->fence.broken))
+        if (climb->allocate || climb->attempt || !gr_split_active(context) || atomic_load(&context->fence->broken))
                 return climb->error;
         *ret_block = gr_split_take_any(context, climb->bytes, opens);
         return *ret_block ? 0 : climb->error;
@@ -480,7 +494,7 @@ static bool add_freed(struct gr_context *context, void *arg)
 {
         struct freed *freed = arg;
 
-        freed->bytes += gr_fence_freed_bytes(&context->fence);
+        freed->bytes += gr_fence_freed_bytes(context->fence);
         return true;
 }
 
@@ -539,8 +553,8 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
                 if (out_of_memory(rc))
                         rc = from_rung(climb,
-                                       own && gr_fence_close(&climb->context->fence) == -EBUSY ? GR_LEVEL_SYNC
-                                                                                               : GR_LEVEL_TRIM,
+                                       own && gr_fence_close(climb->context->fence) == -EBUSY ? GR_LEVEL_SYNC
+                                                                                              : GR_LEVEL_TRIM,
                                        ret_block);
                 if (out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);
@@ -583,7 +597,7 @@ static void report_holders(struct gr_core *core, struct gr_device *device, enum 
         uint64_t counts[GR_CLASS_COUNT] = {0}, bytes[GR_CLASS_COUNT] = {0};
         char sum[GR_SIZE_TEXT_BYTES], each[GR_SIZE_TEXT_BYTES];
 
-        gr_ledger_count_live(&core->ledger, device->ordinal, counts, bytes);
+        gr_ledger_count_live(core->ledger, device->ordinal, counts, bytes);
         for (int n = 0; n < HOLDERS; n++) {
                 unsigned top = 0;
 
@@ -626,7 +640,7 @@ static void report(struct climb *climb)
                               sizeof(text[1])),
                gr_size_format(gr_budget_live(device), text[2], sizeof(text[2])),
                gr_size_format(gr_budget_cached(device), text[3], sizeof(text[3])),
-               gr_size_format(gr_fence_quarantine_bytes(&climb->context->fence), text[4], sizeof(text[4])),
+               gr_size_format(gr_fence_quarantine_bytes(climb->context->fence), text[4], sizeof(text[4])),
                gr_size_format(card_free, text[5], sizeof(text[5])),
                gr_size_format(card_total, text[6], sizeof(text[6])));
         for (int i = 0; i < GR_LEVEL_FAIL; i++)

@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "reclaim/ladder_levels.h"
+#include "base/ladder_levels.h"
 
 struct gr_block;
 struct gr_context;

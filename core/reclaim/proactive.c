@@ -1,7 +1,13 @@
 #include "reclaim/proactive.h"
 
+#include "account/budget.h"
 #include "account/pressure.h"
-#include "core.h"
+#include "base/counters.h"
+#include "context.h"
+#include "fence/capture_gate.h"
+#include "reclaim/decay.h"
+#include "reclaim/ladder.h"
+#include "reclaim/reclaimable.h"
 
 #define PRESSURE_HIGH    0.90
 #define PRESSURE_HIGHER  0.95
@@ -21,7 +27,7 @@ static bool add_idle(struct gr_context *context, void *arg)
 
         gr_decay_look(context, idle->now_ns);
         /* Cleared: what is returned now must not be counted again before the next step. */
-        idle->bytes += atomic_exchange_explicit(&context->decay.idle_bytes, 0, memory_order_relaxed);
+        idle->bytes += atomic_exchange_explicit(&context->decay->idle_bytes, 0, memory_order_relaxed);
         return true;
 }
 
@@ -64,7 +70,7 @@ static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t li
 void gr_proactive_run(struct gr_context *context)
 {
         struct gr_core *core = context->core;
-        struct gr_proactive *proactive = &core->proactive;
+        struct gr_proactive *proactive = core->proactive;
         struct gr_hold hold = gr_pressure_nearest(context->device);
         uint64_t live = gr_budget_live(context->device), now_ns, freed, end_ns;
 
@@ -72,7 +78,7 @@ void gr_proactive_run(struct gr_context *context)
                 return;
         now_ns = core->driver->now_ns();
         if (gr_pressure_of(hold, 0) < GR_PRESSURE_BEGIN) {
-                atomic_store(&proactive->pressed, false);
+                atomic_store(&core->pressed, false);
                 gr_pressure_note(context); /* another thread may have taken more meanwhile */
         } else if (worth_it(proactive, gr_pressure_of(hold, gr_budget_cached(context->device)), now_ns)) {
                 freed = run(context, hold, live);

@@ -27,16 +27,15 @@ struct gr_context;
 struct gr_core;
 
 struct gr_proactive {
-        _Atomic bool pressed; /* memory may be short: callers call gr_proactive_run only then */
-        _Atomic bool busy;    /* held by the one thread that runs; guards what follows */
-        uint64_t ended_ns;    /* end of the last run */
-        double cost_ns;       /* exponential mean of a run */
-        bool fruitful;        /* the last run freed more than a tenth of the live memory */
-        unsigned fruitless;   /* runs in a row that freed nothing */
+        _Atomic bool busy;  /* held by the one thread that runs; guards what follows */
+        uint64_t ended_ns;  /* end of the last run */
+        double cost_ns;     /* exponential mean of a run */
+        bool fruitful;      /* the last run freed more than a tenth of the live memory */
+        unsigned fruitless; /* runs in a row that freed nothing */
 };
 
 /*
- * The calling thread is about to wait for the work of context. Does nothing if there is enough memory, another run
+ * The calling thread is about to wait for the work of context; to be called only if core->pressed. Does nothing if there is enough memory, another run
  * would take too much of the time, or a capture is open.
  */
 void gr_proactive_run(struct gr_context *context);

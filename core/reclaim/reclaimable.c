@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/driver.h"
+#include "base/lock.h"
 #include "base/log.h"
-#include "core.h"
+#include "context.h"
 
 #define PAUSE_FIRST_NS UINT64_C(20000)
 #define PAUSE_MOST_NS  UINT64_C(1000000)
@@ -30,7 +32,7 @@ void gr_registry_destroy(struct gr_registry *registry)
 
 int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable)
 {
-        struct gr_registry *registry = &core->registry;
+        struct gr_registry *registry = core->registry;
         struct gr_reclaimable_slot *room = NULL;
         int rc = -ENOSPC;
 
@@ -65,22 +67,22 @@ static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uin
         const struct gr_driver *driver = core->driver;
         uint64_t pause_ns = PAUSE_FIRST_NS;
 
-        gr_assert_locked(&core->registry.lock);
+        gr_assert_locked(&core->registry->lock);
         while (slot->running && slot->runs == run) {
                 if (driver->now_ns() >= deadline_ns)
                         return false;
-                gr_unlock(&core->registry.lock);
+                gr_unlock(&core->registry->lock);
                 driver->sleep_ns(pause_ns);
                 if (pause_ns < PAUSE_MOST_NS)
                         pause_ns *= 2;
-                gr_lock(&core->registry.lock);
+                gr_lock(&core->registry->lock);
         }
         return true;
 }
 
 int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable)
 {
-        struct gr_registry *registry = &core->registry;
+        struct gr_registry *registry = core->registry;
         int rc = -ENOENT;
 
         gr_lock(&registry->lock);
@@ -103,7 +105,7 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 /* Counts and logs the end of a run, a failure where rc is not 0. Registry lock held. */
 static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
-        gr_assert_locked(&core->registry.lock);
+        gr_assert_locked(&core->registry->lock);
         if (!rc) {
                 slot->failures = 0;
                 return;
@@ -121,7 +123,7 @@ static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc
 static void run_slot(void *arg)
 {
         struct gr_reclaimable_slot *slot = arg;
-        struct gr_registry *registry = &slot->core->registry;
+        struct gr_registry *registry = slot->core->registry;
         bool wanted;
         int rc = 0;
 
@@ -153,13 +155,13 @@ static void run_slot(void *arg)
 static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
                       uint64_t want_bytes, uint64_t patience_ns)
 {
-        struct gr_registry *registry = &core->registry;
+        struct gr_registry *registry = core->registry;
         struct gr_reclaimable *entry = slot->entry;
         uint64_t limit_ns = entry->limit_ns ? entry->limit_ns : GR_RECLAIMABLE_LIMIT_NS;
         uint64_t run = slot->runs, now_ns = core->driver->now_ns();
         bool apart = entry->apart && registry->apart, posted = true;
 
-        gr_assert_locked(&core->registry.lock);
+        gr_assert_locked(&core->registry->lock);
         if (patience_ns && patience_ns < limit_ns)
                 limit_ns = patience_ns;
         if (slot->running) {
@@ -202,7 +204,7 @@ static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bo
 
 unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns)
 {
-        struct gr_registry *registry = &core->registry;
+        struct gr_registry *registry = core->registry;
         unsigned ran = 0;
 
         if (inside)

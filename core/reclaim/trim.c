@@ -2,8 +2,16 @@
 
 #include <errno.h>
 
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "core.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/spill.h"
+#include "segment/split_state.h"
+#include "segment/split_trim.h"
 
 uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 {
@@ -40,22 +48,22 @@ static bool maintain_one(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
         uint64_t excess = gr_budget_excess(context->device);
-        uint64_t unwanted = atomic_exchange(&context->split.unwanted_bytes, 0);
+        uint64_t unwanted = atomic_exchange(&context->split->unwanted_bytes, 0);
 
         *waiting |= gr_spill_collect(context);
-        if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence.broken))
+        if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence->broken))
                 return true;
         /*
          * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
          * can launch meanwhile, not even what the GPU waits for: only a request that needs the memory does that.
          */
-        if (gr_fence_close(&context->fence) == -ENOTSUP)
-                gr_fence_sync(&context->fence); /* an older driver: only this thread waits */
-        gr_fence_poll(&context->fence);
+        if (gr_fence_close(context->fence) == -ENOTSUP)
+                gr_fence_sync(context->fence); /* an older driver: only this thread waits */
+        gr_fence_poll(context->fence);
         /* Bins still serve the smallest classes. Blocks that are not idle yet are asked for again later. */
         gr_bins_trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1);
         gr_trim(context, gr_budget_excess(context->device));
-        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(&context->fence))
+        if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context->fence))
                 *waiting = true;
         return true;
 }

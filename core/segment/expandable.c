@@ -5,11 +5,22 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/lock.h"
 #include "base/log.h"
-#include "core.h"
+#include "base/metadata.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 #include "segment/extent.h"
+#include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
+#include "segment/split_state.h"
 
 #define ADDRESSES_SHARE  4 /* addresses are reserved for this many times the card's memory: holes cost nothing */
 #define TRIM_BATCH_BYTES (UINT64_C(256) << 20)
@@ -27,7 +38,7 @@ static void note_heap(struct gr_core *core, bool small, uint64_t ptr, uint64_t b
 
 int gr_expandable_open(struct gr_context *context, bool small)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         const struct gr_driver *driver = context->core->driver;
         struct gr_segment *heap = NULL;
         struct gr_range *range = NULL;
@@ -127,7 +138,7 @@ static uint64_t idle_run(struct gr_context *context, const struct gr_range *rang
                 uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
 
                 if (begin < at || begin + size > end || size > most_bytes - bytes ||
-                    !gr_fence_idle(&context->fence, extent->freed_epoch)) {
+                    !gr_fence_idle(context->fence, extent->freed_epoch)) {
                         if (bytes > 0)
                                 break;
                 } else {
@@ -146,7 +157,7 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
                                    uint64_t *ret_at, uint64_t *ret_bytes)
 {
         for (int kind = GR_FREE_SMALL; kind <= GR_FREE_LARGE; kind++) {
-                const struct gr_free_lists *lists = &context->split.free[kind];
+                const struct gr_free_lists *lists = &context->split->free[kind];
                 struct gr_range *range = gr_range_first(lists, GR_PAGE_BYTES);
 
                 for (; range; range = gr_range_next(lists, range)) {
@@ -191,7 +202,7 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
 /* Lock not held. */
 uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t gone = 0, last = 1, at, bytes;
         struct gr_range *range;
 
@@ -209,7 +220,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
                 gone += last;
                 gr_lock(&split->lock);
                 split->busy--;
-                gr_segments_surplus(split, -(int64_t)last);
+                gr_split_surplus(split, -(int64_t)last);
                 gr_pages_settle(split, range, GR_RANGE_FREE);
         }
         gr_unlock(&split->lock);
@@ -307,17 +318,17 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
 {
         if (!is_settled(heap, ptr) || !is_stuck(heap, ptr, false) ||
-            !gr_fence_idle(&context->fence, gr_extent_at(heap, ptr)->freed_epoch))
+            !gr_fence_idle(context->fence, gr_extent_at(heap, ptr)->freed_epoch))
                 return NULL;
-        return take_extent(&context->split, heap, gr_extent_at(heap, ptr));
+        return take_extent(context->split, heap, gr_extent_at(heap, ptr));
 }
 
 /* Lock not held. */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_range *ranges[2] = {NULL};
-        bool quiet = gr_fence_sync(&context->fence) == 0;
+        bool quiet = gr_fence_sync(context->fence) == 0;
 
         gr_lock(&split->lock);
         if (quiet) {
@@ -344,18 +355,18 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, 
  */
 static bool make_quiet(struct gr_context *context)
 {
-        if (gr_fence_sync(&context->fence))
+        if (gr_fence_sync(context->fence))
                 return false;
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         gr_remap_reap(context);
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         return true;
 }
 
 /* Lock not held. */
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_segment *heap = range->segment;
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 

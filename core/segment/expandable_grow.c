@@ -4,12 +4,22 @@
 
 #include <utlist.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/driver.h"
+#include "base/lock.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
 #include "segment/expandable.h"
 #include "segment/extent.h"
+#include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/segments.h"
 #include "segment/slack.h"
+#include "segment/split_state.h"
 
 #define EXTENT_SHARE      144                   /* of what is charged; more would tie up too much, fewer cost time */
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
@@ -24,7 +34,7 @@ static bool is_open(const struct gr_range *range)
 {
         return range && (range->state == GR_RANGE_HOLE ||
                          (range->state == GR_RANGE_FREE &&
-                          gr_fence_usable(&range->block.context->fence, range->block.freed_epoch)));
+                          gr_fence_usable(range->block.context->fence, range->block.freed_epoch)));
 }
 
 static void leave(struct gr_split *split, struct gr_range *range)
@@ -217,21 +227,21 @@ static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_b
         uint64_t charged = atomic_load(&context->device->reserved_bytes);
 
         return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
-               !atomic_load(&context->split.ahead_refused) &&
+               !atomic_load(&context->split->ahead_refused) &&
                !gr_slack_is_exceeded_recently(context, bytes, growth_bytes) &&
                gr_budget_cache_room(context->device) >= growth_bytes + charged / AHEAD_ROOM_SHARE;
 }
 
 bool gr_expandable_may_grow(struct gr_context *context, size_t bytes)
 {
-        return context->split.heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
+        return context->split->heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
 }
 
 /* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
 static bool was_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t now_ns = driver->now_ns(), had_bytes, free_bytes, total;
         bool refused;
 
@@ -247,7 +257,7 @@ static bool was_refused(struct gr_context *context, uint64_t bytes)
 static void note_refused(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
         bool known = driver->mem_info(context->handle, &free_bytes, &total) == 0;
 
@@ -265,7 +275,7 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
  */
 static int back_all(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t gone = 0;
         int rc;
 
@@ -293,7 +303,7 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
 /* As gr_expandable_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
 static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_block **ret_block)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_range *range = NULL;
         bool small = gr_is_small(bytes);
         struct place place;
@@ -340,7 +350,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
 
         gr_lock(&split->lock);
         split->busy--;
-        gr_segments_surplus(split, (int64_t)come);
+        gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {
                 *ret_block = gr_segments_carve(context, range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
@@ -360,6 +370,6 @@ int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 
         if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* of a request for much that says nothing */
-                atomic_store(&context->split.ahead_refused, true);
+                atomic_store(&context->split->ahead_refused, true);
         return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
 }

@@ -2,9 +2,15 @@
 
 #include <utlist.h>
 
-#include "core.h"
-#include "segment/segments.h"
-#include "segment/split.h"
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/counters.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "segment/range.h"
+#include "segment/split_state.h"
 
 GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
 {
@@ -28,7 +34,7 @@ GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range
                 at = next;
         }
         gr_account_add(&context->device->stranded_bytes, pinned);
-        gr_segments_surplus(&context->split, (int64_t)surplus);
+        gr_split_surplus(context->split, (int64_t)surplus);
 }
 
 int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)

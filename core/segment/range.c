@@ -6,8 +6,14 @@
 
 #include <utlist.h>
 
+#include "base/arith.h"
+#include "base/attributes.h"
 #include "base/size_class.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
+#include "segment/split_state.h"
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
 #define FIT_LOOK   4   /* ranges compared for a request */
@@ -170,7 +176,7 @@ GR_HOT_CODE struct gr_range *gr_range_fit(const struct gr_free_lists *lists, siz
         struct fit fit = {0};
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
-                uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(&range->block.context->fence);
+                uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
 
                 if ((range->segment->pages && !range->segment->small &&
                      weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit)) ||
@@ -190,7 +196,7 @@ GR_HOT_CODE struct gr_range *gr_range_soon(const struct gr_free_lists *lists, si
                                            uint64_t most_bytes)
 {
         struct gr_range *best = gr_range_best(lists, bytes, last_epoch, most_bytes), *range = best;
-        uint64_t ready_epoch = best ? gr_fence_usable_epoch(&best->block.context->fence) : 0;
+        uint64_t ready_epoch = best ? gr_fence_usable_epoch(best->block.context->fence) : 0;
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && range->block.capacity_bytes / 2 <= bytes;
              looked_at++) {
@@ -274,7 +280,7 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         range->after = after->after;
         if (range->after)
                 range->after->before = range;
-        structure_give(&range->block.context->split, after);
+        structure_give(range->block.context->split, after);
 }
 
 /* Whether a range that becomes free is merged with this neighbour, which then leaves its list. */
@@ -320,7 +326,7 @@ GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *free
 
 GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
 {
-        struct gr_range *rest = structure_take(&range->block.context->split);
+        struct gr_range *rest = structure_take(range->block.context->split);
 
         if (!rest)
                 return NULL;

@@ -2,10 +2,18 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/lock.h"
 #include "base/log.h"
-#include "core.h"
+#include "base/size_class.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 #include "segment/extent.h"
+#include "segment/range.h"
 #include "segment/segments.h"
+#include "segment/split_state.h"
 
 #define MOVE_BATCH   64
 #define EXTENTS_LOOK 512 /* extents looked at before one is chosen: some microseconds; a move takes 37 and more */
@@ -41,7 +49,7 @@ static struct found find_movable(const struct gr_split *split, uint64_t most_byt
                 for (; range; range = gr_range_next(lists, range)) {
                         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range);
 
-                        if (!gr_fence_usable(&range->block.context->fence, range->block.freed_epoch))
+                        if (!gr_fence_usable(range->block.context->fence, range->block.freed_epoch))
                                 continue;
                         while (range->segment->pages && at < end) {
                                 const struct gr_page *extent = gr_extent_at(range->segment, at);
@@ -118,7 +126,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *heap, const 
 
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct move moves[MOVE_BATCH];
         unsigned count, done = 0;
 
@@ -150,7 +158,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
 
 void gr_remap_reap(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_block *block, *next, *idle = NULL;
 
         /*
@@ -158,7 +166,7 @@ void gr_remap_reap(struct gr_context *context)
          * be returned and uncharged at any time, and a stale address left behind would keep it on the card.
          */
         DL_FOREACH_SAFE (split->stale_pages, block, next)
-                if (gr_fence_idle(&context->fence, block->freed_epoch)) {
+                if (gr_fence_idle(context->fence, block->freed_epoch)) {
                         DL_DELETE(split->stale_pages, block);
                         gr_range_of(block)->state = GR_RANGE_BUSY;
                         DL_APPEND(idle, block);

@@ -6,10 +6,20 @@
 
 #include <utlist.h>
 
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/metadata.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "core.h"
+#include "cache/ledger.h"
+#include "context.h"
+#include "fence/fence.h"
 #include "segment/extent.h"
+#include "segment/fastbin.h"
 #include "segment/range.h"
+#include "segment/split_state.h"
 
 uint64_t gr_segment_stranded(const struct gr_segment *segment)
 {
@@ -36,7 +46,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
                 return;
         }
         if (surplus || segment->used_count == 0)
-                gr_segments_surplus(&context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
+                gr_split_surplus(context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
         gr_account_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);
 }
 
@@ -52,27 +62,27 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
 /* Takes all blocks out of the fastbins, linked by next, or NULL. They stay cached, on the device's own account. */
 static struct gr_block *empty_fastbins(struct gr_context *context)
 {
-        struct gr_cached *cached = &context->fastbins.cached;
+        struct gr_cached *cached = &context->fastbins->cached;
         struct gr_block *blocks;
 
-        gr_arena_lock(&context->first_arena);
-        blocks = gr_fastbin_empty(&context->fastbins);
+        gr_arena_lock(context->first_arena);
+        blocks = gr_fastbin_empty(context->fastbins);
         gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
         gr_cached_add(cached, -(int64_t)cached->bytes);
-        gr_arena_unlock(&context->first_arena);
+        gr_arena_unlock(context->first_arena);
         return blocks;
 }
 
 GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_block *block, *next, *freed = NULL;
         uint64_t epoch = atomic_load(&split->ahead_epoch);
 
         for (block = empty_fastbins(context); block; block = next) {
                 next = block->next;
                 epoch = gr_max(epoch, block->freed_epoch);
-                gr_ledger_drop(&context->core->ledger, block);
+                gr_ledger_drop(context->core->ledger, block);
                 count_used(context, gr_range_of(block), -1);
                 gr_range_of(block)->state = GR_RANGE_FREED;
                 DL_PREPEND(freed, block);
@@ -97,10 +107,10 @@ void gr_segment_destroy(struct gr_segment *segment)
 
 GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_block *block;
 
-        while ((block = split->queue) && gr_fence_usable(&context->fence, block->freed_epoch)) {
+        while ((block = split->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
                 DL_DELETE(split->queue, block);
                 atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
                 split->free_count--;
@@ -110,14 +120,14 @@ GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
 
 GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_block *block = &range->block, *stale;
         struct gr_range *rest;
 
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        if (gr_ledger_add(&context->core->ledger, block, &stale)) {
+        if (gr_ledger_add(context->core->ledger, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;
         }
@@ -172,7 +182,7 @@ bool gr_segments_add(struct gr_split *split, struct gr_segment *segment)
 
 void gr_segments_remove(struct gr_context *context, size_t index)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_segment *segment = split->segments[index];
 
         for (struct gr_range *range = segment->first; range; range = range->after) {
@@ -187,7 +197,7 @@ void gr_segments_remove(struct gr_context *context, size_t index)
                 }
         }
         gr_budget_uncache(context->device, segment->bytes);
-        gr_segments_surplus(split, -(int64_t)segment->bytes);
+        gr_split_surplus(split, -(int64_t)segment->bytes);
         split->segment_count--;
         memmove(&split->segments[index], &split->segments[index + 1],
                 (split->segment_count - index) * sizeof(struct gr_segment *));

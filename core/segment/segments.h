@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "segment/split.h"
+#include "segment/split_state.h"
 
 struct gr_block;
 struct gr_context;
@@ -51,13 +51,5 @@ void gr_segments_drain(struct gr_context *context);
  * Makes the first bytes of range, in no list, a block; the rest is freed. NULL: out of memory, and all of it is free.
  */
 struct gr_block *gr_segments_carve(struct gr_context *context, struct gr_range *range, size_t bytes);
-
-/* Adds bytes, which may be negative, to the surplus. */
-static inline void gr_segments_surplus(struct gr_split *split, int64_t bytes)
-{
-        split->surplus_bytes += (uint64_t)bytes;
-        if (split->surplus_bytes < split->surplus_low_bytes)
-                split->surplus_low_bytes = split->surplus_bytes;
-}
 
 #endif

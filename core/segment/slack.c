@@ -2,9 +2,18 @@
 
 #include <inttypes.h>
 
+#include "account/budget.h"
+#include "base/arith.h"
+#include "base/driver.h"
+#include "base/lock.h"
 #include "base/log.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "core.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
+#include "segment/split_state.h"
 #include "segment/split_trim.h"
 
 #define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
@@ -23,7 +32,7 @@
 /* Adds what the time since the last call earned. The split's lock is held. */
 static void add_credit(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t now_ns = context->core->driver->now_ns();
 
         if (split->credit_at_ns == 0)
@@ -37,7 +46,7 @@ static void add_credit(struct gr_context *context)
 
 uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         unsigned shift; /* 3 to 0 as the credit runs down: 1/8 too large, 1/4, 1/2, twice */
 
         add_credit(context);
@@ -92,14 +101,14 @@ static void clear_bins(struct gr_context *context, size_t request_bytes, uint64_
         bytes = gr_min(above_line(context, request_bytes, growth_bytes, AUTO_BINS_SHARE), gr_arenas_cached(context));
         if (bytes < BINS_LEAST_BYTES)
                 return;
-        atomic_store(&context->split.unwanted_bytes, bytes);
+        atomic_store(&context->split->unwanted_bytes, bytes);
         core->wake(core);
 }
 
 /* What is left of the credit after so much time was spent. */
 static int64_t credit(struct gr_context *context, uint64_t spent_ns)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         int64_t left;
 
         gr_lock(&split->lock);
@@ -119,7 +128,7 @@ static void trim(struct gr_context *context, uint64_t want_bytes)
         uint64_t gone = gr_split_trim(context, want_bytes);
 
         if (gone < want_bytes && gr_arenas_cached(context) >= BINS_LEAST_BYTES &&
-            gr_fence_idle(&context->fence, gr_fence_usable_epoch(&context->fence)))
+            gr_fence_idle(context->fence, gr_fence_usable_epoch(context->fence)))
                 gr_bins_trim(context, want_bytes - gone, 0);
 }
 
@@ -136,7 +145,7 @@ static bool has_surplus(struct gr_split *split)
 /* Logs what the memory consists of when the footprint passes its bound; only after it has grown by TELL_SHARE. */
 static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t above, uint64_t waited_ns)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t charged = atomic_load(&context->device->reserved_bytes), mib = UINT64_C(1) << 20;
 
         gr_lock(&split->lock);
@@ -151,7 +160,7 @@ static void tell(struct gr_context *context, uint64_t growth_bytes, uint64_t abo
                        atomic_load(&context->device->peak_live_bytes) / mib, atomic_load(&split->waiting_bytes) / mib,
                        split->surplus_bytes / mib, atomic_load(&context->device->stranded_bytes) / mib,
                        split->credit_ns / 1000, split->waited_ns / 1000,
-                       gr_fence_barrier_is_cheap(&context->fence) ? "free" : "dear");
+                       gr_fence_barrier_is_cheap(context->fence) ? "free" : "dear");
         }
         gr_unlock(&split->lock);
 }
@@ -197,21 +206,21 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
         credit_ns = credit(context, 0);
         above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         if (above > 0) {
-                gr_fence_close(&context->fence);
-                gr_fence_poll(&context->fence);
+                gr_fence_close(context->fence);
+                gr_fence_poll(context->fence);
                 trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(&context->split)) {
+        while (above > 0 && credit_ns > 0 && rc == 0 && has_surplus(context->split)) {
                 uint64_t wait_ns = driver->now_ns();
 
-                rc = gr_fence_wait_oldest(&context->fence, begin_ns + WAIT_MOST_NS);
+                rc = gr_fence_wait_oldest(context->fence, begin_ns + WAIT_MOST_NS);
                 waited_ns += driver->now_ns() - wait_ns;
                 if (rc == 0)
                         trim(context, above);
                 above = above_bound(context, request_bytes, growth_bytes, credit_ns);
         }
-        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(&context->fence) ? waited_ns : 0));
+        credit(context, driver->now_ns() - begin_ns - (rc == 0 && gr_fence_waiting(context->fence) ? waited_ns : 0));
         tell(context, growth_bytes, above, waited_ns);
         return above == 0;
 }

@@ -6,13 +6,28 @@
 
 #include <utlist.h>
 
-#include "core.h"
+#include "account/budget.h"
+#include "account/pressure.h"
+#include "base/arith.h"
+#include "base/attributes.h"
+#include "base/counters.h"
+#include "base/lock.h"
+#include "base/metadata.h"
+#include "base/size_class.h"
+#include "cache/arena.h"
+#include "cache/ledger.h"
+#include "cache/pool_kind.h"
+#include "context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
 #include "segment/expandable.h"
 #include "segment/expandable_grow.h"
 #include "segment/extent.h"
+#include "segment/fastbin.h"
 #include "segment/range.h"
 #include "segment/segments.h"
 #include "segment/slack.h"
+#include "segment/split_state.h"
 
 #define BARRIER_SHARE     64 /* 1/64 of the peak of live memory: for less a barrier is not worth its cost */
 #define BUSY_PAUSE_NS     UINT64_C(20000)
@@ -24,7 +39,7 @@
 
 void gr_split_init(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
 
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
@@ -38,7 +53,7 @@ void gr_split_init(struct gr_context *context)
 
 void gr_split_destroy(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
 
         for (size_t i = 0; i < split->segment_count; i++)
                 gr_segment_destroy(split->segments[i]);
@@ -64,14 +79,14 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
                 /* One that another thread is just handing out or freeing is freed by that thread. */
-                if (!used || gr_ledger_drop(&context->core->ledger, &range->block) == GR_BLOCK_LIVE)
+                if (!used || gr_ledger_drop(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
                         gr_block_free(range);
         }
 }
 
 void gr_split_drop(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_device *device = context->device;
         struct gr_segment *heaps[2];
 
@@ -122,7 +137,7 @@ static size_t range_bytes(size_t bytes)
 /* Whether ranges freed ahead of their fence go into fastbins, which takes more memory and less time. */
 static bool fits_fastbin(struct gr_context *context)
 {
-        return context->core->config.pool == GR_POOL_AUTO && !context->split.stuck;
+        return context->core->config.pool == GR_POOL_AUTO && !context->split->stuck;
 }
 
 /* Which segments may serve a request. For segments that are not expandable. */
@@ -143,7 +158,7 @@ static uint64_t most_segment_bytes(size_t bytes)
 GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes, enum segments segments,
                                         uint64_t last_epoch, uint64_t *ret_at)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         bool small = gr_is_small(bytes);
         const struct gr_free_lists *lists = &split->free[small ? GR_FREE_SMALL : GR_FREE_LARGE];
         uint64_t most = segments >= USED ? UINT64_MAX : most_segment_bytes(bytes);
@@ -165,24 +180,24 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
 /* Whether ranges of the segment may be free ahead of their fence: the thread that hands one out then lays a barrier. */
 static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
 {
-        return !segment->small && gr_fence_barrier_is_cheap(&context->fence);
+        return !segment->small && gr_fence_barrier_is_cheap(context->fence);
 }
 
 /* A usable block of this size from a fastbin. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
  */
 GR_HOT_CODE static struct gr_block *take_from_fastbin(struct gr_context *context, size_t bytes, uint64_t *ret_epoch)
 {
-        struct gr_fastbins *fastbins = &context->fastbins;
+        struct gr_fastbins *fastbins = context->fastbins;
         struct gr_block *block;
 
-        gr_arena_lock(&context->first_arena);
+        gr_arena_lock(context->first_arena);
         block = gr_fastbin_find(fastbins, bytes);
         *ret_epoch = block ? block->freed_epoch : 0;
-        if (block && gr_fence_usable(&context->fence, block->freed_epoch))
+        if (block && gr_fence_usable(context->fence, block->freed_epoch))
                 gr_fastbin_leave(fastbins, block);
         else
                 block = NULL;
-        gr_arena_unlock(&context->first_arena);
+        gr_arena_unlock(context->first_arena);
         return block;
 }
 
@@ -195,8 +210,8 @@ static bool is_slight(struct gr_context *context, size_t bytes)
 /* As gr_split_take. merges: coalesces the fastbins even if the expandable segment could grow instead. Lock not held. */
 GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t bytes, enum segments segments, bool merges)
 {
-        struct gr_split *split = &context->split;
-        struct gr_fence *fence = &context->fence;
+        struct gr_split *split = context->split;
+        struct gr_fence *fence = context->fence;
         struct gr_block *block = NULL;
         struct gr_range *range = NULL;
         uint64_t at = 0, epoch = 0;
@@ -209,9 +224,9 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
         block = fastbins ? take_from_fastbin(context, bytes, &epoch) : NULL;
         if (!block && fastbins && is_slight(context, bytes))
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
-        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(&context->fence)) {
+        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(context->fence)) {
                 gr_unlock(&split->lock);
-                gr_fence_barrier_for(&context->fence, epoch);
+                gr_fence_barrier_for(context->fence, epoch);
                 gr_lock(&split->lock);
                 block = take_from_fastbin(context, bytes, &epoch);
         }
@@ -224,9 +239,9 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
         }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 epoch = range->block.freed_epoch;
-                if (gr_fence_barrier_is_cheap(&context->fence)) {
+                if (gr_fence_barrier_is_cheap(context->fence)) {
                         gr_unlock(&split->lock);
-                        gr_fence_barrier_for(&context->fence, epoch);
+                        gr_fence_barrier_for(context->fence, epoch);
                         gr_lock(&split->lock);
                 }
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
@@ -262,16 +277,16 @@ struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, boo
 /* Lock not held. */
 bool gr_split_waiting(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
 
         return atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) > 0 ||
-               !gr_fence_usable(&context->fence, atomic_load_explicit(&split->ahead_epoch, memory_order_relaxed));
+               !gr_fence_usable(context->fence, atomic_load_explicit(&split->ahead_epoch, memory_order_relaxed));
 }
 
 /* Lock not held. */
 bool gr_split_would_help(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         bool small = gr_is_small(bytes), helps = false;
         unsigned looked_at = 0;
         struct gr_block *block;
@@ -297,12 +312,12 @@ bool gr_split_would_help(struct gr_context *context, size_t bytes)
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t least = gr_max(atomic_load(&context->device->peak_live_bytes) / BARRIER_SHARE, GR_PAGE_BYTES);
 
         if (atomic_load_explicit(&split->waiting_bytes, memory_order_relaxed) < least ||
             !gr_slack_is_exceeded(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES)) ||
-            !gr_fence_barrier_is_safe(&context->fence) || gr_fence_barrier(&context->fence))
+            !gr_fence_barrier_is_safe(context->fence) || gr_fence_barrier(context->fence))
                 return NULL;
         return gr_split_take(context, bytes, false);
 }
@@ -310,7 +325,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 /* Lock not held. */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t segment_bytes = gr_round_up(bytes, GR_PAGE_BYTES), begin_ns;
         struct gr_segment *segment;
         bool room;
@@ -349,7 +364,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 gr_segments_release(context, &segment, 1);
                 return -ENOMEM;
         }
-        gr_segments_surplus(split, (int64_t)segment->bytes);
+        gr_split_surplus(split, (int64_t)segment->bytes);
         *ret_block = gr_segments_carve(context, segment->first, range_bytes(bytes));
         gr_unlock(&split->lock);
         rc = *ret_block ? 0 : -ENOMEM;
@@ -364,7 +379,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
 {
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
@@ -381,7 +396,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_arenas_resume(context);
         ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         fastbins = ahead && !by_driver && fits_fastbin(context);
-        if (!fastbins && gr_ledger_drop(&context->core->ledger, block) == GR_BLOCK_GONE) {
+        if (!fastbins && gr_ledger_drop(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 gr_block_free(range);
                 return 0;
@@ -402,15 +417,15 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         *ret_should_close = split->open_bytes >= split->close_bytes;
         if (*ret_should_close) {
                 split->open_bytes = 0;
-                split->close_bytes = gr_fence_close_bytes(&context->fence);
+                split->close_bytes = gr_fence_close_bytes(context->fence);
         }
         if (epoch == GR_SPLIT_NEVER) {
                 range->state = GR_RANGE_STUCK;
                 segment->stuck = true;
         } else if (fastbins) {
-                gr_arena_lock(&context->first_arena);
-                gr_fastbin_enter(&context->fastbins, block);
-                gr_arena_unlock(&context->first_arena);
+                gr_arena_lock(context->first_arena);
+                gr_fastbin_enter(context->fastbins, block);
+                gr_arena_unlock(context->first_arena);
                 gr_unlock(&split->lock);
                 return 0;
         } else if (ahead) {
@@ -450,7 +465,7 @@ struct find {
 
 static bool find_in(struct gr_context *context, void *arg)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         struct find *find = arg;
         size_t at;
 
@@ -482,7 +497,7 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
 
 void gr_split_consider(struct gr_context *context, size_t bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t live = gr_budget_held(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
         /* Preallocated blocks are no waste: split would preallocate them, too. */
         uint64_t cached = gr_budget_cached(context->device),
@@ -500,7 +515,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
 
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
 
         gr_lock(&split->lock);
         counts->hits += split->hits;

@@ -51,64 +51,13 @@
 
 #include "base/lock.h"
 #include "cache/ledger.h"
+#include "segment/split_state.h"
 
 struct gr_cache_counts;
 struct gr_context;
 struct gr_core;
 struct gr_range;
 struct gr_segment;
-
-#define GR_SPLIT_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
-
-/*
- * Free lists: free ranges by size, sixteen lists per doubling. Each is sorted by size and address as far as a short
- * search finds the place.
- */
-#define GR_FREE_CLASSES 640
-struct gr_free_lists {
-        struct gr_block *blocks[GR_FREE_CLASSES];
-        uint64_t filled[GR_FREE_CLASSES / 64]; /* a bit for each list: it is not empty */
-};
-
-/* Three sets of free lists: segments for small requests; those for large ones that are in use; and whole free ones. */
-enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
-
-struct gr_split {
-        /* The driver refused to map memory at a second address, so nothing is moved. */
-        _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic bool heap_refused;      /* no expandable segment: the driver had no addresses, or too little memory */
-        _Atomic bool ahead_refused;     /* the driver lacked memory to map, so no more is mapped than a request needs */
-        _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
-        _Atomic uint64_t ahead_epoch;   /* the latest epoch of ranges that became free ahead of their fence */
-        _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
-        _Atomic uint64_t
-                unwanted_bytes; /* auto: cached by bins before the move to segments; gr_core_maintain returns it */
-
-        struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
-        unsigned kept_count;
-        _Atomic bool stuck; /* a range was stuck: from then on ranges are merged as they are freed, and none goes into
-                                   a fastbin; also read without the lock */
-        struct gr_range *kept;  /* unused structures, linked by `after`: a new range needs no other lock for its own */
-        struct gr_block *queue; /* waiting ranges, oldest first */
-        uint64_t hits, frees;   /* requests served without the driver; ranges freed */
-        uint64_t free_count;    /* free and waiting ranges */
-        uint64_t open_bytes;    /* bytes freed since the split last closed an epoch */
-        uint64_t close_bytes;   /* it closes the next one when open_bytes reaches this */
-        uint64_t surplus_bytes; /* the surplus: free segments and free extents, which can go back once idle */
-        uint64_t surplus_low_bytes; /* its low water since decay last looked: what no request needed */
-        struct gr_free_lists free[GR_FREE_KINDS];
-        struct gr_segment **segments; /* by address */
-        size_t segment_count, segment_room;
-        struct gr_segment *heaps[2];  /* the expandable segments for large and for small requests; NULL: none */
-        struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first */
-        unsigned busy;                /* threads in calls of the driver that map or unmap */
-        int64_t credit_ns;            /* time that may be spent on better fits (slack.h) */
-        uint64_t credit_at_ns;        /* when credit_ns was last raised; 0: never */
-        uint64_t waited_ns;           /* time spent waiting for work that was about to end */
-        uint64_t told_bytes;          /* the footprint that was last logged */
-        /* The last mapping that failed for lack of memory: its size (0: none did), what was free then, and when. */
-        uint64_t refused_bytes, refused_free_bytes, refused_ns;
-};
 
 /* The answer of gr_split_find. */
 struct gr_split_place {

@@ -1,10 +1,15 @@
 #include "segment/split_trim.h"
 
+#include "account/budget.h"
+#include "base/lock.h"
 #include "cache/bins_trim.h"
-#include "core.h"
+#include "context.h"
+#include "fence/fence.h"
 #include "segment/expandable.h"
+#include "segment/fastbin.h"
 #include "segment/range.h"
 #include "segment/segments.h"
+#include "segment/split_state.h"
 
 #define IDLE_BATCH_BYTES (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
 
@@ -14,13 +19,13 @@ static bool segment_idle(struct gr_context *context, const struct gr_segment *se
         const struct gr_range *range = segment->first;
 
         return !segment->pages && range->state == GR_RANGE_FREE && !range->after &&
-               gr_fence_idle(&context->fence, range->block.freed_epoch);
+               gr_fence_idle(context->fence, range->block.freed_epoch);
 }
 
 /* Takes idle segments out, until want_bytes or room: one that suffices, else large ones before small ones. */
 static size_t collect(struct gr_context *context, uint64_t want_bytes, struct gr_segment **segments, size_t room)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         size_t count = 0, best = SIZE_MAX;
         uint64_t bytes = 0;
 
@@ -56,15 +61,15 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         uint64_t back;
 
         gr_releases_begin(context->device);
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         back = gr_expandable_trim(context, want_bytes, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
-                gr_lock(&context->split.lock);
+                gr_lock(&context->split->lock);
                 gr_segments_drain(context);
                 count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
-                gr_unlock(&context->split.lock);
+                gr_unlock(&context->split->lock);
                 if (count > 0)
                         back += gr_segments_release(context, segments, count);
         }
@@ -74,7 +79,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
 
 uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
         uint64_t gone = gr_expandable_trim(context, batch_bytes, most_bytes);
         struct gr_segment *segment = NULL;
@@ -99,7 +104,7 @@ uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
 
 uint64_t gr_split_unneeded(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         uint64_t bytes;
 
         gr_budget_rotate_peak(context->device);
@@ -113,20 +118,20 @@ uint64_t gr_split_unneeded(struct gr_context *context)
 
 void gr_split_settle(struct gr_context *context)
 {
-        if (atomic_load(&context->fastbins.cached.bytes) == 0)
+        if (atomic_load(&context->fastbins->cached.bytes) == 0)
                 return;
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
 }
 
 bool gr_split_empty(struct gr_context *context)
 {
-        struct gr_split *split = &context->split;
+        struct gr_split *split = context->split;
         bool empty;
 
         gr_lock(&split->lock);
-        empty = split->surplus_bytes == 0 && atomic_load(&context->fastbins.cached.bytes) == 0;
+        empty = split->surplus_bytes == 0 && atomic_load(&context->fastbins->cached.bytes) == 0;
         gr_unlock(&split->lock);
         return empty;
 }

@@ -715,6 +715,6 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
         current = gr_current_context();
         owner = gr_context_visit(peer);
         if (current && owner)
-                gr_fence_add_accessor(&owner->fence, current);
+                gr_fence_add_accessor(owner->fence, current);
         return result;
 }

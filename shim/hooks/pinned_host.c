@@ -42,10 +42,10 @@ static CUresult charge(struct request *request)
         struct gr_context *context = gr_current_context();
         int saved_errno = errno, rc;
 
-        rc = gr_accounted_charge(&gr_core, &gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
+        rc = gr_accounted_charge(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
                 gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
-                gr_accounted_add(&gr_core, &gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
+                gr_accounted_add(&gr_core, gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
                                  context ? context->handle : NULL, footprint);
         }
         errno = saved_errno;
@@ -77,12 +77,12 @@ static CUresult pin(struct request *request, unsigned int kind)
         uint64_t ptr;
 
         if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
-            atomic_load_explicit(&gr_core.host.threshold_bytes, memory_order_relaxed) == 0)
+            atomic_load_explicit(&gr_core.host->threshold_bytes, memory_order_relaxed) == 0)
                 return charge(request);
         rc = gr_pinned_alloc(context, request->bytes, kind, allocate_pinned, request, &ptr);
         if (rc == 0) {
                 if (request->two_addresses)
-                        gr_ledger_mark_exported(&gr_core.ledger, ptr);
+                        gr_ledger_mark_exported(gr_core.ledger, ptr);
                 request->ptr = (void *)(uintptr_t)ptr;
         }
         errno = saved_errno;

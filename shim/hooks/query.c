@@ -19,15 +19,15 @@ int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *re
         /*
          * Most queries are about a first byte. For others the driver knows the allocation, and split knows the range.
          */
-        if (gr_ledger_find(&gr_core.ledger, ptr, ret_info) != 0) {
+        if (gr_ledger_find(gr_core.ledger, ptr, ret_info) != 0) {
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {
-                        if (!place.live || gr_ledger_find(&gr_core.ledger, place.base_ptr, ret_info) != 0)
+                        if (!place.live || gr_ledger_find(gr_core.ledger, place.base_ptr, ret_info) != 0)
                                 *ret_info = (struct gr_block_info){.split = true};
                         *ret_base = place.base_ptr;
                         return 0;
                 }
                 if (gr_real.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr) != CUDA_SUCCESS ||
-                    gr_ledger_find(&gr_core.ledger, base, ret_info) != 0)
+                    gr_ledger_find(gr_core.ledger, base, ret_info) != 0)
                         return -ENOENT;
         }
         *ret_base = base;
@@ -47,7 +47,7 @@ static void mark_exported(CUdeviceptr ptr)
 
         gr_memory_shared();
         if (gr_block_at(ptr, &base, &info) == 0)
-                gr_ledger_mark_exported(&gr_core.ledger, base);
+                gr_ledger_mark_exported(gr_core.ledger, base);
 }
 
 CUdeviceptr gr_unless_cached(CUdeviceptr ptr)
@@ -136,7 +136,7 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
-               gr_ledger_find(&gr_core.ledger, *ret_base, ret_info) == 0;
+               gr_ledger_find(gr_core.ledger, *ret_base, ret_info) == 0;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr dptr)
@@ -176,7 +176,7 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
                 *(CUcontext *)data = info->context->handle;
         /* With this token another device can access the memory. */
         if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
-                gr_ledger_mark_exported(&gr_core.ledger, block);
+                gr_ledger_mark_exported(gr_core.ledger, block);
 }
 
 GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)

@@ -232,7 +232,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
                 *ret_kind = GR_MEMORY_HOST;
                 if (type == CU_MEM_ALLOCATION_TYPE_PINNED)
-                        return &gr_core.host;
+                        return gr_core.host;
                 break;
         default:
                 break;
@@ -335,7 +335,7 @@ static int attempt(void *arg)
  */
 static CUresult allocate(struct request *request, struct gr_device *device, CUdeviceptr *dptr)
 {
-        bool host = device == &gr_core.host;
+        bool host = device == gr_core.host;
         struct gr_context *context = NULL;
         int saved_errno = errno, rc;
 
@@ -833,7 +833,7 @@ void gr_async_trim_host(void)
                 return;
         mode = gr_capture_relax();
         gr_lock(&lock);
-        settle_pools(&gr_core.host, true);
+        settle_pools(gr_core.host, true);
         gr_unlock(&lock);
         gr_capture_restore(mode);
 }

@@ -11,7 +11,7 @@ static void about_to_wait(void)
         struct gr_context *context;
         int saved_errno;
 
-        if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.proactive.pressed, memory_order_relaxed))
+        if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.pressed, memory_order_relaxed))
                 return;
         saved_errno = errno;
         context = gr_current_context();

@@ -141,7 +141,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         case CU_MEM_LOCATION_TYPE_HOST:
         case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-                device = &gr_core.host;
+                device = gr_core.host;
                 kind = GR_MEMORY_HOST;
                 break;
         default:

@@ -57,7 +57,7 @@ static void prepare_thread(void)
 void gr_public_init(void)
 {
         gr_worker_init(prepare_thread);
-        gr_core.registry.apart = gr_worker_call;
+        gr_core.registry->apart = gr_worker_call;
         gr_lock(&lock);
         core_ready = true;
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)

@@ -188,7 +188,7 @@ static bool look_for_waiting(struct gr_context *context, void *arg)
 {
         struct give *give = arg;
 
-        give->waiting |= gr_fence_waiting(&context->fence);
+        give->waiting |= gr_fence_waiting(context->fence);
         return !give->waiting;
 }
 
@@ -297,7 +297,7 @@ static struct gr_region *join(struct member *member, int *ret_rc)
 
 static bool add_freed(struct gr_context *context, void *arg)
 {
-        *(uint64_t *)arg += gr_fence_freed_bytes(&context->fence);
+        *(uint64_t *)arg += gr_fence_freed_bytes(context->fence);
         return true;
 }
 

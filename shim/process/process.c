@@ -25,6 +25,7 @@
 extern char **environ;
 
 struct gr_core gr_core;
+static struct gr_rooms rooms; /* gr_core's */
 struct gr_options gr_options;
 
 static _Atomic bool in_use;
@@ -304,15 +305,15 @@ void gr_process_init(void)
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
                                     .trim_malloc = gr_options.trim_malloc};
-        gr_core_init(&gr_core, &gr_driver, &config);
+        gr_core_init(&gr_core, &rooms, &gr_driver, &config);
         gr_core.wake = wake;
         memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         host_bytes = gr_size_resolve(&gr_options.pinned_limit, -1, memory_bytes, NULL);
-        atomic_store(&gr_core.host.hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        atomic_store(&gr_core.host->hard_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         host_bytes = gr_size_resolve(&gr_options.pinned_cache, -1, memory_bytes, NULL);
         if (gr_options.pool == GR_POOL_NONE)
                 host_bytes = 0;
-        atomic_store(&gr_core.host.threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
+        atomic_store(&gr_core.host->threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
         gr_public_init();
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;

@@ -105,6 +105,6 @@ void gr_trace_free(CUdeviceptr ptr)
 {
         struct gr_block_info info;
 
-        if (gr_ledger_find(&gr_core.ledger, ptr, &info) == 0 && info.live)
+        if (gr_ledger_find(gr_core.ledger, ptr, &info) == 0 && info.live)
                 note("free", ptr, info.requested_bytes);
 }

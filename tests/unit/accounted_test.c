@@ -8,12 +8,14 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "scripted.h"
 
 #define CARD (64 * MIB)
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_device *device;
 
@@ -33,7 +35,7 @@ static int allocate(void *arg)
 static void start(void)
 {
         sg_reset(CARD);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->hard_bytes, 32 * MIB);
@@ -75,13 +77,13 @@ static void test_limit(void)
         GR_CHECK_EQ(charge(12 * MIB), 0);
         gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 32 * MIB);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
-        GR_CHECK(gr_accounted_charge(&core, &core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
-        atomic_store(&core.host.hard_bytes, 6 * MIB);
+        GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
+        atomic_store(&core.host->hard_bytes, 6 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2);
-        GR_CHECK_EQ(gr_accounted_charge(&core, &core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
+        GR_CHECK_EQ(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
         GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 3);
-        gr_accounted_uncharge(&core.host, GR_MEMORY_HOST, 5 * MIB);
-        GR_CHECK_EQ(atomic_load(&core.host.reserved_bytes), 0);
+        gr_accounted_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
+        GR_CHECK_EQ(atomic_load(&core.host->reserved_bytes), 0);
         finish(0);
 }
 
@@ -136,7 +138,7 @@ static void test_ladder(void)
                 gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
         }
         GR_CHECK(gr_climber(&core, device, other) == context && gr_climber(&core, other->device, other) == other);
-        GR_CHECK(!gr_climber(&core, &core.host, other));
+        GR_CHECK(!gr_climber(&core, core.host, other));
 
         elsewhere.rc = -ENOMEM;
         elsewhere.calls = 0;
@@ -276,15 +278,15 @@ static void test_one_at_a_time(void)
         gr_budget_force(device, GR_MEMORY_MAPPED, 2 * MIB);
         gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 1, &owner_of_all, MIB);
         for (int i = 0; i < 3; i++) {
-                unsigned before = HASH_COUNT(core.accounted.entries);
+                unsigned before = HASH_COUNT(core.accounted->entries);
 
-                gr_lock(&core.accounted.lock);
+                gr_lock(&core.accounted->lock);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, others[i], NULL), 0);
                 usleep(50000);
-                GR_CHECK_EQ(HASH_COUNT(core.accounted.entries), before);
-                gr_unlock(&core.accounted.lock);
+                GR_CHECK_EQ(HASH_COUNT(core.accounted->entries), before);
+                gr_unlock(&core.accounted->lock);
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(HASH_COUNT(core.accounted.entries), left[i]);
+                GR_CHECK_EQ(HASH_COUNT(core.accounted->entries), left[i]);
         }
         finish(0);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
@@ -14,13 +15,14 @@
 #define ROUNDS 3000
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start(void)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }
@@ -60,7 +62,7 @@ static uint64_t alloc_recent(size_t bytes)
         uint64_t ptr = alloc(bytes);
 
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(alloc(bytes), ptr);
         GR_CHECK_EQ(homes(ptr), 1);
         return ptr;
@@ -112,10 +114,10 @@ static void test_handouts(void)
         start();
         ptr = alloc_recent(4096);
         for (uint32_t times = 2; times < 5; times++) {
-                GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+                GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
                 GR_CHECK_EQ(info.generation, times);
                 GR_CHECK_EQ(sg_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 GR_CHECK_EQ(alloc(4096), ptr);
         }
         finish();
@@ -135,7 +137,7 @@ static void test_other_thread(void)
         GR_CHECK_EQ(sg_cached_bytes(device), 4096);
 
         /* Another thread gets the address, and this one frees it for it. */
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         work = (struct elsewhere){.bytes = 4096};
         GR_CHECK_EQ(elsewhere(&work), 0);
         GR_CHECK_EQ(work.ptr, ptr);
@@ -164,7 +166,7 @@ static void test_many(void)
                 for (int i = 0; i < MANY; i++)
                         GR_CHECK_EQ(gr_pool_free(&core, ptrs[i]), -EALREADY);
                 GR_CHECK_EQ(sg_cached_bytes(device), MANY * 512);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         }
         GR_CHECK(recent > 512 && recent <= 1u << GR_RECENT_LOG2);
         GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), MANY);
@@ -177,7 +179,7 @@ static void test_exported(void)
 
         start();
         ptr = alloc_recent(4096);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, ptr), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
@@ -195,7 +197,7 @@ static void test_unfenced(bool overflow)
                 for (int i = 0; i < GR_ACCESSORS_MAX; i++)
                         GR_CHECK(gr_context_add(&core, sg_context_new(0), 0) != NULL);
         else
-                atomic_store(&context->fence.broken, -EIO);
+                atomic_store(&context->fence->broken, -EIO);
         GR_CHECK_EQ(homes(ptr), 1);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
@@ -211,7 +213,7 @@ static void test_shut(void)
         start();
         ptr = alloc(4096);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_arenas_quiesce(context);
         gr_arenas_quiesce(context);
         gr_arenas_resume(context); /* one that wants it so is left */
@@ -220,7 +222,7 @@ static void test_shut(void)
         GR_CHECK_EQ(homes(ptr), 0);
         gr_arenas_resume(context);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(alloc(4096), ptr);
         GR_CHECK_EQ(homes(ptr), 1);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
@@ -304,7 +306,7 @@ static void test_first_alone(void)
         first->next = gr_check_wall();
         GR_CHECK(gr_arena_take(arena, class, class, 4096, SIZE_MAX) == NULL);
         first->next = second;
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         second->next = gr_check_wall();
         taken = gr_arena_take(arena, class, class, 4096, SIZE_MAX);
         second->next = third;
@@ -325,13 +327,13 @@ static void test_unneeded(void)
                 ptrs[i] = alloc(4096);
         for (int i = 0; i < 4; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 0);
         for (int i = 0; i < 3; i++)
                 ptrs[i] = alloc(4096);
         for (int i = 0; i < 3; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4096);
         GR_CHECK_EQ(gr_trim_unneeded(context, class), 4 * 4096);
@@ -383,7 +385,7 @@ static void *do_deed(void *arg)
 
         recent = alloc_recent(4096);
         GR_CHECK_EQ(sg_free(&core, alloc(4096)), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         arena = gr_arena_own(context);
         block = gr_arena_take(main_arena, class, class, 4096, SIZE_MAX);
         sem_post(&waiter->there);
@@ -445,7 +447,7 @@ static void test_locked(void)
                         ptrs[i] = alloc(4096);
                 for (int i = 0; i < 6; i++)
                         GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 waiter.main_arena = gr_arena_own(context);
                 sem_init(&waiter.there, 0, 0);
                 sem_init(&waiter.go, 0, 0);
@@ -456,7 +458,7 @@ static void test_locked(void)
                                 locked = gr_arena_at(context, i);
                 GR_CHECK(locked != NULL);
                 if (deed == ADOPT_NUMBER)
-                        locked = &context->first_arena;
+                        locked = context->first_arena;
                 atomic_store(&locked->lock.taken, 1);
                 sem_post(&waiter.go);
                 for (int n = 0; n < 10 && !atomic_load(&waiter.done); n++)
@@ -490,12 +492,12 @@ static void test_stale(void)
         start();
         ptr = alloc_recent(4096);
         fresh = block_new(ptr, context);
-        GR_CHECK_EQ(gr_ledger_add(&core.ledger, fresh, &stale), 0);
+        GR_CHECK_EQ(gr_ledger_add(core.ledger, fresh, &stale), 0);
         GR_CHECK_EQ(homes(ptr), 0);
         GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
         gr_block_free(stale);
         GR_CHECK(gr_ledger_hand_out(fresh, 1));
-        GR_CHECK_EQ(gr_ledger_claim(&core.ledger, ptr, &got), 0);
+        GR_CHECK_EQ(gr_ledger_claim(core.ledger, ptr, &got), 0);
         GR_CHECK(got == fresh);
         /* The context is as before: others go the fast path. */
         alloc_recent(8192);
@@ -505,7 +507,7 @@ static void test_stale(void)
 
 static void *forget(void *arg)
 {
-        GR_CHECK(gr_ledger_forget(&core.ledger, *(uint64_t *)arg) == NULL);
+        GR_CHECK(gr_ledger_forget(core.ledger, *(uint64_t *)arg) == NULL);
         return NULL;
 }
 
@@ -524,13 +526,13 @@ static void test_stale_changes(void)
         arena = gr_arena_own(context);
         first = block_new(ptr, context);
         second = block_new(ptr, other);
-        GR_CHECK_EQ(gr_ledger_add(&core.ledger, first, &stale), 0);
+        GR_CHECK_EQ(gr_ledger_add(core.ledger, first, &stale), 0);
         atomic_store(&arena->lock.taken, 1);
         GR_CHECK_EQ(pthread_create(&thread, NULL, forget, &ptr), 0);
         while (atomic_load(&context->arenas_quiesced) == 0)
                 usleep(100);
-        GR_CHECK_EQ(gr_ledger_drop(&core.ledger, first), GR_BLOCK_CACHED);
-        GR_CHECK_EQ(gr_ledger_add(&core.ledger, second, &stale), 0);
+        GR_CHECK_EQ(gr_ledger_drop(core.ledger, first), GR_BLOCK_CACHED);
+        GR_CHECK_EQ(gr_ledger_add(core.ledger, second, &stale), 0);
         atomic_store(&arena->lock.taken, 0);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(second->state, GR_BLOCK_GONE);
@@ -599,7 +601,7 @@ static void test_race(void)
         start();
         GR_CHECK_EQ(pthread_create(&thread, NULL, race_main, NULL), 0);
         for (int round = 1; round <= ROUNDS; round++) {
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 GR_CHECK_EQ(gr_pool_alloc(context, 4096, &ptr), 0);
                 atomic_store(&race.ptr, ptr);
                 atomic_store(&race.freed, 0);
@@ -625,12 +627,12 @@ static void test_epoch_bytes(void)
 
         start();
         atomic_store(&device->total_bytes, 1024 * MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 32 * MIB);
         for (int i = 0; i < BLOCKS; i++)
                 ptrs[i] = alloc(MIB);
         for (int i = 0; i < FIRST; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
         for (int i = FIRST; i < FIRST + SECOND; i++)
                 GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "segment/split.h"
@@ -67,7 +68,7 @@ static void begin_moved(void)
 
 static uint64_t quick_bytes(void)
 {
-        return context->fastbins.cached.bytes;
+        return context->fastbins->cached.bytes;
 }
 
 /* What is freed serves requests of its size as it is, the oldest first, and is part of something larger only then. */
@@ -80,22 +81,22 @@ static void test_quick(void)
 
         begin_moved();
         if (core.driver->mem_reserve)
-                atomic_store(&context->split.ahead_refused, true); /* they are merged before the heap grows */
+                atomic_store(&context->split->ahead_refused, true); /* they are merged before the heap grows */
         rest = gpu_take(64 * MIB);
         a = gpu_take(12 * MIB);
         gpu_give(a, 12 * MIB);
-        context->split.credit_ns = 1; /* that is worth opening though it is larger, where it is no heap's */
-        context->split.credit_at_ns = sg_now_ns();
+        context->split->credit_ns = 1; /* that is worth opening though it is larger, where it is no heap's */
+        context->split->credit_at_ns = sg_now_ns();
         a = gpu_take(most);
         b = gpu_take(less);
         GR_CHECK_EQ(b, a + most);
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &first), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &first), 0);
         barriers = core.stats.counters[GR_STAT_barriers];
         gpu_give(b, less);
         gpu_give(a, most);
         GR_CHECK_EQ(quick_bytes(), most + less);
         GR_CHECK(gr_budget_cached(gpu_device()) >= most + less);
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &again), 0);
         GR_CHECK(!again.live);
         GR_CHECK_EQ(gr_split_find(&core, a + 1000, &place), 0);
         GR_CHECK(!place.live);
@@ -105,12 +106,12 @@ static void test_quick(void)
         GR_CHECK_EQ(gpu_take(less), b);
         GR_CHECK_EQ(gpu_take(most), a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, a, &again), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &again), 0);
         GR_CHECK(again.live && again.generation > first.generation);
         c = gpu_take(5 * MIB);
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, c, &first), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, c, &first), 0);
         GR_CHECK(first.generation != again.generation); /* they may be of one allocation of the driver's */
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, b, &again), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, b, &again), 0);
         GR_CHECK(first.generation != again.generation);
         gpu_give(c, 5 * MIB);
         charged = gpu_device()->reserved_bytes;
@@ -132,7 +133,7 @@ static void test_quick(void)
         /* All of it goes back where memory is asked for. */
         charged = gr_budget_cached(gpu_device());
         gpu_sync();
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), charged);
         gpu_give(rest, 64 * MIB);
         gpu_settle();
@@ -162,11 +163,11 @@ static void test_quick_list_shared(void)
         gpu_give(a, one);
         gpu_give(b, other);
         gpu_give(c, one);
-        GR_CHECK_EQ(context->fastbins.count, 3);
+        GR_CHECK_EQ(context->fastbins->count, 3);
         GR_CHECK_EQ(gpu_take(other), b);
         GR_CHECK_EQ(gpu_take(one), a);
         GR_CHECK_EQ(gpu_take(one), c);
-        GR_CHECK_EQ(context->fastbins.count, 0);
+        GR_CHECK_EQ(context->fastbins->count, 0);
         gpu_give(a, one);
         gpu_give(b, other);
         gpu_give(c, one);
@@ -196,26 +197,26 @@ static void test_quick_threads(void)
         b = gpu_take(20 * MIB);
         small = gpu_take(200 * KIB);
         GR_CHECK(!gr_arena_free(&core, small, &much));
-        hits = context->fastbins.hits;
-        frees = context->fastbins.frees;
+        hits = context->fastbins->hits;
+        frees = context->fastbins->frees;
         GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
         pthread_join(thread, NULL);
-        GR_CHECK_EQ(context->fastbins.frees, frees + 2);
-        GR_CHECK_EQ(context->fastbins.count, 2);
+        GR_CHECK_EQ(context->fastbins->frees, frees + 2);
+        GR_CHECK_EQ(context->fastbins->count, 2);
         GR_CHECK_EQ(quick_bytes(), 13 * MIB);
         GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB), 0); /* not usable yet */
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
         gpu_give(a, 6 * MIB); /* handed out the slow path, and yet */
-        GR_CHECK_EQ(context->fastbins.frees, frees + 3);
+        GR_CHECK_EQ(context->fastbins->frees, frees + 3);
         GR_CHECK_EQ(quick_bytes(), 13 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(gr_arena_alloc(context, 6 * MIB + 512), 0);
-        GR_CHECK_EQ(context->fastbins.hits, hits);
+        GR_CHECK_EQ(context->fastbins->hits, hits);
         GR_CHECK_EQ(gpu_take(6 * MIB - 100), a);
-        GR_CHECK_EQ(context->fastbins.hits, hits + 1);
-        GR_CHECK_EQ(context->fastbins.count, 1);
+        GR_CHECK_EQ(context->fastbins->hits, hits + 1);
+        GR_CHECK_EQ(context->fastbins->count, 1);
         gpu_give(a, 6 * MIB - 100);
-        GR_CHECK_EQ(context->fastbins.frees, frees + 4);
+        GR_CHECK_EQ(context->fastbins->frees, frees + 4);
         gr_arenas_quiesce(context);
         a = gpu_take(6 * MIB);
         GR_CHECK(!gr_arena_free(&core, a, &much));
@@ -265,7 +266,7 @@ static void test_slight(void)
         a = gpu_take(80 * MIB);
         gpu_give(a, 80 * MIB);
         gpu_sync();
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         a = gpu_take(71 * MIB); /* 9 MiB are left that need no barrier */
         barriers = core.stats.counters[GR_STAT_barriers];
         b = gpu_take(more);
@@ -296,8 +297,8 @@ static void test_least(void)
         begin_moved();
         a = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
         b = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES + 1);
-        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
-        GR_CHECK(gr_ledger_find(&core.ledger, b, &info) == 0 && info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.split);
         gpu_give(a, GR_SPLIT_LEAST_AUTO_BYTES);
         gpu_give(b, GR_SPLIT_LEAST_AUTO_BYTES + 1);
         gpu_settle();
@@ -308,7 +309,7 @@ static uint32_t handouts_of(uint64_t ptr)
 {
         struct gr_block_info info = {0};
 
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         return info.generation;
 }
 
@@ -326,7 +327,7 @@ static void test_handouts(void)
                 a = gpu_take(6 * MIB); /* behind a barrier */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
-                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 a = gpu_take(6 * MIB); /* the fast path */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
@@ -371,7 +372,7 @@ static void test_quick_waits(void)
         GR_CHECK(b != a);
         GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
-        GR_CHECK(context->split.waiting_bytes > 0); /* as without fastbins */
+        GR_CHECK(context->split->waiting_bytes > 0); /* as without fastbins */
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();
@@ -393,7 +394,7 @@ static void test_quick_ends(void)
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
         GR_CHECK_EQ(quick_bytes(), 6 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, b), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, b), 0);
         c = gpu_take(5 * MIB);
         gpu_give(b, 3 * MIB);
         GR_CHECK_EQ(quick_bytes(), 0);
@@ -453,7 +454,7 @@ static void *do_deed(void *arg)
                 waiter->ptr = gr_arena_alloc(context, 4 * MIB);
                 break;
         case PUT:
-                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(&context->fence, 6 * MIB), false, &much), 0);
+                GR_CHECK_EQ(gr_split_put(waiter->block, gr_fence_freed(context->fence, 6 * MIB), false, &much), 0);
                 break;
         case MERGE:
         case MERGE_SPLIT:
@@ -480,29 +481,29 @@ static void test_quick_locked(void)
                 gpu_give(ptr, 6 * MIB);
                 gpu_give(other, 4 * MIB);
                 gpu_sync();
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 if (deed == ADOPT || deed == PUT) {
                         waiter.block = gr_split_take(context, 6 * MIB, false);
                         GR_CHECK(waiter.block && waiter.block->ptr == ptr);
                 }
-                count = context->fastbins.count;
+                count = context->fastbins->count;
                 if (deed == MERGE_SPLIT)
-                        gr_lock(&context->split.lock);
+                        gr_lock(&context->split->lock);
                 else
-                        gr_arena_lock(&context->first_arena);
+                        gr_arena_lock(context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, do_deed, &waiter), 0);
                 while (!atomic_load(&waiter.begun))
                         usleep(1000);
                 for (int n = 0; n < 20 && !atomic_load(&waiter.done); n++)
                         usleep(1000);
                 GR_CHECK(!atomic_load(&waiter.done));
-                GR_CHECK_EQ(context->fastbins.count, count);
+                GR_CHECK_EQ(context->fastbins->count, count);
                 if (deed == ADOPT)
                         GR_CHECK_EQ(atomic_load(&waiter.block->state), GR_BLOCK_CACHED);
                 if (deed == MERGE_SPLIT)
-                        gr_unlock(&context->split.lock);
+                        gr_unlock(&context->split->lock);
                 else
-                        gr_arena_unlock(&context->first_arena);
+                        gr_arena_unlock(context->first_arena);
                 pthread_join(thread, NULL);
                 switch (deed) {
                 case ADOPT:
@@ -520,12 +521,12 @@ static void test_quick_locked(void)
                         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
                         break;
                 case PUT:
-                        GR_CHECK_EQ(context->fastbins.count, 2);
+                        GR_CHECK_EQ(context->fastbins->count, 2);
                         break;
                 case MERGE:
                 case MERGE_SPLIT:
                 case DEEDS:
-                        GR_CHECK_EQ(context->fastbins.count, 0);
+                        GR_CHECK_EQ(context->fastbins->count, 0);
                         break;
                 }
                 gpu_settle();

@@ -7,16 +7,18 @@
 #include <time.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 
 static void start(void)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
 }
 
 static void check_accounts(void)
@@ -104,9 +106,9 @@ static void test_drop(size_t bytes)
         kept = alloc(other, bytes);
         sg_work(context->handle, 0, cached, 1000 * SG_MS);
         GR_CHECK_EQ(sg_free(&core, cached), 0);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         GR_CHECK_EQ(sg_free(&core, kept), 0);
-        GR_CHECK_EQ(gr_fence_close(&other->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(other->fence), 0);
         check_accounts();
 
         handle = context->handle;
@@ -121,7 +123,7 @@ static void test_drop(size_t bytes)
         GR_CHECK_EQ(gr_pool_free(&core, cached), -ENOENT);
 
         /* The other one lost nothing, and waits for nothing of the one that went. */
-        GR_CHECK_EQ(gr_fence_poll(&other->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(other->fence), 0);
         GR_CHECK_EQ(alloc(other, bytes), kept);
 
         /* A new context may even have the old handle, on the memory of the old one. */
@@ -131,7 +133,7 @@ static void test_drop(size_t bytes)
         live = alloc(context, bytes);
         sg_work(handle, 0, live, SG_MS);
         GR_CHECK_EQ(sg_free(&core, live), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(alloc(context, bytes), live);
         finish();
 }
@@ -174,7 +176,7 @@ static void test_stale(size_t bytes, bool live)
         before = alloc(old, bytes);
         if (!live) {
                 GR_CHECK_EQ(sg_free(&core, before), 0);
-                GR_CHECK_EQ(gr_fence_sync(&old->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(old->fence), 0);
         }
         sg_context_destroy(old->handle);
         context = gr_context_add(&core, sg_context_new(0), 0);
@@ -190,7 +192,7 @@ static void test_stale(size_t bytes, bool live)
         second = alloc(context, bytes);
         GR_CHECK(second != after);
         GR_CHECK_EQ(sg_free(&core, after), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(alloc(context, bytes), after);
         finish();
 }
@@ -251,7 +253,7 @@ static void start_slow(enum gr_reuse reuse)
         slow_driver = sg_driver;
         slow_driver.mem_release = slow_release;
         slow_driver.context_wait = slow_wait;
-        gr_core_init(&core, &slow_driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &slow_driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
         slow = true;
@@ -321,7 +323,7 @@ static void test_trim_ending(void)
         context = gr_context_add(&core, sg_context_new(0), 0);
         ptr = alloc(context, 8 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(709));
         gr_core_each_context(&core, -1, trim_ending, NULL);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
@@ -343,9 +345,9 @@ static void test_two_end(void)
         sg_context_destroy(goes->handle);
         gr_context_drop(goes);
         gr_context_stays(stays);
-        GR_CHECK_EQ(gr_fence_accessors(&stays->fence), 1);
+        GR_CHECK_EQ(gr_fence_accessors(stays->fence), 1);
         GR_CHECK_EQ(sg_free(&core, alloc(stays, 4 * MIB)), 0);
-        GR_CHECK_EQ(gr_fence_barrier(&stays->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(stays->fence), 0);
         finish();
 }
 
@@ -373,7 +375,7 @@ static void test_end_waits(bool capturing)
         start();
         goes = gr_context_add(&core, sg_context_new(0), 0);
         stays = gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_MEMORY_HOST, MIB), 0);
+        GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, MIB), 0);
         sg_work(goes->handle, 0, 0, 5 * SG_MS);
         sg_work(stays->handle, 0, 0, 50 * SG_MS);
         if (capturing) {
@@ -391,7 +393,7 @@ static void test_end_waits(bool capturing)
         }
         sg_context_destroy(goes->handle);
         gr_context_drop(goes);
-        gr_budget_uncharge(&core.host, GR_MEMORY_HOST, MIB);
+        gr_budget_uncharge(core.host, GR_MEMORY_HOST, MIB);
         finish();
 }
 
@@ -464,7 +466,7 @@ static void test_add_at_once(void)
         ptr = alloc(first, 4 * MIB);
         sg_work(first->handle, 0, ptr, 10 * SG_MS);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
-        GR_CHECK_EQ(gr_fence_barrier(&first->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(first->fence), 0);
         slow = true;
         pthread_create(&adders[0], NULL, add_new, NULL);
         sem_wait(&inside);
@@ -472,12 +474,12 @@ static void test_add_at_once(void)
         pthread_create(&adders[1], NULL, add_new, NULL);
         for (int i = 0; i < 1000; i++)
                 sched_yield();
-        GR_CHECK(!done || gr_fence_accessors(&second->fence) == 3);
+        GR_CHECK(!done || gr_fence_accessors(second->fence) == 3);
         sem_post(&go_on);
         pthread_join(adders[0], NULL);
         pthread_join(adders[1], NULL);
-        GR_CHECK_EQ(gr_fence_accessors(&first->fence), 3);
-        GR_CHECK_EQ(gr_fence_accessors(&second->fence), 3);
+        GR_CHECK_EQ(gr_fence_accessors(first->fence), 3);
+        GR_CHECK_EQ(gr_fence_accessors(second->fence), 3);
         finish();
 }
 
@@ -492,7 +494,7 @@ static void *barrier(void *arg)
 {
         struct gr_context *context = arg;
 
-        gr_fence_barrier(&context->fence);
+        gr_fence_barrier(context->fence);
         return NULL;
 }
 
@@ -519,7 +521,7 @@ static void test_will_wait(void)
         pthread_join(waiter, NULL);
         GR_CHECK_EQ(sg_free(&core, alloc(context, 8 * MIB)), 0);
         sg_log_clear();
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
         GR_CHECK(strchr(sg_log(), 'w') == NULL);
         finish();
 }

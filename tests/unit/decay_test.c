@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/decay.h"
 #include "scripted.h"
@@ -12,6 +13,7 @@
 #define ROOM_BYTES (1024 * MIB)
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static uint64_t clock_ns; /* the scripted clock also moves with each pause between batches */
 static int wakes;
@@ -25,7 +27,7 @@ static void wake(struct gr_core *of)
 static void start(uint64_t decay_ns)
 {
         sg_reset(ROOM_BYTES);
-        gr_core_init(&core, &sg_driver,
+        gr_core_init(&core, &rooms, &sg_driver,
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = decay_ns});
         core.wake = wake;
         wakes = 0;
@@ -224,11 +226,11 @@ static void test_looks(void)
         const struct gr_decay *decay;
 
         start(0);
-        decay = &context->decay;
+        decay = context->decay;
         cache_blocks(4, BLOCK);
         gr_decay_look(context, clock_ns);
         GR_CHECK_EQ(decay->idle_bytes, 0); /* in no known time */
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         cache_blocks(1, BLOCK);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS - 1);
         GR_CHECK_EQ(decay->idle_bytes, 0);
@@ -244,8 +246,8 @@ static void test_looks(void)
         cache_blocks(4, BLOCK);
         gr_decay_look(context, clock_ns);
         gr_decay_look(context, clock_ns + GR_DECAY_LOOK_NS);
-        GR_CHECK_EQ(context->decay.idle_bytes, 0);
-        GR_CHECK_EQ(context->decay.stepped_ns, 0);
+        GR_CHECK_EQ(context->decay->idle_bytes, 0);
+        GR_CHECK_EQ(context->decay->stepped_ns, 0);
         finish();
 }
 
@@ -264,7 +266,7 @@ static void test_contexts(void)
                         GR_CHECK_EQ(sg_alloc(contexts[i], BLOCK, &ptr), 0);
                         GR_CHECK_EQ(sg_free(&core, ptr), 0);
                 }
-        atomic_store(&contexts[2]->fence.broken, -EIO);
+        atomic_store(&contexts[2]->fence->broken, -EIO);
         tick(0);
         tick(2 * DECAY_NS);
         for (int i = 0; i < 4; i++)

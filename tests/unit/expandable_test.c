@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/metadata.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
@@ -46,7 +47,7 @@ static void test_no_heap(bool known)
         gpu_refuse(SG_MEM_INFO, false);
         GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK(a && a < SG_VBASE && small && small < SG_VBASE);
-        GR_CHECK(!context->split.heaps[0] && !context->split.heaps[1]);
+        GR_CHECK(!context->split->heaps[0] && !context->split->heaps[1]);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(told, 1);
         gpu_give(a, 5 * MIB);
@@ -62,7 +63,7 @@ static void test_heap(bool moves)
         uint64_t a, b, c, d;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&context->split.moves_refused, !moves);
+        atomic_store(&context->split->moves_refused, !moves);
         a = gpu_take(40 * MIB);
         b = gpu_take(10 * MIB);
         GR_CHECK(a >= SG_VBASE);
@@ -76,8 +77,8 @@ static void test_heap(bool moves)
         GR_CHECK(gpu_device()->reserved_bytes <= 76 * MIB);
         gpu_give(b, 10 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         /* In the middle of what is free a part stays mapped, and the place is used with the rest mapped again. */
         d = gpu_take(50 * MIB);
@@ -86,7 +87,7 @@ static void test_heap(bool moves)
         gpu_give(c, 48 * MIB);
         gpu_give(d, 50 * MIB);
         GR_CHECK(moves || sg_calls(SG_MEM_REMAP) == 0);
-        GR_CHECK_EQ(context->split.moves_refused, !moves);
+        GR_CHECK_EQ(context->split->moves_refused, !moves);
         gpu_settle();
         gpu_end();
 }
@@ -105,8 +106,8 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         a = gpu_take(280 * MIB);
         b = gpu_take(200 * MIB);
         gpu_give(a, 280 * MIB);
-        context->split.credit_ns = credit_ns;
-        context->split.credit_at_ns = sg_now_ns();
+        context->split->credit_ns = credit_ns;
+        context->split->credit_at_ns = sg_now_ns();
         c = gpu_take(380 * MIB); /* of 580 live */
         GR_CHECK(gpu_device()->reserved_bytes > least_bytes);
         GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
@@ -133,7 +134,7 @@ static void test_bins_leave(bool woken)
         gpu_give(small, GR_SPLIT_LEAST_AUTO_BYTES);
         for (int i = 0; i < 2; i++)
                 gpu_give(idle[i], 160 * MIB);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         gpu_sync();
         cached = gr_arenas_cached(context);
         GR_CHECK_EQ(cached, 320 * MIB + GR_SPLIT_LEAST_AUTO_BYTES);
@@ -153,9 +154,9 @@ static void test_bins_leave(bool woken)
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
         gpu_give(c, 20 * MIB); /* of split, which keeps it */
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         gpu_sync();
-        atomic_store(&context->split.unwanted_bytes, cached);
+        atomic_store(&context->split->unwanted_bytes, cached);
         gr_core_maintain(&core);
         GR_CHECK_EQ(gpu_device()->peak_live_bytes,
                     620 * MIB + GR_SPLIT_LEAST_AUTO_BYTES); /* what is on its way back is not live */
@@ -337,27 +338,27 @@ static void test_ahead_halfway(void)
 {
         uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b, c;
 
-        atomic_store(&context->split.ahead_refused, true);
+        atomic_store(&context->split->ahead_refused, true);
         a = gpu_take(4 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 4 * MIB);
         gpu_sync();
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         c = gpu_take(6 * MIB);
         GR_CHECK_EQ(c, b + 2 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_give(c, 6 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
         gr_split_unneeded(context); /* fastbins are merged */
-        atomic_store(&context->split.ahead_refused, false);
+        atomic_store(&context->split->ahead_refused, false);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
         GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 422 * MIB);
         GR_CHECK_EQ(gr_budget_live(gpu_device()), 422 * MIB);
-        GR_CHECK_EQ(context->split.surplus_bytes, 0);
+        GR_CHECK_EQ(context->split->surplus_bytes, 0);
         gpu_give(a, 22 * MIB);
         gpu_give(rest, 400 * MIB);
         gpu_settle();
@@ -366,7 +367,7 @@ static void test_ahead_halfway(void)
 
 static uint64_t quick_bytes(void)
 {
-        return context->fastbins.cached.bytes;
+        return context->fastbins->cached.bytes;
 }
 
 /* 432 MiB of which 32 lie in fastbins; 540 is what the footprint may be. *ret_ptr: where those lie. */
@@ -417,7 +418,7 @@ static void test_quick_late(int looks)
 
         gpu_give(rest, 400 * MIB);
         gpu_sync();
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
         live = gpu_take(40 * MIB);
         for (int i = 0; i < looks; i++)
@@ -445,7 +446,7 @@ static void test_quick_refused_much(void)
         ptr = gpu_take(80 * MIB); /* on the ladder's first level */
         GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(quick_bytes(), 0);
-        GR_CHECK(!context->split.ahead_refused);
+        GR_CHECK(!context->split->ahead_refused);
         gpu_give(ptr, 80 * MIB);
         gpu_give(rest, 400 * MIB);
         gpu_settle();
@@ -487,7 +488,7 @@ static void test_fit(void)
         GR_CHECK_EQ(d, a + 4 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(d, 4 * MIB);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         d = gpu_take(9 * MIB); /* with the rest of a page in front it takes four more, alone five */
         GR_CHECK_EQ(d, a + 3 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
@@ -513,7 +514,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         ready = gpu_take(ready_bytes);
         last = gpu_take(3 * MIB);
         gpu_give(ready, ready_bytes);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         gpu_give(ahead, bytes);
         gr_split_unneeded(context); /* auto: no fastbins */
         ptr = gpu_take(bytes);
@@ -541,7 +542,7 @@ static void test_best(void)
         }
         for (int i = 0; i < COUNT; i++)
                 gpu_give(ranges[i * 31 % COUNT], sizes[i * 31 % COUNT]);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         for (int i = 0; i < COUNT; i++) {
                 int n = i * 57 % COUNT;
 
@@ -567,8 +568,8 @@ static void test_small_and_large(void)
         large = gpu_take(40 * MIB);
         for (int i = 0; i < 60; i++) {
                 small[i] = gpu_take(MIB);
-                GR_CHECK(small[i] < context->split.heaps[0]->ptr ||
-                         small[i] >= context->split.heaps[0]->ptr + context->split.heaps[0]->bytes);
+                GR_CHECK(small[i] < context->split->heaps[0]->ptr ||
+                         small[i] >= context->split->heaps[0]->ptr + context->split->heaps[0]->bytes);
         }
         for (int i = 0; i < 60; i++)
                 gpu_give(small[i], MIB);
@@ -630,8 +631,8 @@ static void test_heap_moves(bool possible)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         gpu_refuse(SG_MEM_REMAP, !possible);
         told = 0;
-        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split.credit_ns = -1;
+        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
@@ -649,13 +650,13 @@ static void test_heap_moves(bool possible)
         gpu_give(c, 120 * MIB);
         gpu_give(d, 40 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         c = gpu_take(200 * MIB); /* now they are free */
         gpu_give(c, 200 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_settle();
-        GR_CHECK(!context->split.stale_pages);
+        GR_CHECK(!context->split->stale_pages);
         gr_split_drop(context); /* no address is unmapped twice */
         GR_CHECK_EQ(sg_reserved(), 0);
         gpu_end();
@@ -676,10 +677,10 @@ static void test_behind(bool stuck)
 
                 if (!stuck && gpu_progress().submitted_ns > behind)
                         sg_gpu_reach(gpu_progress().submitted_ns - behind);
-                context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
-                context->split.credit_ns = -1;
+                context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+                context->split->credit_ns = -1;
                 gpu_give(gpu_take((20 + i % 7) * MIB), (20 + i % 7) * MIB);
-                gr_fence_close(&context->fence); /* its age says that nothing passes */
+                gr_fence_close(context->fence); /* its age says that nothing passes */
                 sg_advance(stuck ? 60 * ms : 10 * ms);
         }
         if (stuck)
@@ -711,10 +712,10 @@ static void test_many_holes(void)
         for (int i = 0; i < MANY; i += 2)
                 gpu_give(ptrs[i], 2 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
-        heap = context->split.heaps[false];
+        heap = context->split->heaps[false];
         last = heap->holes;
         for (int i = 1; i < PASSED; i++)
                 last = last->next;
@@ -722,10 +723,10 @@ static void test_many_holes(void)
         last->next = gr_check_wall();
         end = heap->end;
         GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         gr_hole_leave(end);
         gr_hole_enter(end); /* as the last of them */
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         a = gpu_take(4 * MIB); /* none of the holes is as large */
         GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
         b = gpu_take(2 * MIB);
@@ -738,26 +739,26 @@ static void test_many_holes(void)
         gpu_give(ptrs[MANY - 1], 2 * MIB);
         gpu_give(ptrs[MANY - 3], 2 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK(heap->end && heap->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         end = heap->end;
         gr_hole_leave(end);
         end->state = GR_RANGE_BUSY; /* as by a thread at work there */
         GR_CHECK(heap->end == NULL);
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         gpu_give(ptrs[1], 2 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2); /* a hole of 6 MiB, behind all others */
         a = gpu_take(4 * MIB);
         GR_CHECK_EQ(a, ptrs[0]);
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         gr_hole_enter(end);
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         gpu_give(a, 4 * MIB);
         for (int i = 3; i < MANY - 3; i += 2)
                 gpu_give(ptrs[i], 2 * MIB);
@@ -774,10 +775,10 @@ static void test_heap_trim(void)
         b = gpu_take(3 * MIB);
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* its work is not done */
         gpu_sync();
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         GR_CHECK_EQ(gr_trim(context, 2 * MIB), 2 * MIB); /* no more than that */
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
@@ -793,10 +794,10 @@ static void test_heap_trim(void)
         gpu_give(a, 2 * MIB);
         gpu_give(c, 2 * MIB);
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gpu_give(b, 2 * MIB);
-        gr_fence_close(&context->fence);
-        GR_CHECK_EQ(context->split.free_count, 1);
+        gr_fence_close(context->fence);
+        GR_CHECK_EQ(context->split->free_count, 1);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 4 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         gpu_give(d, 2 * MIB);
@@ -812,7 +813,7 @@ static void test_heap_exported(bool captured)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(7 * MIB);
         b = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         if (captured)
                 gpu_capture(true);
         gpu_give(a, 7 * MIB);
@@ -857,10 +858,10 @@ static void test_exported_alone(bool at_unmap)
         uint64_t a;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        split = &context->split;
+        split = context->split;
         a = gpu_take(7 * MIB);
         given = gpu_take(3 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         sem_init(&inside, 0, 0);
@@ -903,7 +904,7 @@ static void check_held(const struct deed *deed, void *arg)
                 pthread_create(&thread, NULL, deed->run, arg);
                 sem_wait(&inside);
         }
-        gr_lock(&context->split.lock);
+        gr_lock(&context->split->lock);
         GR_CHECK(deed->held());
         if (deed->before == SG_CALLS)
                 pthread_create(&thread, NULL, deed->run, arg);
@@ -911,7 +912,7 @@ static void check_held(const struct deed *deed, void *arg)
         for (int n = 0; n < 20 && deed->held(); n++)
                 usleep(500);
         GR_CHECK(deed->held());
-        gr_unlock(&context->split.lock);
+        gr_unlock(&context->split->lock);
         pthread_join(thread, NULL);
         GR_CHECK(!deed->held());
         sem_destroy(&inside);
@@ -929,12 +930,12 @@ static void *grow(void *arg)
 
 static bool no_heap(void)
 {
-        return !context->split.heaps[false];
+        return !context->split->heaps[false];
 }
 
 static bool is_busy(void)
 {
-        return context->split.busy == 1 && context->split.refused_bytes == 0;
+        return context->split->busy == 1 && context->split->refused_bytes == 0;
 }
 
 static bool no_more(void)
@@ -954,7 +955,7 @@ static void test_grow_held(const struct deed *deed, bool fails)
         grown = NULL;
         check_held(deed, NULL);
         GR_CHECK_EQ(grow_rc, fails ? -ENOMEM : 0);
-        GR_CHECK_EQ(context->split.refused_bytes, fails ? 4 * MIB : 0);
+        GR_CHECK_EQ(context->split->refused_bytes, fails ? 4 * MIB : 0);
         if (grown && gr_ledger_hand_out(grown, 4 * MIB))
                 GR_CHECK_EQ(gr_pool_free(&core, grown->ptr), 0);
         if (first)
@@ -971,7 +972,7 @@ static void *give_shared(void *arg)
 
 static bool is_at_work(void)
 {
-        return context->split.heaps[false]->first->state == GR_RANGE_BUSY;
+        return context->split->heaps[false]->first->state == GR_RANGE_BUSY;
 }
 
 static void *take_moved(void *arg)
@@ -982,7 +983,7 @@ static void *take_moved(void *arg)
 
 static bool no_ghosts(void)
 {
-        return !context->split.stale_pages;
+        return !context->split->stale_pages;
 }
 
 static void *drop(void *arg)
@@ -993,7 +994,7 @@ static void *drop(void *arg)
 
 static bool is_whole(void)
 {
-        return context->split.segment_count == 1 && context->split.segments[0]->first->state == GR_RANGE_USED;
+        return context->split->segment_count == 1 && context->split->segments[0]->first->state == GR_RANGE_USED;
 }
 
 static _Atomic bool asked;
@@ -1044,7 +1045,7 @@ static void *take_segment(void *arg)
 
 static bool no_segment(void)
 {
-        return context->split.segment_count == 0;
+        return context->split->segment_count == 0;
 }
 
 static void test_held(void)
@@ -1082,14 +1083,14 @@ static void test_held(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(8 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         check_held(&(struct deed){give_shared, SG_MEM_UNMAP, is_at_work}, &a);
         gpu_settle();
         gpu_end();
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split.credit_ns = -1;
+        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
@@ -1113,8 +1114,8 @@ static void test_large_extents(void)
         GR_CHECK_EQ(b, a + 6 * MIB);
         gpu_give(a, 6 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 4 * MIB);
@@ -1169,7 +1170,7 @@ static void test_old_addresses(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        split = &context->split;
+        split = context->split;
         split->credit_at_ns = sg_now_ns(); /* no time for waits */
         split->credit_ns = -1;
         a = gpu_take(100 * MIB);
@@ -1181,7 +1182,7 @@ static void test_old_addresses(void)
         gpu_give(c, 120 * MIB);
         gpu_give(b, 2 * MIB);
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_lock(&split->lock);
         stale = split->stale_pages;
         if (stale) {
@@ -1206,16 +1207,16 @@ static void test_old_addresses_shared(void)
         uint64_t a, b, c;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        context->split.credit_at_ns = sg_now_ns(); /* no time for waits */
-        context->split.credit_ns = -1;
+        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->credit_ns = -1;
         a = gpu_take(100 * MIB);
         b = gpu_take(2 * MIB);
         gpu_give(a, 100 * MIB);
         c = gpu_take(120 * MIB);
-        GR_CHECK(context->split.stale_pages); /* else this tests nothing */
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, c), 0);
+        GR_CHECK(context->split->stale_pages); /* else this tests nothing */
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, c), 0);
         gpu_give(c, 120 * MIB);
-        GR_CHECK(!context->split.stale_pages);
+        GR_CHECK(!context->split->stale_pages);
         GR_CHECK_EQ(sg_used_bytes(0), gpu_device()->reserved_bytes);
         gpu_give(b, 2 * MIB);
         gpu_settle();
@@ -1232,7 +1233,7 @@ static void test_stuck_refused(bool again)
         a = gpu_take(7 * MIB);
         b = gpu_take(2 * MIB);
         GR_CHECK_EQ(b, a + 7 * MIB); /* the last MiB of its second page is free */
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 7 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         gpu_refuse(SG_MEM_UNMAP, true);
@@ -1247,7 +1248,7 @@ static void test_stuck_refused(bool again)
         GR_CHECK_EQ(gpu_progress().done_ns, gpu_progress().submitted_ns);
         charged = gpu_device()->reserved_bytes;
         if (again)
-                GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 6 * MIB); /* up to that page */
         GR_CHECK_EQ(gpu_device()->reserved_bytes, again ? charged - 6 * MIB : charged);
         GR_CHECK_EQ(gpu_progress().done_ns == gpu_progress().submitted_ns, again);
@@ -1287,7 +1288,7 @@ static void test_structures(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         for (int i = 0; i < MANY; i++)
                 gpu_take(2 * MIB);
-        for (range = context->split.heaps[false]->first; range && count < MANY; range = range->after)
+        for (range = context->split->heaps[false]->first; range && count < MANY; range = range->after)
                 blocks[count++] = &range->block;
         gr_context_ending(context);
         gpu_forget();
@@ -1312,7 +1313,7 @@ static void test_stuck_end(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(3 * MIB);
         gpu_take(64 * MIB + 512);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 3 * MIB);
         gr_context_ending(context);
         gpu_forget();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core.h"
 #include "fence/fence.h"
 #include "pool.h"
 #include "scripted.h"
@@ -10,15 +11,16 @@
 #define DRIVER_700 gr_driver_error(700)
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_fence *fence;
 
 static void start_with(const struct gr_driver *driver)
 {
         sg_reset(64 * MIB);
-        gr_core_init(&core, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
-        fence = &context->fence;
+        fence = context->fence;
 }
 
 static void start(void)
@@ -45,42 +47,42 @@ static void test_poll(void)
 
         start();
         GR_CHECK(gr_fence_usable(fence, 0) && gr_fence_idle(fence, 0)); /* epoch 0: nothing ever used it */
-        GR_CHECK(!gr_fence_waiting(&context->fence));
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0); /* nothing was freed */
+        GR_CHECK(!gr_fence_waiting(context->fence));
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0); /* nothing was freed */
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 0);
 
         first = freed_after(5);
-        GR_CHECK(gr_fence_waiting(&context->fence));
+        GR_CHECK(gr_fence_waiting(context->fence));
         GR_CHECK(!gr_fence_usable(fence, first));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), MIB);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0); /* nothing since */
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0); /* nothing since */
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 1);
 
         second = freed_after(5);
         GR_CHECK(second > first);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(!gr_fence_usable(fence, first));
-        GR_CHECK(gr_fence_waiting(&context->fence));
+        GR_CHECK(gr_fence_waiting(context->fence));
 
         sg_advance(5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, first) && gr_fence_idle(fence, first));
         GR_CHECK(!gr_fence_usable(fence, second));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), MIB);
         sg_advance(5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, second));
-        GR_CHECK(!gr_fence_waiting(&context->fence));
+        GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
 
         /* What is freed after the close is not covered by it. */
         first = freed_after(0);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         second = gr_fence_freed(fence, 1);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, first) && !gr_fence_usable(fence, second));
         finish();
 }
@@ -96,11 +98,11 @@ static void test_poll_many(void)
                         start();
                         for (unsigned i = 0; i < pending; i++) {
                                 epochs[i] = freed_after(i == 0 ? 5 : 10);
-                                GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+                                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                         }
                         sg_advance(passed * 10 * SG_MS);
                         questions = sg_calls(SG_EVENT_QUERY);
-                        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                         for (unsigned i = 0; i < pending; i++) {
                                 GR_CHECK_EQ(gr_fence_idle(fence, epochs[i]), i < passed);
                                 GR_CHECK_EQ(gr_fence_usable(fence, epochs[i]), i < passed);
@@ -109,9 +111,9 @@ static void test_poll_many(void)
                                 most += 2;
                         GR_CHECK(sg_calls(SG_EVENT_QUERY) - questions <= most);
                         sg_advance((pending - passed) * 10 * SG_MS);
-                        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                         GR_CHECK(gr_fence_idle(fence, epochs[pending - 1]));
-                        GR_CHECK(!gr_fence_waiting(&context->fence));
+                        GR_CHECK(!gr_fence_waiting(context->fence));
                         finish();
                 }
 }
@@ -121,15 +123,15 @@ static void test_close_bytes(void)
 {
         start();
         atomic_store(&context->device->total_bytes, 1024 * MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 32 * MIB);
         atomic_store(&context->device->total_bytes, 131072 * MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 2048 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 2048 * MIB);
         atomic_store(&core.overlaps, true);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 32 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 32 * MIB);
         atomic_store(&context->device->reserved_bytes, 1024 * MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 128 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 128 * MIB);
         atomic_store(&context->device->reserved_bytes, 65536 * MIB);
-        GR_CHECK_EQ(gr_fence_close_bytes(&context->fence), 256 * MIB);
+        GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 256 * MIB);
         atomic_store(&context->device->reserved_bytes, 0);
         finish();
 }
@@ -140,24 +142,24 @@ static void test_barrier(void)
 
         start();
         epoch = freed_after(5);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
         GR_CHECK(!gr_fence_idle(fence, epoch)); /* the GPU is at it still */
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0); /* one is enough */
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0); /* one is enough */
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), 0);
         sg_advance(5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
 
         /* A barrier also serves epochs that were closed before it. */
         epoch = freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch + 1));
         finish();
 }
@@ -168,27 +170,27 @@ static void test_barrier_is_cheap(void)
         struct gr_context *other;
 
         start();
-        GR_CHECK(gr_fence_barrier_is_cheap(&context->fence));
+        GR_CHECK(gr_fence_barrier_is_cheap(context->fence));
         atomic_store(&core.overlaps, true);
-        GR_CHECK(!gr_fence_barrier_is_cheap(&context->fence));
-        GR_CHECK(gr_fence_barrier_is_safe(&context->fence));
+        GR_CHECK(!gr_fence_barrier_is_cheap(context->fence));
+        GR_CHECK(gr_fence_barrier_is_safe(context->fence));
         other = gr_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */
-        GR_CHECK(!gr_fence_barrier_is_cheap(&other->fence));
+        GR_CHECK(!gr_fence_barrier_is_cheap(other->fence));
         gr_context_drop(context);
-        GR_CHECK(!gr_fence_barrier_is_cheap(&gr_context_add(&core, sg_context_new(0), 0)->fence));
+        GR_CHECK(!gr_fence_barrier_is_cheap(gr_context_add(&core, sg_context_new(0), 0)->fence));
         core.config.reuse = GR_REUSE_BARRIER; /* the program asked for them */
-        GR_CHECK(gr_fence_barrier_is_cheap(&other->fence));
+        GR_CHECK(gr_fence_barrier_is_cheap(other->fence));
         finish();
 
         start();
         atomic_store(&core.waits_for_others, true);
-        GR_CHECK(!gr_fence_barrier_is_cheap(&context->fence));
-        GR_CHECK(!gr_fence_barrier_is_safe(&context->fence));
+        GR_CHECK(!gr_fence_barrier_is_cheap(context->fence));
+        GR_CHECK(!gr_fence_barrier_is_safe(context->fence));
         finish();
 
         start();
         other = gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK(!gr_fence_barrier_is_cheap(&context->fence) && !gr_fence_barrier_is_cheap(&other->fence));
+        GR_CHECK(!gr_fence_barrier_is_cheap(context->fence) && !gr_fence_barrier_is_cheap(other->fence));
         finish();
 }
 
@@ -201,17 +203,17 @@ static void test_merge(void)
         start();
         for (unsigned i = 0; i < count; i++) {
                 epochs[i] = freed_after(1); /* the i-th work ends at i + 1 ms */
-                GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         }
         for (unsigned i = 0; i < count; i++) {
-                GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                 for (unsigned j = i; j < count; j++)
                         GR_CHECK(!gr_fence_usable(fence, epochs[j]));
                 sg_advance(SG_MS);
         }
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epochs[count - 1]));
-        GR_CHECK(!gr_fence_waiting(&context->fence));
+        GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
         /* Events are used again: each pending epoch has at most one. */
         GR_CHECK(sg_calls(SG_EVENT_CREATE) <= GR_EPOCHS_PENDING + 1);
@@ -223,29 +225,29 @@ static void test_wait_oldest(void)
         uint64_t first, second, begin_ns;
 
         start();
-        GR_CHECK_EQ(gr_fence_wait_oldest(&context->fence, UINT64_MAX), -ENOENT);
-        GR_CHECK_EQ(gr_fence_stuck_ns(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_wait_oldest(context->fence, UINT64_MAX), -ENOENT);
+        GR_CHECK_EQ(gr_fence_stuck_ns(context->fence), 0);
         first = freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         second = freed_after(200);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         sg_advance(SG_MS);
-        GR_CHECK_EQ(gr_fence_stuck_ns(&context->fence), SG_MS);
+        GR_CHECK_EQ(gr_fence_stuck_ns(context->fence), SG_MS);
 
         begin_ns = sg_driver.now_ns();
-        GR_CHECK_EQ(gr_fence_wait_oldest(&context->fence, begin_ns + 100 * SG_MS), 0);
+        GR_CHECK_EQ(gr_fence_wait_oldest(context->fence, begin_ns + 100 * SG_MS), 0);
         GR_CHECK(gr_fence_idle(fence, first) && !gr_fence_idle(fence, second));
         GR_CHECK(sg_driver.now_ns() - begin_ns >= 4 * SG_MS);
         GR_CHECK(sg_driver.now_ns() - begin_ns < 8 * SG_MS); /* it asked often enough */
 
         begin_ns = sg_driver.now_ns();
-        GR_CHECK_EQ(gr_fence_wait_oldest(&context->fence, begin_ns + 20 * SG_MS), -ETIMEDOUT);
+        GR_CHECK_EQ(gr_fence_wait_oldest(context->fence, begin_ns + 20 * SG_MS), -ETIMEDOUT);
         GR_CHECK(sg_driver.now_ns() - begin_ns >= 20 * SG_MS);
         GR_CHECK(sg_driver.now_ns() - begin_ns < 25 * SG_MS);
         GR_CHECK(!gr_fence_idle(fence, second));
-        GR_CHECK_EQ(gr_fence_stuck_ns(&context->fence), sg_driver.now_ns() - begin_ns); /* since the first passed */
+        GR_CHECK_EQ(gr_fence_stuck_ns(context->fence), sg_driver.now_ns() - begin_ns); /* since the first passed */
         sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
-        GR_CHECK_EQ(gr_fence_wait_oldest(&context->fence, UINT64_MAX), DRIVER_700);
+        GR_CHECK_EQ(gr_fence_wait_oldest(context->fence, UINT64_MAX), DRIVER_700);
         finish();
 }
 
@@ -258,18 +260,18 @@ static void test_gate(void)
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), -EBUSY);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_close(context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
         sg_fail(SG_CONTEXT_DRAIN, 1, 1, -ENOMEM);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), -EBUSY);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0); /* queries do no harm */
+        GR_CHECK_EQ(gr_fence_sync(context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0); /* queries do no harm */
         GR_CHECK(!gr_fence_usable(fence, epoch));
 
         /* A second one begins and ends; the first goes on. */
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
         gr_gate_end(&core.gate);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_close(context->fence), -EBUSY);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT) + sg_calls(SG_CONTEXT_SYNC), 0);
         GR_CHECK_EQ(atomic_load(&fence->broken), 0);
         gr_gate_end(&core.gate);
@@ -278,7 +280,7 @@ static void test_gate(void)
         /* One whose begin failed is none. */
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, false);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
         finish();
 }
@@ -292,30 +294,30 @@ static void test_drain(bool old_driver)
         start_with(old_driver ? &sg_old_driver : &sg_driver);
         other = gr_context_add(&core, sg_context_new(0), 0);
         before = freed_after(5);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         closed = freed_after(10);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         sg_work(other->handle, 0, 0, 40 * SG_MS);
         gr_gate_begin_enter(&core.gate);
         sg_capture(1);
         gr_gate_begin_leave(&core.gate, true);
         epoch = freed_after(20);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2);
         GR_CHECK_EQ(sg_driver.now_ns() - SG_FIRST_NS, 40 * SG_MS);
         GR_CHECK(gr_fence_idle(fence, before) && gr_fence_idle(fence, closed) && gr_fence_idle(fence, epoch));
-        GR_CHECK(!gr_fence_waiting(&context->fence));
+        GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK(!gr_fence_usable(fence, freed_after(1)));
-        GR_CHECK(gr_fence_waiting(&context->fence));
+        GR_CHECK(gr_fence_waiting(context->fence));
 
         /* One that is about to end is not waited for, so nothing is said of its work. */
         other->ending = true;
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), -EBUSY);
-        gr_fence_forget(&context->fence, other);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), -EBUSY);
+        gr_fence_forget(context->fence, other);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
 
         sg_fail(SG_CONTEXT_DRAIN, 1, 1, DRIVER_700);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), DRIVER_700);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), DRIVER_700);
         GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
         sg_capture(-1);
         gr_gate_end(&core.gate);
@@ -328,7 +330,7 @@ static void *barrier_in_thread(void *arg)
 {
         (void)arg;
         stage = 1;
-        gr_fence_barrier(&context->fence); /* waits for the gate, or finds the capture */
+        gr_fence_barrier(context->fence); /* waits for the gate, or finds the capture */
         stage = 2;
         return NULL;
 }
@@ -379,12 +381,12 @@ static void test_gate_turn(void)
         for (int i = 0; i < 2000 && rc != -EBUSY; i++) {
                 usleep(1000);
                 freed_after(1);
-                rc = gr_fence_close(&context->fence);
+                rc = gr_fence_close(context->fence);
         }
         GR_CHECK_EQ(rc, -EBUSY);
         pthread_rwlock_unlock(&core.gate.lock);
         pthread_join(thread, NULL);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         finish();
 }
 
@@ -398,20 +400,20 @@ static void test_errors(void)
                 start();
                 epoch = freed_after(5);
                 sg_fail(ops[i], 1, 1, DRIVER_700);
-                GR_CHECK_EQ(gr_fence_barrier(&context->fence), DRIVER_700);
+                GR_CHECK_EQ(gr_fence_barrier(context->fence), DRIVER_700);
                 GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
                 GR_CHECK(!gr_fence_usable(fence, epoch));
                 finish();
         }
         start();
         epoch = freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), DRIVER_700);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), DRIVER_700);
         GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
         GR_CHECK(!gr_fence_usable(fence, epoch));
         sg_fail(SG_CONTEXT_SYNC, 1, 1, DRIVER_700);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), DRIVER_700);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), DRIVER_700);
         GR_CHECK(!gr_fence_usable(fence, epoch));
         finish();
 
@@ -423,24 +425,24 @@ static void test_errors(void)
                 epoch = freed_after(5);
                 sg_fail(nth == 3 ? SG_EVENT_CREATE : SG_CONTEXT_RECORD, nth == 2 ? 2 : 1, 1,
                         nth <= 2 ? -EBUSY : -ENOMEM);
-                GR_CHECK_EQ(gr_fence_close(&context->fence), -EBUSY);
+                GR_CHECK_EQ(gr_fence_close(context->fence), -EBUSY);
                 GR_CHECK_EQ(atomic_load(&fence->broken), 0);
-                GR_CHECK(gr_fence_waiting(&context->fence));
+                GR_CHECK(gr_fence_waiting(context->fence));
                 sg_advance(10 * SG_MS);
-                GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                 GR_CHECK(!gr_fence_usable(fence, epoch));
-                GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-                GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+                GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                 GR_CHECK(gr_fence_idle(fence, epoch));
                 finish();
         }
         start();
         epoch = freed_after(5);
         sg_fail(SG_CONTEXT_WAIT, 1, 1, -EBUSY);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
         GR_CHECK_EQ(atomic_load(&fence->broken), 0);
         GR_CHECK(!gr_fence_usable(fence, epoch));
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
         finish();
 }
@@ -453,17 +455,17 @@ static void test_merge_refused(void)
         start();
         for (unsigned i = 0; i < GR_EPOCHS_PENDING; i++) {
                 epoch = freed_after(1);
-                GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         }
         gr_fence_freed(fence, 1);
         sg_fail(SG_CONTEXT_RECORD, 1, 1, -EBUSY);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_close(context->fence), -EBUSY);
         sg_advance(100 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch + 1));
-        GR_CHECK(!gr_fence_waiting(&context->fence));
+        GR_CHECK(!gr_fence_waiting(context->fence));
         finish();
 }
 
@@ -473,23 +475,23 @@ static void test_old_driver(void)
 
         start_with(&sg_old_driver);
         epoch = freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), -ENOTSUP);
+        GR_CHECK_EQ(gr_fence_close(context->fence), -ENOTSUP);
         GR_CHECK_EQ(atomic_load(&fence->broken), 0);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(!gr_fence_usable(fence, epoch));
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0); /* by waiting on the host */
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0); /* by waiting on the host */
         GR_CHECK(gr_fence_idle(fence, epoch));
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
         epoch = freed_after(5);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
         GR_CHECK(!gr_fence_usable(fence, freed_after(5))); /* it is behind the wait */
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
         gr_fence_freed(fence, 1);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), -EBUSY);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
         gr_gate_end(&core.gate);
         finish();
 }
@@ -502,15 +504,15 @@ static void test_sync(void)
         start();
         other = gr_context_add(&core, sg_context_new(0), 0);
         first = freed_after(5);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         second = freed_after(5);
         sg_work(other->handle, 1, 0, 30 * SG_MS);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK(sg_driver.now_ns() >= SG_FIRST_NS + 30 * SG_MS); /* the other's work could use the blocks, too */
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 32 * SG_MS);
         GR_CHECK(gr_fence_idle(fence, first) && gr_fence_idle(fence, second));
         GR_CHECK_EQ(gr_fence_quarantine_bytes(fence), 0);
-        GR_CHECK(!gr_fence_waiting(&context->fence));
+        GR_CHECK(!gr_fence_waiting(context->fence));
         GR_CHECK(!gr_fence_usable(fence, gr_fence_freed(fence, 1)));
         finish();
 }
@@ -525,7 +527,7 @@ static void test_wait_work(void)
         sg_work(context->handle, 0, 0, 5 * SG_MS);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
-        GR_CHECK_EQ(gr_fence_wait_work(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_wait_work(context->fence), 0);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
         gr_gate_end(&core.gate);
         finish();
@@ -540,22 +542,22 @@ static void test_reach(void)
 
         start();
         far = gr_context_add(&core, sg_context_new(1), 1);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 1); /* of another device */
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 1); /* of another device */
         other = gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 2);
-        GR_CHECK_EQ(gr_fence_accessors(&other->fence), 2);
-        GR_CHECK_EQ(gr_fence_accessors(&far->fence), 1);
-        gr_fence_add_accessor(&context->fence, far);
-        gr_fence_add_accessor(&context->fence, far); /* twice is once */
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 3);
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 2);
+        GR_CHECK_EQ(gr_fence_accessors(other->fence), 2);
+        GR_CHECK_EQ(gr_fence_accessors(far->fence), 1);
+        gr_fence_add_accessor(context->fence, far);
+        gr_fence_add_accessor(context->fence, far); /* twice is once */
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 3);
 
         sg_work(far->handle, 2, 0, 9 * SG_MS);
         epoch = freed_after(1);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         sg_advance(5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(!gr_fence_usable(fence, epoch)); /* the far one's work is not done */
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch) && !gr_fence_idle(fence, epoch));
 
         /* The scripted GPU would tell if any of the three started before the end of the far one's work. */
@@ -564,7 +566,7 @@ static void test_reach(void)
         sg_work(far->handle, 3, ptr, 40 * SG_MS);
         sg_disown(ptr);
         epoch = gr_fence_freed(fence, 4096);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK(gr_fence_usable(fence, epoch));
         sg_own(ptr, 4096);
         sg_work(context->handle, 0, ptr, SG_MS);
@@ -574,12 +576,12 @@ static void test_reach(void)
 
         /* The far one goes: its work is done, its events are not asked any more. */
         epoch = freed_after(1);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         sg_context_destroy(far->handle);
-        gr_fence_forget(&context->fence, far);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 2);
+        gr_fence_forget(context->fence, far);
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 2);
         sg_advance(100 * SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
         finish();
 }
@@ -598,7 +600,7 @@ static void test_reach_joined_late(void)
                 sg_work(context->handle, 0, ptr, 50 * SG_MS);
                 sg_disown(ptr);
                 epoch = gr_fence_freed(fence, 4096);
-                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 if (handed_out)
                         sg_own(ptr, 4096);
                 late = gr_context_add(&core, sg_context_new(0), 0);
@@ -619,11 +621,11 @@ static void test_reach_joined_idle(void)
 
         start();
         freed_after(1);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         sg_advance(SG_MS);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         freed_after(50);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         waits = sg_calls(SG_CONTEXT_WAIT);
         gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), waits);
@@ -649,11 +651,11 @@ static void test_reach_left(void)
                                 continue;
                         sg_work(others[i]->handle, 0, 0, 50 * SG_MS);
                         epoch = gr_fence_freed(fence, MIB);
-                        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-                        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                         GR_CHECK(!gr_fence_usable(fence, epoch));
                         sg_advance(60 * SG_MS);
-                        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                         GR_CHECK(gr_fence_usable(fence, epoch));
                 }
                 finish();
@@ -669,10 +671,10 @@ static void test_reach_left_ring(void)
         other = gr_context_add(&core, sg_context_new(0), 0);
         for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
                 freed_after(1);
-                GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                 if (i % 2) {
                         sg_advance(2 * SG_MS);
-                        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                 }
         }
         gr_context_ending(other);
@@ -680,9 +682,9 @@ static void test_reach_left_ring(void)
         gr_context_drop(other);
         for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
                 freed_after(1);
-                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 sg_advance(2 * SG_MS);
-                GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         }
         finish();
 }
@@ -701,11 +703,11 @@ static void test_reach_joined_epochs(void)
                         sg_work(context->handle, 0, ptrs[i], 20 * SG_MS);
                         sg_disown(ptrs[i]);
                         epochs[i] = gr_fence_freed(fence, 4096);
-                        GR_CHECK_EQ(i < 2 ? gr_fence_close(&context->fence) : gr_fence_barrier(&context->fence), 0);
+                        GR_CHECK_EQ(i < 2 ? gr_fence_close(context->fence) : gr_fence_barrier(context->fence), 0);
                 }
                 for (int i = 0; i < beyond; i++) {
                         freed_after(50);
-                        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+                        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                 }
                 late = gr_context_add(&core, sg_context_new(0), 0);
                 for (int i = 0; i < 3; i++) {
@@ -722,17 +724,17 @@ static void test_reach_overflow(void)
         start();
         for (int i = 1; i < GR_ACCESSORS_MAX; i++)
                 gr_context_add(&core, sg_context_new(0), 0);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), GR_ACCESSORS_MAX);
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), GR_ACCESSORS_MAX);
         GR_CHECK(!fence->accessor_overflow);
         gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(fence->accessor_overflow);
-        GR_CHECK(gr_fence_accessors(&context->fence) > GR_ACCESSORS_MAX);
+        GR_CHECK(gr_fence_accessors(context->fence) > GR_ACCESSORS_MAX);
 
         /* Who comes after it in its place is reached by few again. */
         sg_context_destroy(context->handle);
-        gr_fence_reset(&context->fence);
+        gr_fence_reset(context->fence);
         GR_CHECK(!fence->accessor_overflow);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 1);
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 1);
         finish();
 }
 
@@ -744,24 +746,24 @@ static void test_reset(void)
         start();
         other = gr_context_add(&core, sg_context_new(0), 0);
         epoch = freed_after(1000);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
-        gr_fence_freed(&other->fence, 1);
-        GR_CHECK_EQ(gr_fence_close(&other->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+        gr_fence_freed(other->fence, 1);
+        GR_CHECK_EQ(gr_fence_close(other->fence), 0);
         sg_fail(SG_EVENT_QUERY, 1, 1, DRIVER_700);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), DRIVER_700);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), DRIVER_700);
 
         sg_context_destroy(context->handle);
-        gr_fence_forget(&other->fence, context);
+        gr_fence_forget(other->fence, context);
         sg_log_clear();
-        gr_fence_reset(&context->fence);
+        gr_fence_reset(context->fence);
         GR_CHECK_STR(sg_log(), ""); /* the driver is not asked: the events are gone */
         GR_CHECK_EQ(atomic_load(&fence->broken), 0);
-        GR_CHECK_EQ(gr_fence_accessors(&context->fence), 1);
-        GR_CHECK_EQ(gr_fence_accessors(&other->fence), 1);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_accessors(context->fence), 1);
+        GR_CHECK_EQ(gr_fence_accessors(other->fence), 1);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
-        GR_CHECK_EQ(gr_fence_poll(&other->fence), 0);
-        GR_CHECK(!gr_fence_waiting(&other->fence)); /* its own part had passed */
+        GR_CHECK_EQ(gr_fence_poll(other->fence), 0);
+        GR_CHECK(!gr_fence_waiting(other->fence)); /* its own part had passed */
         finish();
 }
 
@@ -769,7 +771,7 @@ static _Atomic bool done;
 
 static void *reset(void *arg)
 {
-        gr_fence_reset(&context->fence);
+        gr_fence_reset(context->fence);
         done = true;
         return arg;
 }
@@ -786,7 +788,7 @@ static void test_reset_waits(void)
                 pthread_t thread;
 
                 gr_context_add(&core, sg_context_new(0), 0);
-                GR_CHECK_EQ(gr_fence_accessors(&context->fence), 2);
+                GR_CHECK_EQ(gr_fence_accessors(context->fence), 2);
                 atomic_store(&fence->broken, -EIO);
                 fence->idle_event_count = 0;
                 done = false;
@@ -795,11 +797,11 @@ static void test_reset_waits(void)
                 for (int n = 0; n < 20 && !done; n++)
                         usleep(1000);
                 GR_CHECK(!done);
-                GR_CHECK_EQ(gr_fence_accessors(&context->fence), i == 0 ? 2 : 1);
+                GR_CHECK_EQ(gr_fence_accessors(context->fence), i == 0 ? 2 : 1);
                 GR_CHECK_EQ(atomic_load(&fence->broken), i == 0 ? -EIO : 0);
                 gr_unlock(locks[i]);
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(gr_fence_accessors(&context->fence), 1);
+                GR_CHECK_EQ(gr_fence_accessors(context->fence), 1);
         }
         finish();
 }
@@ -854,7 +856,7 @@ static void test_sync_alone(void)
         start_with(&driver);
         captured = 0;
         epoch = freed_after(30);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK(gr_fence_idle(fence, epoch));
         GR_CHECK(sg_driver.now_ns() >= SG_FIRST_NS + 30 * SG_MS);
         pthread_join(capturer, NULL);
@@ -864,7 +866,7 @@ static void test_sync_alone(void)
 
         /* Also for what the pool has not seen: work that no free is behind. */
         sg_work(context->handle, 0, 0, 10 * SG_MS);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK(sg_driver.now_ns() >= SG_FIRST_NS + 40 * SG_MS);
         finish();
 }

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/ladder.h"
 #include "reclaim/trim.h"
@@ -18,13 +19,14 @@
 #define BYTES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].bytes)
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse)
 {
         sg_reset(CARD);
-        gr_core_init(&core, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         gr_log_set_level(GR_LOG_SILENT);
@@ -79,7 +81,7 @@ static void cache(unsigned count, size_t bytes, uint64_t ns)
                 if (ns)
                         sg_work(context->handle, 0, ptrs[i], ns);
                 free_ok(ptrs[i]);
-                gr_fence_close(&context->fence);
+                gr_fence_close(context->fence);
         }
 }
 
@@ -91,7 +93,7 @@ static void test_ready(void)
         beside = alloc(10 * MIB);
         large = alloc(30 * MIB);
         free_ok(large);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         sg_log_clear();
         ptr = alloc(28 * MIB); /* too small for it by the rules of every day */
         GR_CHECK_EQ(ptr, large);
@@ -215,7 +217,7 @@ static int give_ready(void *arg, int of_device, uint64_t want_bytes)
         if (to_give)
                 free_ok(to_give);
         to_give = 0;
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         return 0;
 }
 
@@ -239,7 +241,7 @@ static void test_trim(void)
 {
         start();
         cache(15, 4 * MIB, 0);
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         sg_log_clear();
         alloc(34 * MIB); /* 4 are free, 30 are missing: 8 blocks */
         check_tried_until(GR_LEVEL_TRIM);
@@ -271,7 +273,7 @@ static void test_trim(void)
 
                 context = far;
                 cache(10, 4 * MIB, 0);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 context = own;
         }
         GR_CHECK_EQ(gr_reclaim(context, GR_LEVEL_TRIM, 8 * MIB), 0);
@@ -345,7 +347,7 @@ static void test_sync_contexts(unsigned own, bool peer)
         for (unsigned i = 0; i < own; i++)
                 gr_context_add(&core, sg_context_new(0), 0);
         if (peer)
-                gr_fence_add_accessor(&context->fence, gr_context_add(&core, sg_context_new(1), 1));
+                gr_fence_add_accessor(context->fence, gr_context_add(&core, sg_context_new(1), 1));
         for (unsigned i = 0; i < 14; i++)
                 blocks[i] = alloc(4 * MIB);
         for (unsigned i = 0; i < 14; i++)
@@ -372,7 +374,7 @@ static void sleep_at_work(uint64_t ns)
         if (sg_alloc(context, MIB, &block) == 0) {
                 sg_work(context->handle, 1, block, work_share * ns);
                 free_ok(block);
-                gr_fence_close(&context->fence);
+                gr_fence_close(context->fence);
         }
         inside = false;
 }
@@ -403,7 +405,7 @@ static void test_sync_by_at_work(void)
         work_share = 1;
         start_with(&driver, GR_REUSE_AUTO);
         cache(4, 4 * MIB, 5 * SG_MS);
-        GR_CHECK_EQ(gr_fence_sync_by(&context->fence, sg_driver.now_ns() + 60000 * SG_MS), 0);
+        GR_CHECK_EQ(gr_fence_sync_by(context->fence, sg_driver.now_ns() + 60000 * SG_MS), 0);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 500 * SG_MS);
         finish();
 }
@@ -500,13 +502,13 @@ static void test_registry(void)
 
         /* Not beside another thread that looks at the slots. */
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &many[4]), 0);
-        gr_lock(&core.registry.lock);
+        gr_lock(&core.registry->lock);
         GR_CHECK_EQ(pthread_create(&thread, NULL, register_one, &many[4]), 0);
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-        GR_CHECK(!core.registry.slots[4].entry);
-        gr_unlock(&core.registry.lock);
+        GR_CHECK(!core.registry->slots[4].entry);
+        gr_unlock(&core.registry->lock);
         pthread_join(thread, &rc);
-        GR_CHECK(!rc && core.registry.slots[4].entry == &many[4]);
+        GR_CHECK(!rc && core.registry->slots[4].entry == &many[4]);
         finish();
 }
 
@@ -537,7 +539,7 @@ static void test_one_run(void)
         driver = sg_driver;
         driver.sleep_ns = sleep_and_follow;
         start_with(&driver, GR_REUSE_AUTO);
-        core.registry.apart = post;
+        core.registry->apart = post;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &busy), 0);
         GR_CHECK_EQ(gr_reclaimables_run(&core, false, 0, MIB, 0), 1);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
@@ -567,7 +569,7 @@ static void test_left_before(void)
         driver = sg_driver;
         driver.sleep_ns = sleep_and_leave;
         start_with(&driver, GR_REUSE_AUTO);
-        core.registry.apart = post;
+        core.registry->apart = post;
         sleeps = 0;
         quitter.arg = &holder;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &quitter), 0);
@@ -678,7 +680,7 @@ static void test_capture(void)
         sg_log_clear();
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM);
         GR_CHECK(strpbrk(sg_log(), "rws") == NULL);
-        GR_CHECK_EQ(atomic_load(&context->fence.broken), 0);
+        GR_CHECK_EQ(atomic_load(&context->fence->broken), 0);
         sg_capture(-1);
         gr_gate_end(&core.gate);
         finish();
@@ -709,7 +711,7 @@ static void test_capture_waits(const struct gr_driver *driver)
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), 2); /* one wait for both contexts readied all that was freed */
         ptr = alloc(CARD);
         free_ok(ptr);
-        GR_CHECK_EQ(atomic_load(&context->fence.broken), 0);
+        GR_CHECK_EQ(atomic_load(&context->fence->broken), 0);
         GR_CHECK_EQ(TRIES(FAIL), 0);
         sg_capture(-1);
         gr_gate_end(&core.gate);
@@ -734,7 +736,7 @@ static void test_capture_stuck(uint64_t ms, bool ends, bool of_other, bool in_ot
                 GR_CHECK_EQ(sg_alloc(i < 2 ? busy : owner, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
         sg_work(busy->handle, 0, blocks[0], ms * SG_MS);
         free_ok(blocks[0]); /* which gives nothing back by itself */
-        gr_fence_close(&busy->fence);
+        gr_fence_close(busy->fence);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -915,7 +917,7 @@ static int polled_release(void *handle, const uint64_t *ptrs, size_t count, size
 {
         if (polled) {
                 sg_advance(10 * SG_MS);
-                GR_CHECK_EQ(gr_fence_poll(&polled->fence), 0);
+                GR_CHECK_EQ(gr_fence_poll(polled->fence), 0);
                 polled = NULL;
         }
         return sg_driver.mem_release(handle, ptrs, count, ret_done);
@@ -936,7 +938,7 @@ static void test_sync_polled(void)
         for (int i = 1; i < 3; i++) {
                 sg_work(other->handle, 0, blocks[i], 2 * SG_MS);
                 free_ok(blocks[i]); /* the first gives nothing back by itself */
-                gr_fence_close(&other->fence);
+                gr_fence_close(other->fence);
         }
         polled = other;
         GR_CHECK_EQ(sg_alloc(context, 48 * MIB, &ptr), 0);
@@ -1110,7 +1112,7 @@ static void test_what_lacks(bool by_limit)
 {
         start();
         cache(7, 4 * MIB, 0);
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         if (by_limit)
                 atomic_store(&device->hard_bytes, 32 * MIB);
         else
@@ -1175,7 +1177,7 @@ static void test_returning(void)
         start_with(&slow_driver, GR_REUSE_AUTO);
         atomic_store(&device->hard_bytes, 32 * MIB);
         cache(1, 20 * MIB, 0);
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         atomic_store(&taking, false);
         atomic_store(&slept, false);
         if (pthread_create(&thread, NULL, trim, NULL))
@@ -1250,11 +1252,11 @@ static struct {
 /* Takes and frees again what a wait has readied, before the climber who waited has its lock back. */
 static void *overtake(void *arg)
 {
-        uint64_t idle = atomic_load(&context->fence.idle_epoch);
+        uint64_t idle = atomic_load(&context->fence->idle_epoch);
 
         gr_lock(&device->ladder_lock);
         atomic_store(&overtaker.holding, true);
-        while (atomic_load(&context->fence.idle_epoch) == idle)
+        while (atomic_load(&context->fence->idle_epoch) == idle)
                 sched_yield();
         for (unsigned i = 0; i < OVERTAKERS; i++)
                 overtaker.ptrs[i] = alloc(4 * MIB);
@@ -1322,7 +1324,7 @@ static void test_others_returns(void)
 
                 if (cached)
                         cache(1, 20 * MIB, 0);
-                gr_fence_poll(&context->fence);
+                gr_fence_poll(context->fence);
                 seen = gr_releases_of_others(device);
                 if (pthread_create(&thread, NULL, trim_all, NULL))
                         abort();
@@ -1331,7 +1333,7 @@ static void test_others_returns(void)
                 GR_CHECK(!gr_releases_in_flight(device));
         }
         cache(1, 20 * MIB, 0);
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         seen = gr_releases_of_others(device);
         GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
         GR_CHECK_EQ(gr_releases_of_others(device), seen);

@@ -5,6 +5,7 @@
 
 #include "cache/ledger.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 
 #define BASE    UINT64_C(0x7f0000000000)

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
@@ -62,6 +63,7 @@ static const struct plan plans[] = {
 };
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *contexts[4];
 static unsigned context_count; /* of device 0; behind them the peer */
 static struct held held[HELD_MAX];
@@ -110,7 +112,7 @@ static void step_alloc(const struct plan *plan)
         if (draw(4) > 0)
                 use(block, plan->peer);
         if (draw(200) == 0)
-                GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, block->ptr), 0);
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, block->ptr), 0);
 }
 
 static void step_free(void)
@@ -167,7 +169,7 @@ static void step(const struct plan *plan)
         else if (kind < 970)
                 gr_reclaim(contexts[0], GR_LEVEL_TRIM + draw(3), draw(40) * MIB);
         else if (kind < 975)
-                gr_fence_close(&contexts[draw(context_count)]->fence);
+                gr_fence_close(contexts[draw(context_count)]->fence);
         else if (kind < (capturing ? 990 : 977))
                 step_capture();
         else if (kind < 992) /* a capture that nobody announced */
@@ -186,7 +188,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         uint64_t misuses;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
+        gr_core_init(&core, &rooms, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         context_count = plan->contexts;
@@ -196,7 +198,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         if (plan->peer) {
                 contexts[context_count] = gr_context_add(&core, sg_context_new(1), 1);
                 for (unsigned i = 0; i < context_count; i++)
-                        gr_fence_add_accessor(&contexts[i]->fence, contexts[context_count]);
+                        gr_fence_add_accessor(contexts[i]->fence, contexts[context_count]);
         }
         held_count = 0;
         capturing = false;
@@ -214,7 +216,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         while (held_count > 0 && strict)
                 step_free();
         for (unsigned i = 0; i < context_count && strict; i++) {
-                GR_CHECK_EQ(gr_fence_sync(&contexts[i]->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(contexts[i]->fence), 0);
                 gr_trim(contexts[i], UINT64_MAX);
         }
         if (strict) {

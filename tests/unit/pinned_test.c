@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "scripted.h"
 
@@ -25,6 +26,7 @@ struct host {
 };
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_driver driver; /* the scripted one, with host memory */
 static struct gr_context *one, *two;
 static void *handles[2];
@@ -100,8 +102,8 @@ static void begin(const struct gr_driver *base, const struct gr_config *config)
         next_ptr = UINT64_C(1) << 44;
         used_bytes = 0;
         room_bytes = UINT64_MAX;
-        gr_core_init(&core, &driver, config);
-        atomic_store(&core.host.threshold_bytes, 256 * MIB);
+        gr_core_init(&core, &rooms, &driver, config);
+        atomic_store(&core.host->threshold_bytes, 256 * MIB);
         for (int i = 0; i < 2; i++)
                 handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
         one = gr_context_add(&core, handles[0], 0);
@@ -167,10 +169,10 @@ static void test_reuse(void)
         a = get(one, 64 * MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(gr_pinned_free(&core, a) == -EALREADY);
-        GR_CHECK(frees == 0 && gr_budget_cached(&core.host) == 64 * MIB);
+        GR_CHECK(frees == 0 && gr_budget_cached(core.host) == 64 * MIB);
         GR_CHECK(get(one, 64 * MIB, KIND) == a);
         GR_CHECK(allocs == 1 && sg_counter(&core, GR_STAT_pinned_hits) == 1);
-        GR_CHECK(gr_budget_cached(&core.host) == 0);
+        GR_CHECK(gr_budget_cached(core.host) == 0);
 
         /* Neither another kind nor another context may have it, nor a request that leaves much of it unused. */
         GR_CHECK(gr_pinned_free(&core, a) == 0);
@@ -211,7 +213,7 @@ static void test_small(void)
         begin(&sg_driver, &plain);
         a = get(one, 1, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
-        GR_CHECK(gr_budget_cached(&core.host) == 4096);
+        GR_CHECK(gr_budget_cached(core.host) == 4096);
         GR_CHECK(get(one, 512, KIND) == a);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(get(one, 513, KIND) != a);
@@ -288,14 +290,14 @@ static void test_most(void)
         uint64_t a, b, c;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host.threshold_bytes, 3 * MIB);
+        atomic_store(&core.host->threshold_bytes, 3 * MIB);
         a = get(one, 2 * MIB, KIND);
         b = get(one, 2 * MIB, KIND);
         c = get(one, 4 * MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 0);
         GR_CHECK(gr_pinned_free(&core, b) == 0 && frees == 1);
         GR_CHECK(gr_pinned_free(&core, c) == 0 && frees == 2);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 2 * MIB && gr_budget_cached(&core.host) == 2 * MIB);
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == 2 * MIB && gr_budget_cached(core.host) == 2 * MIB);
         end();
 }
 
@@ -310,7 +312,7 @@ static void test_limit(void)
         uint64_t a, b, c = 0;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host.hard_bytes, 10 * MIB);
+        atomic_store(&core.host->hard_bytes, 10 * MIB);
         a = get(one, 4 * MIB, KIND);
         b = get(one, 4 * MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
@@ -323,9 +325,9 @@ static void test_limit(void)
         /* Registered memory finds room as well; the host waits for the work, as the driver's free would have. */
         use(one, c, 5 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, c) == 0);
-        GR_CHECK(gr_accounted_charge(&core, &core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
+        GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
         GR_CHECK(frees == 2);
-        gr_accounted_uncharge(&core.host, GR_MEMORY_HOST, 5 * MIB);
+        gr_accounted_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         end();
 
         /* The host itself is full. */
@@ -335,7 +337,7 @@ static void test_limit(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(get(two, 8 * MIB, KIND) != 0);
         GR_CHECK(try_alloc(one, 8 * MIB, KIND, &a) == -ENOMEM);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 8 * MIB);
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == 8 * MIB);
         end();
 }
 
@@ -345,7 +347,7 @@ static void test_limit_in_capture(void)
         uint64_t a, b;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host.hard_bytes, 10 * MIB);
+        atomic_store(&core.host->hard_bytes, 10 * MIB);
         a = get(one, 4 * MIB, KIND);
         b = get(one, 4 * MIB, KIND);
         gr_gate_begin_enter(&core.gate);
@@ -383,12 +385,12 @@ static void test_retry_alone(void)
 
         begin(&sg_driver, &plain);
         attempts = 0;
-        gr_lock(&core.pinned.unpin_lock);
+        gr_lock(&core.pinned->unpin_lock);
         pthread_create(&thread, NULL, retry, NULL);
         for (int n = 0; n < 20 && !attempts; n++)
                 usleep(1000);
         GR_CHECK_EQ(attempts, 0);
-        gr_unlock(&core.pinned.unpin_lock);
+        gr_unlock(&core.pinned->unpin_lock);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(attempts, 1);
         end();
@@ -417,11 +419,11 @@ static void test_decay(void)
         GR_CHECK(frees == 0 && next_ns > sg_driver.now_ns());
         sg_advance(3001 * SG_MS);
         next_ns = gr_core_decay(&core, sg_driver.now_ns());
-        GR_CHECK(frees == 1 && gr_budget_cached(&core.host) == 4 * MIB && next_ns > sg_driver.now_ns());
+        GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 4 * MIB && next_ns > sg_driver.now_ns());
         GR_CHECK(trims == 0);
         sg_advance(next_ns - sg_driver.now_ns() + 3000 * SG_MS);
         GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0);
-        GR_CHECK(frees == 2 && gr_budget_cached(&core.host) == 0 && trims == 1);
+        GR_CHECK(frees == 2 && gr_budget_cached(core.host) == 0 && trims == 1);
         /* The program stays idle: nothing more to trim. */
         GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0 && trims == 1);
         end();
@@ -507,10 +509,10 @@ static void check_locked(enum look what, struct gr_lock *held)
         for (int n = 0; n < 20 && !looked; n++)
                 usleep(500);
         GR_CHECK(!looked);
-        GR_CHECK(gr_budget_cached(&core.host) == MIB && frees == 0);
+        GR_CHECK(gr_budget_cached(core.host) == MIB && frees == 0);
         gr_unlock(held);
         pthread_join(thread, NULL);
-        GR_CHECK(gr_budget_cached(&core.host) == (what == LOOK_DECAY ? MIB : 0));
+        GR_CHECK(gr_budget_cached(core.host) == (what == LOOK_DECAY ? MIB : 0));
 }
 
 /* Who looks at cached blocks finds none that another thread takes out meanwhile. */
@@ -523,8 +525,8 @@ static void test_looks_locked(void)
                 begin(&sg_driver, &config);
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
                 if (what == LOOK_DROP)
-                        gr_ledger_drop_context(&core.ledger, one, NULL); /* as whoever drops it does before */
-                check_locked(what, &core.pinned.lock);
+                        gr_ledger_drop_context(core.ledger, one, NULL); /* as whoever drops it does before */
+                check_locked(what, &core.pinned->lock);
                 end();
         }
 }
@@ -539,7 +541,7 @@ static void test_unpin_alone(void)
         for (int i = 0; i < 3; i++) {
                 begin(&sg_driver, &config);
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-                check_locked(looks[i], &core.pinned.unpin_lock);
+                check_locked(looks[i], &core.pinned->unpin_lock);
                 GR_CHECK(frees == 1);
                 end();
         }
@@ -553,7 +555,7 @@ static void test_ladder(void)
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
                 GR_CHECK(gr_reclaim(one, GR_LEVEL_TRIM, 1) == (i ? MIB : 0));
                 GR_CHECK(gr_reclaim(one, GR_LEVEL_SYNC, 1) == 0);
-                GR_CHECK(frees == 1 && gr_budget_cached(&core.host) == 0);
+                GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 0);
                 end();
         }
 }
@@ -573,7 +575,7 @@ static void test_contexts(void)
         gr_context_ending(one);
         sg_context_destroy(handles[0]);
         gr_context_drop(one);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == MIB && gr_budget_cached(&core.host) == MIB);
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == MIB && gr_budget_cached(core.host) == MIB);
         GR_CHECK(gr_pinned_free(&core, a) == -ENOENT);
         GR_CHECK(get(two, MIB, KIND) == b);
         /* One that comes later counts from its beginning. */
@@ -588,7 +590,7 @@ static void test_contexts(void)
         sg_context_destroy(handles[0]);
         gr_context_drop(one);
         GR_CHECK(get(two, MIB, KIND) == b);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 2 * MIB);
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == 2 * MIB);
         end();
 }
 
@@ -647,7 +649,7 @@ static void test_structures(void)
         void *first, *then;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host.threshold_bytes, 0);
+        atomic_store(&core.host->threshold_bytes, 0);
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0 && frees == 1);
         first = gr_block_new();
         gr_block_free(first);
@@ -668,9 +670,9 @@ static void test_other_memory(void)
         GR_CHECK(sg_alloc(one, MIB, &device) == 0);
         GR_CHECK(gr_pinned_free(&core, device) == -ENOENT);
         GR_CHECK(gr_pool_free(&core, a) == -ENOENT);
-        GR_CHECK(gr_ledger_mark_exported(&core.ledger, a) == 0);
+        GR_CHECK(gr_ledger_mark_exported(core.ledger, a) == 0);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
-        GR_CHECK(frees == 1 && atomic_load(&core.host.reserved_bytes) == 0);
+        GR_CHECK(frees == 1 && atomic_load(&core.host->reserved_bytes) == 0);
         GR_CHECK(sg_free(&core, device) == 0);
         end();
 }
@@ -701,8 +703,8 @@ static void test_no_fence(void)
 static struct gr_pinned_bin *filled_bin(unsigned class)
 {
         for (unsigned i = 0; i < 1u << GR_PINNED_SORTS_LOG2; i++)
-                if (core.pinned.bins[class][i].ready || core.pinned.bins[class][i].waiting)
-                        return &core.pinned.bins[class][i];
+                if (core.pinned->bins[class][i].ready || core.pinned->bins[class][i].waiting)
+                        return &core.pinned->bins[class][i];
         return NULL;
 }
 
@@ -719,7 +721,7 @@ static void test_short_looks(void)
         uint64_t ptrs[MANY], a;
 
         begin(&sg_driver, &plain);
-        atomic_store(&core.host.threshold_bytes, GR_UNLIMITED);
+        atomic_store(&core.host->threshold_bytes, GR_UNLIMITED);
         for (int i = 0; i < MANY; i++)
                 ptrs[i] = get(one, bytes, KIND);
         use(one, ptrs[0], SG_MS);
@@ -762,7 +764,7 @@ static void test_short_looks(void)
         GR_CHECK_EQ(allocs, MANY + 4);
         GR_CHECK_EQ(gr_pinned_free(&core, a), 0);
         GR_CHECK(gr_pinned_reclaim(&core, UINT64_MAX) > 0);
-        GR_CHECK_EQ(gr_budget_cached(&core.host), 0);
+        GR_CHECK_EQ(gr_budget_cached(core.host), 0);
         end();
 }
 #endif
@@ -823,8 +825,8 @@ static void test_threads(void)
         struct worker workers[THREADS];
 
         begin(&sg_driver, &config);
-        atomic_store(&core.host.hard_bytes, 40 * MIB);
-        atomic_store(&core.host.threshold_bytes, 16 * MIB);
+        atomic_store(&core.host->hard_bytes, 40 * MIB);
+        atomic_store(&core.host->threshold_bytes, 16 * MIB);
         for (unsigned i = 0; i < THREADS; i++) {
                 workers[i].seed = i + 1;
                 pthread_create(&workers[i].thread, NULL, i ? crowd : decay, &workers[i]);
@@ -832,10 +834,10 @@ static void test_threads(void)
         for (unsigned i = 0; i < THREADS; i++)
                 pthread_join(workers[i].thread, NULL);
         GR_CHECK(sg_counter(&core, GR_STAT_pinned_hits) > 0);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == gr_budget_cached(&core.host));
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == gr_budget_cached(core.host));
         sg_advance(1000 * SG_MS);
         gr_pinned_reclaim(&core, UINT64_MAX);
-        GR_CHECK(atomic_load(&core.host.reserved_bytes) == 0 && used_bytes == 0);
+        GR_CHECK(atomic_load(&core.host->reserved_bytes) == 0 && used_bytes == 0);
         end();
 }
 

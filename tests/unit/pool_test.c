@@ -4,18 +4,20 @@
 #include "base/log.h"
 #include "base/metadata.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse, enum gr_pool_kind pool)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
+        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }
@@ -60,7 +62,7 @@ static uint64_t cached(void)
 /* Everything freed so far becomes idle. */
 static void settle(void)
 {
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
 }
 
 static void test_hit_and_miss(void)
@@ -118,7 +120,7 @@ static void test_fifo(void)
         for (int i = 0; i < 4; i++) {
                 sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
                 free_ok(blocks[i]);
-                gr_fence_close(&context->fence);
+                gr_fence_close(context->fence);
         }
         for (int i = 0; i < 4; i++) {
                 sg_advance(10 * SG_MS);
@@ -285,7 +287,7 @@ static void test_capture_threshold(void)
                 sg_work(context->handle, 0, blocks[i], 10 * SG_MS);
         }
         free_ok(blocks[0]);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -315,7 +317,7 @@ static void test_straight_to_driver(void)
         /* Exported: others may know the block. */
         start(GR_REUSE_AUTO);
         a = alloc(4 * MIB);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         free_ok(a);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 1);
         GR_CHECK_EQ(cached(), 0);
@@ -323,7 +325,7 @@ static void test_straight_to_driver(void)
 
         /* A free that the driver refuses: the program still has the block. */
         b = alloc(4 * MIB);
-        gr_ledger_mark_exported(&core.ledger, b);
+        gr_ledger_mark_exported(core.ledger, b);
         sg_fail(SG_MEM_FREE, 1, 1, gr_driver_error(719));
         GR_CHECK_EQ(sg_free(&core, b), gr_driver_error(719));
         check_accounts();
@@ -335,7 +337,7 @@ static void test_straight_to_driver(void)
         b = alloc(4 * MIB);
         free_ok(b);
         sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(700));
-        GR_CHECK_EQ(gr_fence_close(&context->fence), gr_driver_error(700));
+        GR_CHECK_EQ(gr_fence_close(context->fence), gr_driver_error(700));
         free_ok(a);
         GR_CHECK_EQ(sg_size(a), 0);
         GR_CHECK(alloc(4 * MIB) != b);
@@ -505,17 +507,17 @@ static void test_threshold_unasked(enum gr_pool_kind pool)
         settle();
         gr_arena_own(context)->note_at = UINT64_MAX; /* the peak of live memory is another question */
         all = atomic_load(&device->cached_elsewhere);
-        usable = atomic_load(&context->fence.usable_epoch);
+        usable = atomic_load(&context->fence->usable_epoch);
         atomic_store(&device->cached_elsewhere, gr_check_wall());
         for (int i = 0; i < 1000; i++) {
                 GR_CHECK_EQ(alloc(65536), ptr);
                 free_ok(ptr);
                 GR_CHECK(!gr_pool_wants_wake(context));
                 /* As if the epoch were closed and all work had ended. */
-                atomic_store(&context->fence.usable_epoch, atomic_fetch_add(&context->fence.open_epoch, 1));
+                atomic_store(&context->fence->usable_epoch, atomic_fetch_add(&context->fence->open_epoch, 1));
         }
         atomic_store(&device->cached_elsewhere, all);
-        atomic_store(&context->fence.usable_epoch, usable);
+        atomic_store(&context->fence->usable_epoch, usable);
         free_ok(live);
         GR_CHECK(gr_pool_wants_wake(context)); /* 100 MiB are too much */
         finish();
@@ -580,7 +582,7 @@ static void test_threshold_kept(bool moves)
         gr_context_drop(contexts[1]);
         gr_thread.shard = own;
         gr_thread.used = NULL;
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         gr_core_maintain(&core);
         finish();
 }
@@ -892,7 +894,7 @@ static void test_short_looks(void)
         after = end->next;
         end->next = gr_check_wall();
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
-        GR_CHECK_EQ(gr_fence_close(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX), 0);
         end->next = after;
 

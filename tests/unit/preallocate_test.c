@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
@@ -15,13 +16,14 @@
 #define PAIRS   600
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(enum gr_pool_kind pool, uint64_t card_bytes)
 {
         sg_reset(card_bytes);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->total_bytes, card_bytes);
@@ -35,7 +37,7 @@ static void start(uint64_t card_bytes)
 /* All memory can be had back, and nothing was handed out while it was in use. */
 static void finish(void)
 {
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_trim(context, UINT64_MAX);
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 0);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
@@ -125,7 +127,7 @@ static void test_not_moved(void)
         GR_CHECK_EQ(gr_arena_oldest_epoch(own, class), 0);
         GR_CHECK_EQ(gr_arena_move(other, own, class, 64, epoch - 1), 0);
         GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 32);
-        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(context->fence, epoch), 0);
         GR_CHECK_EQ(gr_arena_move(other, own, class, 5, epoch), 5);
         GR_CHECK_EQ(gr_bin_count(&other->bins[class]), 27);
         GR_CHECK_EQ(gr_bin_count(&own->bins[class]), 5);
@@ -141,7 +143,7 @@ static void pass_epochs(int count)
 {
         for (int i = 0; i < count; i++) {
                 pairs(4096, 1);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         }
 }
 
@@ -266,7 +268,7 @@ static void test_bounds(void)
         GR_CHECK(atomic_load(&device->preallocated_bytes) > 8 * MIB);
         GR_CHECK(atomic_load(&device->preallocated_bytes) <= 4096 * MIB / 256);
         GR_CHECK(atomic_load(&device->reserved_bytes) <= 4096 * MIB / 256 + 2 * MIB);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK(gr_trim_class(context, gr_class_of(MIB), 4 * MIB) > 0);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 4096 * MIB / 256 - 4 * MIB);
         pairs(MIB, 3000);
@@ -302,7 +304,7 @@ static void test_ends(void)
                 context = gr_context_add(&core, sg_context_new(0), 0);
         }
         GR_CHECK(atomic_load(&other->preallocated_bytes) > 0);
-        GR_CHECK_EQ(gr_fence_sync(&other->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(other->fence), 0);
         gr_trim(other, UINT64_MAX);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), 0);
         finish();
@@ -337,37 +339,37 @@ static void test_barrier_for(void)
         start(1024 * MIB);
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
-        GR_CHECK(!gr_fence_usable(&context->fence, epoch));
-        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
-        GR_CHECK(gr_fence_usable(&context->fence, epoch));
+        GR_CHECK(!gr_fence_usable(context->fence, epoch));
+        GR_CHECK_EQ(gr_fence_barrier_for(context->fence, epoch), 0);
+        GR_CHECK(gr_fence_usable(context->fence, epoch));
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
-        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(context->fence, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 1);
 
         /* The same for those who only look. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
-        gr_fence_look_for(&context->fence, epoch);
-        GR_CHECK(gr_fence_usable(&context->fence, epoch));
+        gr_fence_look_for(context->fence, epoch);
+        GR_CHECK(gr_fence_usable(context->fence, epoch));
         queries = sg_calls(SG_EVENT_QUERY);
         GR_CHECK(queries > 0);
-        gr_fence_look_for(&context->fence, epoch);
+        gr_fence_look_for(context->fence, epoch);
         GR_CHECK_EQ(sg_calls(SG_EVENT_QUERY), queries);
 
         /* Whose turn never ends keeps nobody from a fence of his own, and from closing only for the moment. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
-        atomic_store(&context->fence.led, true);
-        gr_fence_close_soon(&context->fence);
+        atomic_store(&context->fence->led, true);
+        gr_fence_close_soon(context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2);
-        GR_CHECK_EQ(gr_fence_barrier_for(&context->fence, epoch), 0);
+        GR_CHECK_EQ(gr_fence_barrier_for(context->fence, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 2);
-        GR_CHECK(atomic_load(&context->fence.led));
-        atomic_store(&context->fence.led, false);
+        GR_CHECK(atomic_load(&context->fence->led));
+        atomic_store(&context->fence->led, false);
         pairs(MIB, 1);
-        gr_fence_close_soon(&context->fence);
+        gr_fence_close_soon(context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 4);
-        GR_CHECK(!atomic_load(&context->fence.led));
+        GR_CHECK(!atomic_load(&context->fence->led));
         finish();
 }
 
@@ -482,10 +484,10 @@ static void *disturb(void *arg)
                         sg_capture(-1);
                         gr_gate_end(&core.gate);
                 } else if (i % 3 == 1) {
-                        gr_fence_poll(&context->fence);
+                        gr_fence_poll(context->fence);
                         gr_trim(context, 4 * MIB);
                 } else {
-                        gr_fence_sync(&context->fence);
+                        gr_fence_sync(context->fence);
                 }
                 sg_advance(20000);
         }

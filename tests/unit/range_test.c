@@ -12,8 +12,9 @@
 #define PAGES 16
 #define UNIT  GR_SPLIT_UNIT_BYTES
 
-static struct gr_context context;
-static struct gr_split *split = &context.split;
+static struct gr_fence fence;
+static struct gr_split split_state, *split = &split_state;
+static struct gr_context context = {.fence = &fence, .split = &split_state};
 static struct gr_range *begins[PAGES];
 static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
 static struct gr_segment heap;
@@ -30,7 +31,8 @@ static void start(bool is_heap, size_t pages)
 {
         struct gr_range *range = gr_block_new();
 
-        memset(&context, 0, sizeof(context));
+        memset(&fence, 0, sizeof(fence));
+        memset(split, 0, sizeof(*split));
         memset(begins, 0, sizeof(begins));
         heap = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
         if (is_heap) {
@@ -204,7 +206,7 @@ static void test_fit(void)
         struct gr_range *whole, *parts, *late;
 
         start(true, PAGES);
-        atomic_store(&context.fence.usable_epoch, 1);
+        atomic_store(&fence.usable_epoch, 1);
         check_fit(UNIT, 9, NULL, 0);
         /* It opens one page wherever it lies in these: where it begins, not where it ends. */
         whole = free_between(0, 30, 1);
@@ -233,7 +235,7 @@ static void test_soon(void)
         struct gr_range *small, *twice, *larger;
 
         start(true, PAGES);
-        atomic_store(&context.fence.usable_epoch, 1);
+        atomic_store(&fence.usable_epoch, 1);
         GR_CHECK(!gr_range_soon(lists, PAGE, 9, 0));
         small = free_between(0, 10, 5);
         GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == small);

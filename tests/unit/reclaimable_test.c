@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "process/workers.h"
 #include "scripted.h"
@@ -20,6 +21,7 @@
 /* One for each test, and none destroyed: a thread that has run a reclaimable may be just leaving the registry's lock.
  */
 static struct gr_core cores[4], *core;
+static struct gr_rooms rooms[4];
 static struct gr_context *context;
 static struct gr_driver driver; /* the scripted one on the real clock */
 static char said[1 << 16];
@@ -72,8 +74,9 @@ static void start(void)
         driver.sleep_ns = sleep_ns;
         said[0] = '\0';
         core = core ? core + 1 : cores;
-        gr_core_init(core, &driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        core->registry.apart = gr_worker_call;
+        gr_core_init(core, &rooms[core - cores], &driver,
+                     &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        core->registry->apart = gr_worker_call;
         context = gr_context_add(core, sg_context_new(0), 0);
 }
 

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Whether each file of a static library calls only files that its build lists before it.
+"""Whether each file of a static library calls and includes only files that its build lists before it.
 
-    rooms_test.py NM ARCHIVE SOURCE...
+    rooms_test.py calls NM ARCHIVE FILE...
+    rooms_test.py includes FOLDER FILE...
 
-The sources are in the order of their list, from the bottom up; the symbols of their objects tell who calls whom. Each
-call upwards is printed. Exit status 1 when there was one, or when an object is not among the sources.
+The files are in the order of their list, from the bottom up. The symbols of their objects tell who calls whom. A header
+has the place of the source of its name, or one of its own. Each call or include upwards is printed. Exit status 1 when
+there was one, or when a file is not in the list.
 """
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -25,23 +28,39 @@ def symbols(nm, archive):
     return defined, used
 
 
-def main():
-    nm, archive, *sources = sys.argv[1:]
-    place = {source[: -len(".c")].replace("/", "_"): at for at, source in enumerate(sources)}
+def calls(files, nm, archive):
+    """Who calls whom, and by what."""
+    names = {name.removesuffix(".c").replace("/", "_"): name for name in files}
     defined, used = symbols(nm, archive)
     home = {symbol: name for name, all_of in defined.items() for symbol in all_of}
-    wrong = [f"{name}.c is not in the list" for name in sorted(set(defined) | set(used)) if name not in place]
-    calls = 0
-    for name in sorted(used, key=lambda name: place.get(name, 0)):
+    for name in sorted(set(defined) | set(used)):
         for symbol in sorted(used[name]):
-            to = home.get(symbol, name)
-            calls += to != name
-            if name in place and to in place and place[to] > place[name]:
-                wrong.append(f"{sources[place[name]]} calls {symbol} of {sources[place[to]]}, which comes after it")
+            yield names.get(name, name), names.get(home.get(symbol, name)), f"calls {symbol} of"
+
+
+def includes(folder):
+    """Who includes whom, likewise."""
+    for file in sorted(pathlib.Path(folder).glob("**/*.[ch]")):
+        for included in re.findall(r'^#include "(.*\.h)"', file.read_text(), re.MULTILINE):
+            yield file.relative_to(folder).as_posix(), included, "includes"
+
+
+def main():
+    what, where, *files = sys.argv[1:]
+    pairs = includes(where) if what == "includes" else calls(files[1:], where, files[0])
+    place = {file[:-1] + "h": at for at, file in enumerate(files)}
+    place |= {file: at for at, file in enumerate(files)}
+    wrong, others = [], 0
+    for name, to, how in pairs:
+        others += to != name
+        if name not in place or to not in place:
+            wrong.append(f"{name} {how} {to}: not both are in the list")
+        elif place[to] > place[name]:
+            wrong.append(f"{name} {how} {to}, which comes after it")
     for line in wrong:
         print(line)
-    print(f"{len(sources)} files, {calls} calls of other files, {len(wrong)} wrong")
-    return 1 if wrong or calls == 0 else 0
+    print(f"{len(files)} files, {others} {what} of other files, {len(wrong)} wrong")
+    return 1 if wrong or others == 0 else 0
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@
 #include "check.h"
 
 #include "base/driver.h"
+#include "core.h"
 #include "pool.h"
 
 #define SG_DEVICES  4

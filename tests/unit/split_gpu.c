@@ -6,6 +6,7 @@
 #include "reclaim/trim.h"
 
 struct gr_core core;
+static struct gr_rooms rooms;
 struct gr_context *context;
 bool gpu_mapping;
 unsigned gpu_wakes;
@@ -22,7 +23,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 
         sg_reset(GPU_PAGES * GR_PAGE_BYTES);
         sg_by_hand(0);
-        gr_core_init(&core, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
+        gr_core_init(&core, &rooms, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
         context = gr_context_add(&core, sg_context_new(0), 0);
         sg_before[SG_MEM_RELEASE] = update_peak;
 }
@@ -36,7 +37,7 @@ void gpu_end(void)
 void gpu_settle(void)
 {
         gpu_sync();
-        gr_fence_sync(&context->fence);
+        gr_fence_sync(context->fence);
         gr_trim(context, UINT64_MAX / 2);
         if (core.config.pool == GR_POOL_SPLIT) {
                 GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
@@ -45,8 +46,8 @@ void gpu_settle(void)
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(sg_handles(), 0);
-        GR_CHECK_EQ(context->split.surplus_bytes, 0);
-        GR_CHECK_EQ(context->split.free_count, 0);
+        GR_CHECK_EQ(context->split->surplus_bytes, 0);
+        GR_CHECK_EQ(context->split->free_count, 0);
 }
 
 struct gr_device *gpu_device(void)

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "split_gpu.h"
@@ -33,8 +34,8 @@ static void test_cut_and_merge(void)
         GR_CHECK_EQ(gpu_take(11 * MIB), a);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, MIB);
         gpu_give(a, 11 * MIB);
-        context->split.credit_ns = 1; /* twice as large is worth it */
-        context->split.credit_at_ns = sg_now_ns();
+        context->split->credit_ns = 1; /* twice as large is worth it */
+        context->split->credit_at_ns = sg_now_ns();
         b = gpu_take(9 * MIB - 700 * KIB);
         GR_CHECK_EQ(b, a);
         c = gpu_take(3 * MIB + 512);
@@ -67,29 +68,29 @@ static void test_least(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         a = gpu_take(GR_SPLIT_LEAST_BYTES);
         b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
-        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
-        GR_CHECK(gr_ledger_find(&core.ledger, b, &info) == 0 && info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.split);
         c = core.stats.counters[GR_STAT_driver_allocs];
         gpu_give(a, GR_SPLIT_LEAST_BYTES);
         GR_CHECK_EQ(gpu_take(GR_SPLIT_LEAST_BYTES), a); /* behind a barrier */
         gpu_give(a, GR_SPLIT_LEAST_BYTES);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         GR_CHECK(gr_arena_alloc(context, GR_SPLIT_LEAST_BYTES) == a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         GR_CHECK_EQ(gr_pool_free(&core, a), 0);
-        GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         a = gpu_take(1000); /* though much is free in split */
-        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && !info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
         gpu_give(a, 1000);
         gpu_settle();
         /* Where there is nothing else they take what is left of a page. */
         atomic_store(&gpu_device()->hard_bytes, 2 * MIB);
         b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
         a = gpu_take(1000);
-        GR_CHECK(gr_ledger_find(&core.ledger, a, &info) == 0 && info.split);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && info.split);
         gpu_give(a, 1000);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         gpu_settle();
@@ -136,21 +137,21 @@ static void test_least_make_room(bool behind_barrier)
                 small[i] = gpu_take(GR_SPLIT_LEAST_BYTES);
         for (int i = 0; i < COUNT; i++)
                 gpu_give(small[i], GR_SPLIT_LEAST_BYTES);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         gpu_sync();
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         if (behind_barrier) {
                 other = gpu_take(MIB);
                 gpu_give(other, MIB);
-                GR_CHECK_EQ(gr_fence_barrier(&context->fence), 0);
-                context->split.credit_ns = -1; /* it may not wait for that work */
-                context->split.credit_at_ns = sg_now_ns();
+                GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+                context->split->credit_ns = -1; /* it may not wait for that work */
+                context->split->credit_at_ns = sg_now_ns();
         }
         large = gpu_take(120 * MIB);
         if (behind_barrier) {
                 GR_CHECK(gr_arenas_cached(context) >= 120 * MIB);
                 gpu_sync();
-                gr_fence_poll(&context->fence);
+                gr_fence_poll(context->fence);
                 other = gpu_take(2 * MIB);
                 gpu_give(other, 2 * MIB);
         }
@@ -203,12 +204,12 @@ static void test_held(void)
         for (int i = 0; i < COUNT; i++)
                 gpu_give(large[i], 36 * MIB);
         /* Nor is one opened where so much time was spent that any fit is worth it. */
-        context->split.credit_ns = INT64_MIN / 2;
-        context->split.credit_at_ns = sg_now_ns();
+        context->split->credit_ns = INT64_MIN / 2;
+        context->split->credit_at_ns = sg_now_ns();
         a = gpu_take(7 * MIB);
         gpu_sync();
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
         GR_CHECK(gpu_device()->reserved_bytes <= (COUNT * 6 + 28) * MIB);
         gpu_give(a, 7 * MIB);
@@ -252,16 +253,16 @@ static void test_fence(void)
         c = gpu_take(4 * MIB);
         GR_CHECK(c != a); /* its work is not done */
         gpu_sync();
-        GR_CHECK_EQ(gr_fence_poll(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         GR_CHECK_EQ(gpu_take(4 * MIB), a);
         gpu_give(a, 4 * MIB);
         gpu_give(b, 4 * MIB);
         gpu_give(c, 4 * MIB);
-        gr_fence_close(&context->fence);
-        gr_fence_poll(&context->fence);
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 0); /* usable or not: nothing is idle */
         gpu_sync();
-        gr_fence_poll(&context->fence);
+        gr_fence_poll(context->fence);
         GR_CHECK_EQ(gr_trim(context, 3 * MIB), 4 * MIB);
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 8 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
@@ -297,7 +298,7 @@ static void test_ahead(void)
         /* Small ones wait: there is room for them elsewhere. */
         b = gpu_take(100 * KIB);
         gpu_give(b, 100 * KIB);
-        GR_CHECK_EQ(context->split.waiting_bytes, 100 * KIB);
+        GR_CHECK_EQ(context->split->waiting_bytes, 100 * KIB);
         c = gpu_take(100 * KIB);
         GR_CHECK(c != b);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], 0);
@@ -307,15 +308,15 @@ static void test_ahead(void)
         GR_CHECK_EQ(gpu_take(11 * MIB - 700 * KIB), a);
         b = gpu_take(MIB + 512);
         barriers = core.stats.counters[GR_STAT_barriers];
-        ranges = context->split.free_count;
+        ranges = context->split->free_count;
         gpu_give(a, 11 * MIB - 700 * KIB);
-        gr_fence_close(&context->fence);
+        gr_fence_close(context->fence);
         gpu_give(b, MIB + 512);
-        GR_CHECK_EQ(context->split.free_count, ranges); /* one with what was left between them and the end */
+        GR_CHECK_EQ(context->split->free_count, ranges); /* one with what was left between them and the end */
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
         gpu_give(a, 12 * MIB);
-        if (context->split.heaps[0]) { /* it is part of a larger one, too */
+        if (context->split->heaps[0]) { /* it is part of a larger one, too */
                 GR_CHECK_EQ(gpu_take(14 * MIB), a);
                 GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 2);
                 gpu_give(a, 14 * MIB);
@@ -379,7 +380,7 @@ static void test_exported(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(512 * 1024);
         b = gpu_take(512 * 1024);
-        GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, a), 0);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 512 * 1024);
         GR_CHECK(gpu_take(512 * 1024) != a);
         gpu_give(b + 512 * 1024, 512 * 1024);
@@ -512,7 +513,7 @@ static void *walk(void *arg)
                         if (walk->passes)
                                 pass(&ptrs[k], &sizes[k]);
                         if (walk->exports && ptrs[k] && dice % 8 == 0)
-                                GR_CHECK_EQ(gr_ledger_mark_exported(&core.ledger, ptrs[k]), 0);
+                                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptrs[k]), 0);
                         if (ptrs[k])
                                 gpu_give(ptrs[k], sizes[k]);
                         ptrs[k] = ptrs[--count];
@@ -520,8 +521,8 @@ static void *walk(void *arg)
                 } else if (dice < 97) {
                         gr_trim(context, random_bytes(&walk->seed));
                 } else if (dice < 98) {
-                        gr_fence_close(&context->fence);
-                        gr_fence_poll(&context->fence);
+                        gr_fence_close(context->fence);
+                        gr_fence_poll(context->fence);
                 } else if (dice < 99 || !walk->captures) {
                         gr_core_maintain(&core);
                 } else {
@@ -749,7 +750,7 @@ static void test_barred(void)
         later = gr_context_add(&core, sg_context_new(1), 1);
         GR_CHECK(!gr_split_active(later));
         GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK(!info.split);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
         gpu_end();

@@ -7,11 +7,13 @@
 #include "account/figures.h"
 #include "base/metadata.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "scripted.h"
 #include "stats.h"
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static char text[65536];
 static size_t length;
 
@@ -119,7 +121,7 @@ static void test_empty(void)
         char version[600];
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         check_json();
         text_now();
         GR_CHECK_EQ(value_of("schema"), GR_STATS_SCHEMA);
@@ -139,7 +141,7 @@ static void test_names(void)
         uint64_t n = 0;
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
 
         /* Each counter a figure of its own, and the largest there is. */
         for (unsigned i = 0; i < GR_STAT_COUNT; i++)
@@ -157,7 +159,7 @@ static void test_names(void)
                 snprintf(wanted, sizeof(wanted), "%s: %" PRIu64, words, value_of(#name));                              \
         GR_CHECK(strstr(text_now(), wanted) != NULL);                                                                  \
         n++;
-#include "stats.def"
+#include "base/counters.def"
 #undef GR_STAT
         GR_CHECK_EQ(n, GR_STAT_COUNT);
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
@@ -176,7 +178,7 @@ static void test_figures(void)
         uint64_t a, b, c;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         atomic_store(&core.devices[0].total_bytes, 256 * MIB);
         atomic_store(&core.devices[0].card_free_bytes, 192 * MIB);
@@ -184,7 +186,7 @@ static void test_figures(void)
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &a), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &b), 0);
         GR_CHECK_EQ(sg_free(&core, a), 0);
-        GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &c), 0); /* a again */
         GR_CHECK_EQ(sg_free(&core, b), 0);
         atomic_store(&core.devices[0].hard_bytes, 128 * MIB);
@@ -227,8 +229,8 @@ static void test_figures(void)
         gr_budget_uncharge(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 0);
 
-        GR_CHECK_EQ(gr_budget_charge(&core.host, GR_MEMORY_HOST, 3 * MIB), 0);
-        gr_budget_cache(&core.host, MIB);
+        GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, 3 * MIB), 0);
+        gr_budget_cache(core.host, MIB);
         GR_CHECK(strstr(text_now(), "pinned host memory: 3.000 MiB, of it 1.000 MiB cached") != NULL);
         GR_CHECK_EQ(value_of("host_cached_bytes"), MIB);
 
@@ -245,13 +247,14 @@ static void test_figures(void)
 /* Each figure of the list stands in the JSON under its name, with what the device has. */
 static void test_list(void)
 {
-        struct gr_device *device = &core.devices[2];
+        struct gr_device *device;
         struct gr_group group = {.limit_bytes = 900};
         uint64_t figures[GR_FIGURE_COUNT];
         char wanted[128];
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        device = &core.devices[2];
         atomic_store(&device->group, &group);
         atomic_store(&device->card_free_bytes, 100);
         atomic_store(&device->hard_bytes, 300);
@@ -301,7 +304,7 @@ static void test_small(void)
         uint64_t a, b;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_alloc(context, MIB, &a), 0);
         check_json();
@@ -339,14 +342,15 @@ static void *ask_hits(void *arg)
 /* What is changed together is read together: whoever asks meanwhile waits. */
 static void test_together(void)
 {
-        struct gr_device *device = &core.devices[0];
+        struct gr_device *device;
         struct gr_context *context;
         struct gr_arena *arena;
         pthread_t thread;
         void *found;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        device = &core.devices[0];
         gr_lock(&device->slabs_lock);
         device->slab_count = 1;
         GR_CHECK_EQ(pthread_create(&thread, NULL, ask_slab_bytes, device), 0);
@@ -363,16 +367,16 @@ static void test_together(void)
         atomic_store(&context->arenas[1], arena);
         for (int i = 0; i < 3; i++) {
                 if (i == 0)
-                        gr_lock(&context->split.lock);
+                        gr_lock(&context->split->lock);
                 else
-                        gr_arena_lock(i == 1 ? arena : &context->first_arena);
+                        gr_arena_lock(i == 1 ? arena : context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
                 usleep(50000);
-                ++*(i == 0 ? &context->split.hits : i == 1 ? &arena->bins[3].hits : &context->fastbins.hits);
+                ++*(i == 0 ? &context->split->hits : i == 1 ? &arena->bins[3].hits : &context->fastbins->hits);
                 if (i == 0)
-                        gr_unlock(&context->split.lock);
+                        gr_unlock(&context->split->lock);
                 else
-                        gr_arena_unlock(i == 1 ? arena : &context->first_arena);
+                        gr_arena_unlock(i == 1 ? arena : context->first_arena);
                 pthread_join(thread, &found);
                 GR_CHECK_EQ((uintptr_t)found, i + 1);
         }

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
@@ -38,6 +39,7 @@ static const struct plan plans[] = {
 };
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *contexts[2];
 static _Atomic bool stop, over;
 static _Atomic uint64_t allocs, frees, wrong;
@@ -181,7 +183,7 @@ static void *come_and_go(void *arg)
                                 allocs++;
                 for (int i = 0; i < 16; i += 2)
                         free_one(ptrs[i]);
-                gr_fence_close(&context->fence);
+                gr_fence_close(context->fence);
                 pthread_mutex_lock(&end_lock);
                 gr_context_ending(context); /* who gives its memory back at this moment is waited for */
                 pthread_mutex_unlock(&end_lock);
@@ -236,7 +238,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
 
         sg_reset(2048 * MIB);
         sg_set_tick(500);
-        gr_core_init(&core, &sg_driver,
+        gr_core_init(&core, &rooms, &sg_driver,
                      &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS, .decay_ns = DECAY_NS});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
@@ -271,7 +273,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         GR_CHECK(!over);
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK_EQ(sg_misuses(), 0);
-        GR_CHECK_EQ(atomic_load(&contexts[0]->fence.broken), 0);
+        GR_CHECK_EQ(atomic_load(&contexts[0]->fence->broken), 0);
 
         /* Each allocation came from the cache or the driver; each free went to one of them. */
         if (plan->hard_bytes == GR_UNLIMITED) /* else some blocks are given back at once: a slab too many */
@@ -285,7 +287,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
 
         /* And all of it can be had back. */
         for (int i = 0; i < 2; i++) {
-                GR_CHECK_EQ(gr_fence_sync(&contexts[i]->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(contexts[i]->fence), 0);
                 gr_trim(contexts[i], UINT64_MAX);
         }
         GR_CHECK_EQ(sg_used_bytes(0), 0);

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "check.h"
+#include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
@@ -14,6 +15,7 @@
 #define ROOM_BYTES (64 * MIB)
 
 static struct gr_core core;
+static struct gr_rooms rooms;
 static struct gr_context *context;
 static struct gr_driver driver; /* the scripted one with what a test puts on top */
 static char said[8192];
@@ -82,7 +84,7 @@ static void start(struct gr_config config)
         host_bytes = host_blocks = 0;
         said[0] = '\0';
         config.pool = GR_POOL_BINS;
-        gr_core_init(&core, &driver, &config);
+        gr_core_init(&core, &rooms, &driver, &config);
         context = gr_context_add(&core, sg_context_new(0), 0);
 }
 
@@ -228,7 +230,7 @@ static void test_spill(void)
         GR_CHECK_EQ(host_bytes, 20 * MIB);
         GR_CHECK_EQ(context->device->spilled_bytes, 20 * MIB);
         GR_CHECK_EQ(gr_budget_live(context->device), ROOM_BYTES - 4 * MIB); /* not the device's */
-        GR_CHECK_EQ(gr_ledger_find(&core.ledger, ptr, &info), 0);
+        GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK(info.live && info.spilled);
 
         GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &other), -ENOMEM); /* more than is allowed */
@@ -302,7 +304,7 @@ static void test_spill_returns(void)
                 sg_hold(0, ROOM_BYTES, 0);
                 GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 sem_init(&slow.inside, 0, 0);
                 sem_init(&slow.go_on, 0, 0);
                 driver.host_free = slow_host_free;
@@ -317,7 +319,7 @@ static void test_spill_returns(void)
                 driver.host_free = host_free;
                 if (ends)
                         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(&context->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 GR_CHECK(!gr_core_maintain(&core));
                 GR_CHECK_EQ(sg_counter(&core, GR_STAT_spills), ends ? 2 : 1);
                 /* All is back: there is nothing to wait for. */
@@ -345,7 +347,7 @@ static void test_spill_returns(void)
                 GR_CHECK_EQ(host_blocks, 1);
                 GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * MIB), 1);
                 GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
-                GR_CHECK_EQ(gr_fence_sync(&asker->fence), 0);
+                GR_CHECK_EQ(gr_fence_sync(asker->fence), 0);
                 GR_CHECK(!gr_core_maintain(&core));
                 finish();
         }
@@ -383,7 +385,7 @@ static void test_spill_refused(void)
 
         /* Where no fence can be had the driver's free waits, which it must not for what the program may do later. */
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-        atomic_store(&context->fence.broken, -EIO);
+        atomic_store(&context->fence->broken, -EIO);
         atomic_store(&core.waits_for_others, true);
         GR_CHECK(!gr_spill_collect(context));
         GR_CHECK_EQ(host_blocks, 1);
@@ -391,16 +393,16 @@ static void test_spill_refused(void)
         GR_CHECK(!gr_spill_collect(context));
         GR_CHECK_EQ(host_blocks, 0);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
-        atomic_store(&context->fence.broken, 0);
+        atomic_store(&context->fence->broken, 0);
         finish();
 }
 
 static void *hold_freed(void *arg)
 {
-        gr_lock(&context->spilled.lock);
+        gr_lock(&context->spilled->lock);
         sem_post(&slow.inside);
         sem_wait(&slow.go_on);
-        gr_unlock(&context->spilled.lock);
+        gr_unlock(&context->spilled->lock);
         return arg;
 }
 
@@ -448,7 +450,7 @@ static void test_spill_in_turn(void)
         for (int n = 0; n < 50 && !collected; n++)
                 usleep(1000);
         GR_CHECK(!collected);
-        GR_CHECK(context->spilled.blocks);
+        GR_CHECK(context->spilled->blocks);
         sem_post(&slow.go_on);
         pthread_join(slow.thread, NULL);
         pthread_join(thread, NULL);
@@ -504,13 +506,13 @@ static void test_early(void)
         context->device->hard_bytes = 40 * MIB;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &first), 0);
-        GR_CHECK(!core.proactive.pressed);
+        GR_CHECK(!core.pressed);
         GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &purged.ptr), 0);
-        GR_CHECK(core.proactive.pressed);
+        GR_CHECK(core.pressed);
 
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
-        GR_CHECK(core.proactive.fruitful);
+        GR_CHECK(core.proactive->fruitful);
         GR_CHECK_EQ(gr_budget_live(context->device), 10 * MIB);
 
         /* One run cost 10 ms, a quarter of which the mean has: not before a fifth of the time allows it. */
@@ -541,7 +543,7 @@ static void test_early(void)
         context->device->hard_bytes = 400 * MIB;
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 0);
-        GR_CHECK(!core.proactive.pressed);
+        GR_CHECK(!core.pressed);
         finish();
 }
 
@@ -567,26 +569,26 @@ static void test_early_share(void)
                 context->device->hard_bytes = cases[i].limit_mib * MIB;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
                 GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * MIB, &live), 0);
-                GR_CHECK(core.proactive.pressed); /* from half of the limit on */
-                core.proactive.cost_ns = SG_MS;
-                core.proactive.ended_ns = sg_driver.now_ns();
-                core.proactive.fruitful = cases[i].fruitful;
-                core.proactive.fruitless = cases[i].fruitless;
+                GR_CHECK(core.pressed); /* from half of the limit on */
+                core.proactive->cost_ns = SG_MS;
+                core.proactive->ended_ns = sg_driver.now_ns();
+                core.proactive->fruitful = cases[i].fruitful;
+                core.proactive->fruitless = cases[i].fruitless;
                 sg_advance(cases[i].due_us * 990);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 0);
                 sg_advance(cases[i].due_us * 20);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 1);
-                GR_CHECK(!core.proactive.fruitful); /* it freed nothing */
-                GR_CHECK_EQ(core.proactive.fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
+                GR_CHECK(!core.proactive->fruitful); /* it freed nothing */
+                GR_CHECK_EQ(core.proactive->fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
 
                 /* Nothing of nothing is no fruit either. */
                 GR_CHECK_EQ(sg_free(&core, live), 0);
                 sg_advance(10000 * SG_MS);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 2);
-                GR_CHECK(!core.proactive.fruitful);
+                GR_CHECK(!core.proactive->fruitful);
                 finish();
         }
 }
@@ -638,13 +640,13 @@ static void test_early_in_group(void)
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         others_bytes = ROOM_BYTES / 4;
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &cached), 0);
-        GR_CHECK(!core.proactive.pressed);
+        GR_CHECK(!core.pressed);
         others_bytes = ROOM_BYTES / 2;
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &purged.ptr), 0);
-        GR_CHECK(core.proactive.pressed);
+        GR_CHECK(core.pressed);
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
-        GR_CHECK(core.proactive.fruitful);
+        GR_CHECK(core.proactive->fruitful);
 
         /* Near the limit what the process caches for nothing goes back, also where another one came near to it. */
         GR_CHECK_EQ(sg_free(&core, cached), 0);
@@ -664,7 +666,7 @@ static void test_early_in_group(void)
         /* Plenty, once the others gave theirs back. */
         others_bytes = 0;
         gr_proactive_run(context);
-        GR_CHECK(!core.proactive.pressed);
+        GR_CHECK(!core.pressed);
         finish();
 }
 

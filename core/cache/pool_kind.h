@@ -1,0 +1,43 @@
+/*
+ * Which part of the pool a request or an address is for: the bins (arena.h), or the segments of pool kinds `split` and
+ * `auto` (segment/split.h).
+ */
+#ifndef GR_POOL_KIND_H
+#define GR_POOL_KIND_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/size_class.h"
+#include "context.h"
+#include "fence/fence.h"
+
+/* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
+static inline bool gr_core_in_heap(struct gr_core *core, uint64_t ptr)
+{
+        uint64_t bytes = (uint64_t)atomic_load_explicit(&core->heap_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
+
+        return __builtin_expect(bytes > 0, 0) &&
+               (ptr - atomic_load_explicit(&core->heap_ptrs[0], memory_order_relaxed) < bytes ||
+                ptr - atomic_load_explicit(&core->heap_ptrs[1], memory_order_relaxed) < bytes);
+}
+
+/* Whether new requests are served by split. */
+static inline bool gr_split_active(struct gr_context *context)
+{
+        return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
+}
+
+/*
+ * Whether a request of so many bytes is split's, and not the bins', to serve. Those need cheap barriers: without them
+ * they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver.
+ */
+static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
+{
+        return gr_split_active(context) &&
+               (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context->fence));
+}
+
+#endif

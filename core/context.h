@@ -1,0 +1,161 @@
+/*
+ * What a context is, and the list of all contexts of the process. It knows none of the parts of core/: each of them has
+ * a structure of its own, to which the context, or the core, has a pointer. core.c makes them.
+ *
+ * Contexts are added when first seen and dropped when the program destroys them; their structures stay valid for the
+ * life of the core, so that a thread that still holds one cannot fall.
+ */
+#ifndef GR_CONTEXT_H
+#define GR_CONTEXT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/attributes.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/lock.h"
+#include "base/options.h"
+#include "base/shard.h"
+#include "fence/capture_gate.h"
+
+#define GR_DEVICES_MAX 64
+
+struct gr_accounted_ledger;
+struct gr_arena;
+struct gr_block;
+struct gr_decay;
+struct gr_device;
+struct gr_fastbins;
+struct gr_fence;
+struct gr_ledger;
+struct gr_pinned;
+struct gr_proactive;
+struct gr_registry;
+struct gr_spilled;
+struct gr_split;
+
+struct gr_context {
+        /* What every hit reads. Pointers to the parts are constant. */
+        struct gr_core *core;
+        struct gr_device *device;
+        struct gr_fence *fence;
+        _Atomic unsigned arenas_quiesced;           /* how many want it so: gr_arenas_quiesce */
+        _Atomic bool split_active;                  /* new requests are served by split */
+        size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
+        struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
+        struct gr_arena *first_arena;
+        _Atomic unsigned arena_count; /* that there are */
+
+        struct gr_split *split;
+        struct gr_fastbins *fastbins; /* guarded by the first arena's lock, as is ... */
+        struct gr_block *leaving; /* ... what the driver has once a stream gets there: charged until then, as cached */
+        struct gr_spilled *spilled;
+        struct gr_decay *decay;
+        _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */
+
+        void *handle;            /* of the driver; guarded by core->contexts_lock, constant while alive */
+        int ordinal;             /* of its device; constant */
+        bool alive;              /* guarded by core->contexts_lock */
+        bool coming;             /* the fences of the others do not know it yet; guarded likewise */
+        _Atomic unsigned ending; /* threads that may end it: it may be gone in the driver, so no new visit; set with
+                                    the lock held */
+        unsigned visitors;       /* gr_context_each in it; guarded likewise */
+        struct gr_context *next;
+};
+
+/* How the pool behaves; constant after gr_core_init. */
+struct gr_config {
+        enum gr_reuse reuse;
+        enum gr_pool_kind pool;
+        uint64_t decay_ns; /* 0: off */
+        uint64_t wait_ns;  /* 0: off */
+        bool proactive;
+        bool trim_malloc;
+};
+
+struct gr_core {
+        /* What every free reads, a cache line of it. */
+        struct gr_config config;
+        _Atomic uint64_t heap_ptrs[2]; /* where the latest heaps of split begin, and ... */
+        _Atomic uint32_t heap_pages;   /* ... how large each is; 0: there is none. For gr_core_in_heap */
+        _Atomic bool decay_armed;      /* somebody calls gr_core_decay in time */
+        /*
+         * A stream may wait for what the program does later, by a function on the host, a word in memory or a
+         * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
+         * have other streams wait as well, on which those may depend: none is laid from then on where GR_REUSE_BARRIER
+         * does not ask for it, nor a context waited for without end.
+         */
+        _Atomic bool waits_for_others;
+        /*
+         * The program has made a stream, or a context with one of its own, or uses those that threads have by
+         * themselves: from now on work may run beside other work, and a barrier would have it wait. For good, and for
+         * all contexts.
+         */
+        _Atomic bool overlaps;
+
+        const struct gr_driver *driver;
+        struct gr_gate gate;
+        struct gr_stats stats;
+        /* Each is known to those who use it. Constant. */
+        struct gr_ledger *ledger;
+        struct gr_accounted_ledger *accounted;
+        struct gr_device *devices; /* GR_DEVICES_MAX of them, by ordinal */
+        struct gr_device *host;    /* no device: what is pinned of the host's memory, and its limits */
+        struct gr_pinned *pinned;
+        struct gr_fence *process_fence; /* all contexts are its accessors: for pinned memory, which all can reach */
+        struct gr_registry *registry;
+        struct gr_proactive *proactive;
+
+        _Atomic bool pressed;            /* memory may be short: proactive reclaim has something to look at */
+        _Atomic unsigned barriers_begun; /* of those that no waits_for_others has stopped; gr_core_will_wait */
+        /* How often streams were given work that waits for others: about to be, and were. */
+        _Atomic uint64_t waits_begun, waits_given;
+        _Atomic bool split_barred;    /* gr_split_bar */
+        struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
+        struct gr_context *contexts;
+
+        /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
+        void (*wake)(struct gr_core *core);
+
+        /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is
+         * held. */
+        uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
+        /* An allocation begins (bytes) or ends (-bytes) to wait for others, whom it keeps asking; may be NULL. */
+        void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
+};
+
+_Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
+
+static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
+{
+        atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
+}
+
+/* Below, no lock of core/ is held unless a comment says otherwise. */
+
+/* The context of this handle, or NULL. */
+struct gr_context *gr_context_find(struct gr_core *core, void *handle);
+
+/*
+ * The same with contexts_lock held, which is released meanwhile where another thread is adding it: its work may touch
+ * any block of its device at once, so the fences of the others must know it first.
+ */
+struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
+
+/*
+ * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
+ * false. No lock is held during the call.
+ */
+void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
+                          void *arg);
+
+/*
+ * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
+ * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
+ */
+void gr_context_close_visits(struct gr_context *context);
+
+#endif
