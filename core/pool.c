@@ -7,6 +7,7 @@
 #include <utlist.h>
 
 #include "cache/arena.h"
+#include "cache/block.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"
@@ -18,7 +19,7 @@
 
 void gr_pool_given(struct gr_core *core, uint64_t ptr)
 {
-        struct gr_block *stale = gr_ledger_forget(core->ledger, ptr);
+        struct gr_block *stale = gr_block_forget(core, ptr);
 
         if (stale)
                 gr_block_drop(stale);
@@ -230,7 +231,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
                                 : core->driver->mem_free(block->ptr);
         if (rc) {
                 atomic_store(&block->state, GR_BLOCK_LIVE);
-                if (gr_ledger_add(core->ledger, block, &stale))
+                if (gr_block_add(core, block, &stale))
                         gr_block_free(block);
                 gr_block_free(stale);
                 return rc;
@@ -326,7 +327,7 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         bool should_close = false;
         int rc;
 
-        rc = gr_ledger_claim(core->ledger, ptr, &block);
+        rc = gr_block_claim(core, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)

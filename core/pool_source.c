@@ -101,7 +101,7 @@ int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_alloca
         block->context = context;
         block->class = (uint8_t)gr_class_of_block(capacity);
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(core->ledger, block, &stale);
+        rc = gr_block_add(core, block, &stale);
         if (stale)
                 gr_block_drop(stale);
         if (rc) {

@@ -1,13 +1,58 @@
 #include "cache/block.h"
 
+#include <errno.h>
+
 #include <utlist.h>
 
 #include "account/budget.h"
+#include "base/attributes.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/ledger.h"
 #include "context.h"
 #include "fence/fence.h"
+
+/* Quiesces the arenas of context instead of those of *quiesced, each of which may be NULL. */
+static void quiesce(struct gr_context **quiesced, struct gr_context *context)
+{
+        if (*quiesced)
+                gr_arenas_resume(*quiesced);
+        if (context)
+                gr_arenas_quiesce(context);
+        *quiesced = context;
+}
+
+GR_HOT_CODE int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale)
+{
+        struct gr_context *quiesced = NULL, *wanted = NULL;
+        int rc;
+
+        while ((rc = gr_ledger_add(core->ledger, block, &wanted, ret_stale)) == -EAGAIN)
+                quiesce(&quiesced, wanted);
+        quiesce(&quiesced, NULL);
+        return rc;
+}
+
+struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
+{
+        struct gr_context *quiesced = NULL, *wanted = NULL;
+        struct gr_block *stale;
+
+        while (gr_ledger_forget(core->ledger, ptr, &wanted, &stale) == -EAGAIN)
+                quiesce(&quiesced, wanted);
+        quiesce(&quiesced, NULL);
+        return stale;
+}
+
+GR_HOT_CODE int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block)
+{
+        struct gr_arena *home;
+        int rc;
+
+        while ((rc = gr_ledger_claim(core->ledger, ptr, ret_block, &home)) == -EBUSY)
+                gr_arena_forget(home, ptr);
+        return rc;
+}
 
 void gr_block_uncharge(struct gr_block *block)
 {

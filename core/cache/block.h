@@ -1,5 +1,5 @@
 /*
- * The end of a block: its memory leaves the process, and the accounts. A block that the program freed in the order of a
+ * What ledger and arenas do together for a block; and its end: its memory leaves the process, and the accounts. A block that the program freed in the order of a
  * stream goes to the driver at once, but its memory comes back only when the stream gets there.
  */
 #ifndef GR_BLOCK_H
@@ -8,6 +8,17 @@
 #include <stdint.h>
 
 #include "cache/ledger.h"
+
+struct gr_context;
+struct gr_core;
+
+/*
+ * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim, after the arenas no longer are the
+ * home of the block that is there. No lock from GR_RANK_ARENA up is held.
+ */
+int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale);
+struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr);
+int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block);
 
 /* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);

@@ -8,7 +8,6 @@
 #include "base/lock.h"
 #include "base/metadata.h"
 #include "base/size_class.h"
-#include "cache/arena.h"
 #include "context.h"
 
 #define SHARD_BITS   6 /* the top bits of the hash are the shard; those below are the slot in it */
@@ -127,74 +126,60 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
 }
 
 /*
- * Takes the block at ptr out, if any, makes it GONE, and returns it where it was LIVE. Lock held, but released
- * meanwhile. *ret_quiesced: the context whose arenas the caller has to resume, or NULL.
+ * Takes the block at ptr out, if any, makes it GONE, and sets *ret_stale to it where it was LIVE, else to NULL. -EAGAIN
+ * as gr_ledger_add says. Lock held.
  */
-static struct gr_block *take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr,
-                                   struct gr_context **ret_quiesced)
+static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr, struct gr_context **quiesced,
+                      struct gr_block **ret_stale)
 {
-        struct gr_context *quiesced = NULL;
-        struct gr_block *stale;
+        struct gr_block *stale = find_locked(shard, hash, ptr);
 
         gr_rank_assert_held(GR_RANK_LEDGER);
-        while ((stale = find_locked(shard, hash, ptr)) && stale->context != quiesced) {
-                struct gr_context *context = stale->context;
-
-                /* It may have a home, or be about to get one. */
-                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-                if (quiesced)
-                        gr_arenas_resume(quiesced);
-                gr_arenas_quiesce(context);
-                quiesced = context;
-                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        if (stale && stale->context != *quiesced) {
+                *quiesced = stale->context;
+                return -EAGAIN;
         }
-        /* No block of the quiesced context has a home or gets one. */
         if (stale) {
                 take_out(shard, stale);
                 if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
                         stale = NULL;
         }
-        *ret_quiesced = quiesced;
-        return stale;
+        *ret_stale = stale;
+        return 0;
 }
 
-GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale)
+GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_context **quiesced,
+                              struct gr_block **ret_stale)
 {
         uint64_t hash = gr_ledger_mix(block->ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
-        struct gr_context *quiesced;
-        struct gr_block *stale;
-        bool added;
+        int rc;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        stale = take_stale(shard, hash, block->ptr, &quiesced);
-        added = make_room(shard);
-        if (added)
+        rc = take_stale(shard, hash, block->ptr, quiesced, ret_stale);
+        if (!rc && make_room(shard))
                 put(shard, block);
+        else if (!rc)
+                rc = -ENOMEM;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        if (quiesced)
-                gr_arenas_resume(quiesced);
-        *ret_stale = stale;
-        return added ? 0 : -ENOMEM;
+        return rc;
 }
 
-struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr)
+int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context **quiesced, struct gr_block **ret_stale)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
-        struct gr_context *quiesced = NULL;
-        struct gr_block *stale;
+        struct gr_block *block;
+        int rc = 0;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        stale = find_locked(shard, hash, ptr);
-        if (stale && stale->flags & GR_BLOCK_SPLIT)
-                stale = NULL;
-        if (stale)
-                stale = take_stale(shard, hash, ptr, &quiesced);
+        block = find_locked(shard, hash, ptr);
+        if (block && !(block->flags & GR_BLOCK_SPLIT))
+                rc = take_stale(shard, hash, ptr, quiesced, ret_stale);
+        else
+                *ret_stale = NULL;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        if (quiesced)
-                gr_arenas_resume(quiesced);
-        return stale;
+        return rc;
 }
 
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
@@ -223,7 +208,8 @@ GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct 
         return before;
 }
 
-GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block)
+GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block,
+                                struct gr_arena **ret_home)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
@@ -232,17 +218,15 @@ GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct g
         int rc = 0;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        while ((block = find_locked(shard, hash, ptr)) && (state = atomic_load(&block->state)) >> GR_HOME_SHIFT != 0) {
-                struct gr_arena *owner_arena = gr_arena_at(block->context, (state >> GR_HOME_SHIFT) - 1u);
-
-                gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-                gr_arena_forget(owner_arena, ptr);
-                gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
-        }
-        if (!block)
+        block = find_locked(shard, hash, ptr);
+        if (!block) {
                 rc = -ENOENT;
-        else if (!atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED))
+        } else if ((state = atomic_load(&block->state)) >> GR_HOME_SHIFT != 0) {
+                *ret_home = atomic_load(&block->context->arenas[(state >> GR_HOME_SHIFT) - 1u]);
+                rc = -EBUSY;
+        } else if (!atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED)) {
                 rc = -EALREADY;
+        }
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
         if (!rc)
                 *ret_block = block;
@@ -290,7 +274,7 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
                         const struct gr_block *block = shard->slots[j].block;
 
                         if (!block || !gr_block_is_live(block) || block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST) ||
-                            block->context->device->ordinal != device)
+                            block->context->ordinal != device)
                                 continue;
                         counts[block->class]++;
                         bytes[block->class] += gr_footprint_bytes(block->capacity_bytes);

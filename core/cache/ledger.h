@@ -19,6 +19,7 @@
 
 #define GR_LEDGER_SHARDS 64
 
+struct gr_arena;
 struct gr_context;
 
 enum gr_block_state {
@@ -128,16 +129,20 @@ void gr_ledger_destroy(struct gr_ledger *ledger);
  * Adds block, which the ledger then owns. A block already listed at the same address is stale, as the driver gives out
  * no address twice: it leaves the ledger and becomes GONE. If it was LIVE the caller owns it, as *ret_stale, also on
  * failure. Otherwise *ret_stale is NULL; a CACHED one stays in its bin, and the code that takes it out sees that it is
- * GONE. -ENOMEM: block was not added. No lock from GR_RANK_ARENA up is held.
+ * GONE. -ENOMEM: block was not added.
+ *
+ * The stale block must not have a home or get one: the caller has quiesced the arenas of *quiesced (NULL: of none).
+ * -EAGAIN: the block is of another context, which *quiesced now is; nothing else has changed. gr_block_add does this.
  */
-int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_block **ret_stale);
+int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_context **quiesced,
+                  struct gr_block **ret_stale);
 
 /*
  * The driver has given ptr to the program in a call that the pool does not serve: a block listed there is stale, and
- * leaves the ledger as in gr_ledger_add. Returns it if it was LIVE; the caller then owns it. Else NULL. A range stays,
- * as its memory belongs to its segment. No lock from GR_RANK_ARENA up is held.
+ * leaves the ledger as in gr_ledger_add, also with *quiesced and -EAGAIN. If it was LIVE the caller owns it, as
+ * *ret_stale; else that is NULL. A range stays, as its memory belongs to its segment. gr_block_forget does this.
  */
-struct gr_block *gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr);
+int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context **quiesced, struct gr_block **ret_stale);
 
 /*
  * Takes block, which has no home, out; the caller owns it. False: it is GONE and was out already; its address may now
@@ -150,9 +155,10 @@ enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *bl
 
 /*
  * The program frees ptr: *ret_block turns from LIVE to CACHED, and the caller owns it. A full memory barrier on x86-64.
- * -ENOENT: no block has this address; -EALREADY: one has, but it is not LIVE (freed twice).
+ * -ENOENT: no block has this address; -EALREADY: one has, but it is not LIVE (freed twice); -EBUSY: *ret_home is its
+ * home, and has to forget it first (gr_arena_forget). gr_block_claim does this.
  */
-int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block);
+int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block, struct gr_arena **ret_home);
 
 /*
  * Hands block, which the caller owns and which is in no bin, to the program: CACHED turns LIVE. False: it is GONE.

@@ -213,7 +213,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
                 return 0;
         }
         atomic_store(&block->state, GR_BLOCK_LIVE);
-        if (gr_ledger_add(core->ledger, block, &stale))
+        if (gr_block_add(core, block, &stale))
                 gr_block_free(block);
         gr_block_free(stale);
         return rc;
@@ -231,7 +231,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
 
         if (gr_ledger_find(core->ledger, ptr, &info) != 0 || !info.host)
                 return -ENOENT;
-        rc = gr_ledger_claim(core->ledger, ptr, &block);
+        rc = gr_block_claim(core, ptr, &block);
         if (rc)
                 return rc;
         footprint = gr_pinned_footprint(block->capacity_bytes);

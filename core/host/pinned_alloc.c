@@ -49,7 +49,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
         block->class = (uint16_t)gr_class_of(capacity);
         block->flags = GR_BLOCK_HOST;
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(core->ledger, block, &stale);
+        rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
                 gr_block_free(stale);

@@ -79,7 +79,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         block->context = context;
         block->flags = GR_BLOCK_SPILLED;
         block->state = GR_BLOCK_CACHED;
-        rc = gr_ledger_add(core->ledger, block, &stale);
+        rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
                 gr_block_free(stale);

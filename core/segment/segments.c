@@ -13,6 +13,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
+#include "cache/block.h"
 #include "cache/ledger.h"
 #include "context.h"
 #include "fence/fence.h"
@@ -127,7 +128,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
-        if (gr_ledger_add(context->core->ledger, block, &stale)) {
+        if (gr_block_add(context->core, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;
         }

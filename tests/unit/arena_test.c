@@ -492,12 +492,12 @@ static void test_stale(void)
         start();
         ptr = alloc_recent(4096);
         fresh = block_new(ptr, context);
-        GR_CHECK_EQ(gr_ledger_add(core.ledger, fresh, &stale), 0);
+        GR_CHECK_EQ(gr_block_add(&core, fresh, &stale), 0);
         GR_CHECK_EQ(homes(ptr), 0);
         GR_CHECK(stale && stale != fresh && stale->state == GR_BLOCK_GONE);
         gr_block_free(stale);
         GR_CHECK(gr_ledger_hand_out(fresh, 1));
-        GR_CHECK_EQ(gr_ledger_claim(core.ledger, ptr, &got), 0);
+        GR_CHECK_EQ(gr_block_claim(&core, ptr, &got), 0);
         GR_CHECK(got == fresh);
         /* The context is as before: others go the fast path. */
         alloc_recent(8192);
@@ -507,7 +507,7 @@ static void test_stale(void)
 
 static void *forget(void *arg)
 {
-        GR_CHECK(gr_ledger_forget(core.ledger, *(uint64_t *)arg) == NULL);
+        GR_CHECK(gr_block_forget(&core, *(uint64_t *)arg) == NULL);
         return NULL;
 }
 
@@ -526,13 +526,13 @@ static void test_stale_changes(void)
         arena = gr_arena_own(context);
         first = block_new(ptr, context);
         second = block_new(ptr, other);
-        GR_CHECK_EQ(gr_ledger_add(core.ledger, first, &stale), 0);
+        GR_CHECK_EQ(gr_block_add(&core, first, &stale), 0);
         atomic_store(&arena->lock.taken, 1);
         GR_CHECK_EQ(pthread_create(&thread, NULL, forget, &ptr), 0);
         while (atomic_load(&context->arenas_quiesced) == 0)
                 usleep(100);
         GR_CHECK_EQ(gr_ledger_drop(core.ledger, first), GR_BLOCK_CACHED);
-        GR_CHECK_EQ(gr_ledger_add(core.ledger, second, &stale), 0);
+        GR_CHECK_EQ(gr_block_add(&core, second, &stale), 0);
         atomic_store(&arena->lock.taken, 0);
         pthread_join(thread, NULL);
         GR_CHECK_EQ(second->state, GR_BLOCK_GONE);

@@ -45,11 +45,27 @@ static struct gr_block *block_new(uint64_t ptr, size_t bytes, struct gr_context 
         return block;
 }
 
+/* As gr_block_add and gr_block_claim, where there are no arenas. */
+static int enter(struct gr_block *block, struct gr_block **ret_stale)
+{
+        struct gr_context *quiesced = NULL;
+        int rc = gr_ledger_add(&ledger, block, &quiesced, ret_stale);
+
+        return rc == -EAGAIN ? gr_ledger_add(&ledger, block, &quiesced, ret_stale) : rc;
+}
+
+static int claim(uint64_t ptr, struct gr_block **ret_block)
+{
+        struct gr_arena *home;
+
+        return gr_ledger_claim(&ledger, ptr, ret_block, &home);
+}
+
 static void add(struct gr_block *block)
 {
         struct gr_block *stale = block;
 
-        GR_CHECK_EQ(gr_ledger_add(&ledger, block, &stale), 0);
+        GR_CHECK_EQ(enter(block, &stale), 0);
         GR_CHECK(stale == NULL);
 }
 
@@ -64,12 +80,12 @@ static void test_life(void)
         struct gr_block_info info;
 
         gr_ledger_init(&ledger);
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -ENOENT);
+        GR_CHECK_EQ(claim(BASE, &got), -ENOENT);
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), -ENOENT);
         add(block);
 
         /* Cached: known, but nothing that the program may free or export. */
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -EALREADY);
+        GR_CHECK_EQ(claim(BASE, &got), -EALREADY);
         GR_CHECK(got == NULL);
         GR_CHECK_EQ(gr_ledger_mark_exported(&ledger, BASE), -ENOENT);
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
@@ -86,14 +102,14 @@ static void test_life(void)
         GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
         GR_CHECK(info.exported);
 
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), 0);
+        GR_CHECK_EQ(claim(BASE, &got), 0);
         GR_CHECK(got == block);
         got = NULL;
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -EALREADY);
+        GR_CHECK_EQ(claim(BASE, &got), -EALREADY);
         GR_CHECK(got == NULL);
 
         gr_ledger_remove(&ledger, block);
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &got), -ENOENT);
+        GR_CHECK_EQ(claim(BASE, &got), -ENOENT);
         gr_block_free(block);
         gr_ledger_destroy(&ledger);
 }
@@ -102,13 +118,16 @@ static void test_life(void)
 static void test_stale(void)
 {
         struct gr_block *old = block_new(BASE, 4096, name_of(0)), *fresh = block_new(BASE, 8192, name_of(1));
+        struct gr_context *quiesced = NULL;
         struct gr_block *stale = NULL;
         struct gr_block_info info;
 
         gr_ledger_init(&ledger);
         add(old);
         GR_CHECK(hand_out(old, 4000));
-        GR_CHECK_EQ(gr_ledger_add(&ledger, fresh, &stale), 0);
+        GR_CHECK_EQ(gr_ledger_add(&ledger, fresh, &quiesced, &stale), -EAGAIN);
+        GR_CHECK(quiesced == name_of(0) && !stale && old->state == GR_BLOCK_LIVE);
+        GR_CHECK_EQ(gr_ledger_add(&ledger, fresh, &quiesced, &stale), 0);
         GR_CHECK(stale == old);
         GR_CHECK_EQ(old->state, GR_BLOCK_GONE);
         GR_CHECK(!hand_out(old, 1));
@@ -167,7 +186,7 @@ static void test_drop_context(void)
                         gr_block_free(blocks[i]);
                 }
         }
-        GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE + 512, &got), 0);
+        GR_CHECK_EQ(claim(BASE + 512, &got), 0);
         gr_ledger_destroy(&ledger);
 }
 
@@ -192,9 +211,9 @@ static void *hammer(void *arg)
                 ptr = BASE + (slot * THREADS + (unsigned)me) * 512;
                 if (!blocks[slot]) {
                         blocks[slot] = block_new(ptr, 512, name_of(me));
-                        *failures += gr_ledger_add(&ledger, blocks[slot], &stale) != 0 || stale;
+                        *failures += enter(blocks[slot], &stale) != 0 || stale;
                         *failures += !hand_out(blocks[slot], 200);
-                } else if (gr_ledger_claim(&ledger, ptr, &block) == 0) {
+                } else if (claim(ptr, &block) == 0) {
                         *failures += block != blocks[slot];
                         gr_ledger_remove(&ledger, block);
                         gr_block_free(block);
@@ -220,7 +239,7 @@ static void *claim_all(void *arg)
 
         (void)arg;
         for (unsigned i = 0; i < ROUNDS; i++)
-                if (gr_ledger_claim(&ledger, BASE + i * 512, &block) == 0)
+                if (claim(BASE + i * 512, &block) == 0)
                         claimed++;
         return NULL;
 }
@@ -260,13 +279,12 @@ static void test_threads(void)
 /* What the program has of the device's own memory, by class. */
 static void test_count_live(void)
 {
-        static struct gr_device devices[2] = {{.ordinal = 0}, {.ordinal = 1}};
         static uint64_t counts[GR_CLASS_COUNT], bytes[GR_CLASS_COUNT], all;
         uint64_t ptr = BASE;
 
         gr_ledger_init(&ledger);
         for (int i = 0; i < 2; i++)
-                name_of(i)->device = &devices[i];
+                name_of(i)->ordinal = i;
         for (unsigned flags = 0; flags <= (GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST); flags++)
                 for (int live = 0; live < 2; live++)
                         for (int device = 0; device < 2; device++, ptr += UINT64_C(1) << 24) {
@@ -311,7 +329,7 @@ static void test_no_memory(void)
         for (unsigned i = 1; i < ROOM - 1; i++)
                 add(blocks[i]);
         alarm(20); /* or a look may go on for ever */
-        GR_CHECK_EQ(gr_ledger_add(&ledger, blocks[ROOM - 1], &stale), -ENOMEM);
+        GR_CHECK_EQ(enter(blocks[ROOM - 1], &stale), -ENOMEM);
         GR_CHECK_EQ(gr_ledger_find(&ledger, blocks[ROOM - 1]->ptr, &info), -ENOENT);
         alarm(0);
         short_of_memory = false;
@@ -375,15 +393,16 @@ static void *do_deed(void *arg)
         static uint64_t counts[GR_CLASS_COUNT], bytes[GR_CLASS_COUNT];
         struct waiter *waiter = arg;
         struct gr_block *block = waiter->block, *other;
+        struct gr_context *context = NULL;
         struct gr_block_info info;
 
         atomic_store(&waiter->begun, true);
         switch (waiter->deed) {
         case ADD:
-                GR_CHECK_EQ(gr_ledger_add(&ledger, block_new(BASE + 512, 512, name_of(0)), &other), 0);
+                GR_CHECK_EQ(enter(block_new(BASE + 512, 512, name_of(0)), &other), 0);
                 break;
         case FORGET:
-                GR_CHECK(gr_ledger_forget(&ledger, BASE + 512) == NULL);
+                GR_CHECK_EQ(gr_ledger_forget(&ledger, BASE + 512, &context, &other), 0);
                 break;
         case REMOVE:
                 GR_CHECK(gr_ledger_remove(&ledger, block));
@@ -392,7 +411,7 @@ static void *do_deed(void *arg)
                 GR_CHECK_EQ(gr_ledger_drop(&ledger, block), GR_BLOCK_LIVE);
                 break;
         case CLAIM:
-                GR_CHECK_EQ(gr_ledger_claim(&ledger, BASE, &other), 0);
+                GR_CHECK_EQ(claim(BASE, &other), 0);
                 break;
         case FIND:
                 GR_CHECK_EQ(gr_ledger_find(&ledger, BASE, &info), 0);
@@ -415,14 +434,11 @@ static void *do_deed(void *arg)
 /* Nobody reads or changes a shard that another thread is at. */
 static void test_locked(void)
 {
-        static struct gr_device device;
-
         for (enum deed deed = 0; deed < DEEDS; deed++) {
                 struct waiter waiter = {.deed = deed, .block = block_new(BASE, 4096, name_of(0))};
                 pthread_t thread;
 
                 gr_ledger_init(&ledger);
-                name_of(0)->device = &device;
                 add(waiter.block);
                 GR_CHECK(hand_out(waiter.block, 1));
                 for (int i = 0; i < GR_LEDGER_SHARDS; i++)
