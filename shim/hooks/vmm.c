@@ -204,8 +204,8 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         saved_errno = errno;
         gr_lock(&lock);
         memory->releasing--;
-        if (result != CUDA_SUCCESS && ++memory->refs == 1)
-                enter_table(memory);
+        if (result != CUDA_SUCCESS && ++memory->refs == 1 && !enter_table(memory))
+                memory->refs = 0; /* its release would not be seen: it is not counted any more */
         drop_if_unused(memory);
         gr_unlock(&lock);
         errno = saved_errno;
@@ -296,13 +296,13 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
         gr_lock(&lock);
         for (; taken; taken = next) {
                 next = taken->hh.next;
-                if (result == CUDA_SUCCESS) {
-                        taken->memory->maps--;
-                        drop_if_unused(taken->memory);
-                        free(taken);
-                } else {
+                if (result != CUDA_SUCCESS)
                         HASH_ADD(hh, mappings, base, sizeof(taken->base), taken);
-                }
+                if (result != CUDA_SUCCESS && taken->hh.tbl)
+                        continue;
+                taken->memory->maps--;
+                drop_if_unused(taken->memory);
+                free(taken);
         }
         gr_unlock(&lock);
         errno = saved_errno;
@@ -335,7 +335,8 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
                 if (memory && memory->refs == 0) {
                         memory->handle = *handle;
                         memory->refs = 1;
-                        enter_table(memory);
+                        if (!enter_table(memory))
+                                memory->refs = 0; /* only its mappings count it */
                 }
         }
         gr_unlock(&lock);
