@@ -10,7 +10,7 @@ struct visit {
 
 static _Thread_local const struct visit *visits;
 
-struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle)
+GR_NOT_CHECKED struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle)
 {
         struct gr_context *context = core->contexts;
 

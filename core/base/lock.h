@@ -5,7 +5,7 @@
  * (shim/process/process.c).
  *
  * GR_GUARDED_BY says which lock guards a variable, where both are static, and GR_HELD which lock a function is called
- * with. Clang proves both for shim/ (the test "locks held").
+ * with. Clang proves both for shim/, and for all files that what is locked is unlocked (the test "locks held").
  */
 #ifndef GR_LOCK_H
 #define GR_LOCK_H
@@ -21,7 +21,8 @@
 #endif
 #define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock))          /* behind a variable's name */
 #define GR_HELD(lock)       GR_LOCK_ATTRIBUTE(requires_capability(lock)) /* before a function */
-#define GR_NOT_CHECKED      GR_LOCK_ATTRIBUTE(no_thread_safety_analysis) /* before a function; a comment says why */
+/* Before a function that holds a lock under a condition, or gives up its caller's for a while; or for a comment's reason. */
+#define GR_NOT_CHECKED GR_LOCK_ATTRIBUTE(no_thread_safety_analysis)
 
 enum gr_rank {
         GR_RANK_RESOLVE,       /* shim/lookup: the driver is being found, or the process ends */

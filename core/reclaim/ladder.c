@@ -80,7 +80,7 @@ static bool trim_one(struct gr_context *context, void *arg)
 }
 
 /* gr_fence_sync_by, with reclaim->held released meanwhile. */
-static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+GR_NOT_CHECKED static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
 {
         int rc;
 
@@ -93,7 +93,8 @@ static int sync_unlocked(struct gr_context *context, const struct reclaim *recla
 }
 
 /* gr_fence_wait_oldest, with reclaim->held released meanwhile. */
-static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+GR_NOT_CHECKED static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim,
+                                               uint64_t deadline_ns)
 {
         int rc;
 
@@ -206,7 +207,8 @@ static bool wait_driver(struct gr_context *context, void *deadline_ns)
  * context, by the driver: that an event has passed is not enough (docs/measurements.md, stream-ordered-return). The
  * driver's own wait has no end, so it follows one that has, which is long only where all work ends by itself.
  */
-static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim, uint64_t begin_ns)
+GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim,
+                                             uint64_t begin_ns)
 {
         struct gr_device *device = context->device;
         uint64_t deadline_ns =
@@ -429,7 +431,7 @@ static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
  * lock two threads that both need all of the returned bytes could take a part each, and both fail. Reclaimables and
  * neighbours are asked without the lock, as they may wait for other threads.
  */
-static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
         bool alone = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP || level == GR_LEVEL_NEIGHBOUR;

@@ -62,7 +62,8 @@ out:
 
 /* Waits until run number `run` of the slot has ended. False: deadline_ns came first. Registry lock held, but released
  * meanwhile. */
-static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run, uint64_t deadline_ns)
+GR_NOT_CHECKED static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run,
+                                    uint64_t deadline_ns)
 {
         const struct gr_driver *driver = core->driver;
         uint64_t pause_ns = PAUSE_FIRST_NS;
@@ -152,8 +153,8 @@ static void run_slot(void *arg)
  * Runs the slot's reclaimable, or waits for its run. Returns whether it ran. Registry lock held, but released
  * meanwhile.
  */
-static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
-                      uint64_t want_bytes, uint64_t patience_ns)
+GR_NOT_CHECKED static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
+                                     uint64_t want_bytes, uint64_t patience_ns)
 {
         struct gr_registry *registry = core->registry;
         struct gr_reclaimable *entry = slot->entry;
