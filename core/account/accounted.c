@@ -5,8 +5,20 @@
 
 #include "account/budget.h"
 #include "account/memory_kind.h"
+#include "base/hash.h"
 #include "base/lock.h"
-#include "context.h"
+
+/* Constant while it is in the ledger. */
+struct gr_accounted {
+        UT_hash_handle hh; /* guarded by the ledger's lock */
+        struct {
+                uint64_t handle; /* or address */
+                uint64_t kind;
+        } key;
+        struct gr_device *device;
+        void *owner; /* handle of the context whose end frees it; NULL: none */
+        uint64_t bytes;
+};
 
 void gr_accounted_init(struct gr_accounted_ledger *ledger)
 {
@@ -23,11 +35,6 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger)
                 free(entry);
         }
         gr_lock_destroy(&ledger->lock);
-}
-
-void gr_accounted_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
-{
-        gr_budget_uncharge(device, kind, bytes);
 }
 
 static struct gr_accounted *take_locked(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
@@ -61,8 +68,8 @@ static void put(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
         }
 }
 
-void gr_accounted_add(struct gr_core *core, struct gr_device *device, enum gr_memory_kind kind, uint64_t handle,
-                      void *owner, uint64_t bytes)
+void gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
+                      uint64_t handle, void *owner, uint64_t bytes)
 {
         struct gr_accounted *entry = calloc(1, sizeof(*entry));
 
@@ -75,20 +82,20 @@ void gr_accounted_add(struct gr_core *core, struct gr_device *device, enum gr_me
         entry->device = device;
         entry->owner = owner;
         entry->bytes = bytes;
-        put(core->accounted, entry);
+        put(ledger, entry);
 }
 
-struct gr_accounted *gr_accounted_take(struct gr_core *core, enum gr_memory_kind kind, uint64_t handle)
+struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
 {
         struct gr_accounted *entry;
 
-        gr_lock(&core->accounted->lock);
-        entry = take_locked(core->accounted, kind, handle);
-        gr_unlock(&core->accounted->lock);
+        gr_lock(&ledger->lock);
+        entry = take_locked(ledger, kind, handle);
+        gr_unlock(&ledger->lock);
         return entry;
 }
 
-void gr_accounted_settle(struct gr_core *core, struct gr_accounted *entry, int freed)
+void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed)
 {
         int saved_errno = errno; /* the table may take memory */
 
@@ -98,22 +105,22 @@ void gr_accounted_settle(struct gr_core *core, struct gr_accounted *entry, int f
                 gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
                 free(entry);
         } else {
-                put(core->accounted, entry);
+                put(ledger, entry);
         }
         errno = saved_errno;
 }
 
-void gr_accounted_drop_owner(struct gr_core *core, void *owner)
+void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner)
 {
         struct gr_accounted *entry, *tmp;
 
-        gr_lock(&core->accounted->lock);
-        HASH_ITER (hh, core->accounted->entries, entry, tmp) {
+        gr_lock(&ledger->lock);
+        HASH_ITER (hh, ledger->entries, entry, tmp) {
                 if (!owner || entry->owner != owner)
                         continue;
-                HASH_DELETE(hh, core->accounted->entries, entry);
+                HASH_DELETE(hh, ledger->entries, entry);
                 gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
                 free(entry);
         }
-        gr_unlock(&core->accounted->lock);
+        gr_unlock(&ledger->lock);
 }

@@ -11,24 +11,11 @@
 #include <stdint.h>
 
 #include "account/memory_kind.h"
-#include "base/hash.h"
 #include "base/lock.h"
 
-struct gr_context;
-struct gr_core;
 struct gr_device;
 
-/* One allocation. Constant while it is in the ledger; once taken out, it belongs to the caller that took it. */
-struct gr_accounted {
-        UT_hash_handle hh; /* guarded by the ledger's lock */
-        struct {
-                uint64_t handle; /* or address */
-                uint64_t kind;
-        } key;
-        struct gr_device *device;
-        void *owner; /* handle of the context whose end frees it; NULL: none */
-        uint64_t bytes;
-};
+struct gr_accounted; /* an entry: belongs to the ledger, and once taken out to the caller that took it */
 
 struct gr_accounted_ledger {
         struct gr_lock lock; /* guards what follows */
@@ -40,22 +27,20 @@ void gr_accounted_init(struct gr_accounted_ledger *ledger);
 /* Frees the entries. No other thread may use it. */
 void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 
-void gr_accounted_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
-
 /*
  * Adds what gr_accounted_charge charged to the ledger. Without host memory for the entry it is uncharged, as no free
  * could find it. An entry that is already there is stale: it is uncharged and replaced.
  */
-void gr_accounted_add(struct gr_core *core, struct gr_device *device, enum gr_memory_kind kind, uint64_t handle,
-                      void *owner, uint64_t bytes);
+void gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
+                      uint64_t handle, void *owner, uint64_t bytes);
 
 /* Takes an entry out before the driver's free; it stays charged. NULL: not in the ledger. */
-struct gr_accounted *gr_accounted_take(struct gr_core *core, enum gr_memory_kind kind, uint64_t handle);
+struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle);
 
 /* After the driver's free: uncharges entry if freed, else puts it back, as the driver refused. entry may be NULL. */
-void gr_accounted_settle(struct gr_core *core, struct gr_accounted *entry, int freed);
+void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed);
 
 /* The driver has destroyed this context: removes and uncharges all that it owned. */
-void gr_accounted_drop_owner(struct gr_core *core, void *owner);
+void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner);
 
 #endif

@@ -125,7 +125,7 @@ static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_
 
         if (rc == 0)
                 gr_accounted_add(
-                        &gr_core, context->device, GR_MEMORY_ARRAY,
+                        gr_core.accounted, context->device, GR_MEMORY_ARRAY,
                         (uint64_t)(uintptr_t)(request->array ? (void *)request->array : (void *)request->mipmapped),
                         context->handle, bytes);
         errno = saved_errno;
@@ -201,9 +201,9 @@ GR_EXPORT CUresult CUDAAPI cuArrayDestroy(CUarray array)
         CUresult result;
 
         if (gr_shim_ready() && array)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)array);
         result = GR_REAL(cuArrayDestroy, array);
-        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 
@@ -213,8 +213,8 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
         CUresult result;
 
         if (gr_shim_ready() && mipmapped)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_ARRAY, (uint64_t)(uintptr_t)mipmapped);
         result = GR_REAL(cuMipmappedArrayDestroy, mipmapped);
-        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }

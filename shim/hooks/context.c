@@ -264,7 +264,7 @@ static void ended(CUcontext handle)
         atomic_fetch_add(&gr_context_generation, 1);
         gr_captures_end(handle);
         gr_driver_forget(handle);
-        gr_accounted_drop_owner(&gr_core, handle);
+        gr_accounted_drop_owner(gr_core.accounted, handle);
         gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)
                 if (aliases[i].handle == handle || aliases[i].owner == handle)

@@ -50,7 +50,7 @@ static void opened(struct gr_context *context, struct gr_device *device, uint64_
         gr_memory_shared();
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
-        gr_accounted_add(&gr_core, device, GR_MEMORY_IMPORTED, handle, context->handle, bytes);
+        gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, handle, context->handle, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
@@ -82,9 +82,9 @@ GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
         CUresult result;
 
         if (gr_shim_ready() && external)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, (uint64_t)(uintptr_t)external);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, (uint64_t)(uintptr_t)external);
         result = GR_REAL(cuDestroyExternalMemory, external);
-        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 
@@ -154,16 +154,16 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         CUresult result;
 
         if (gr_shim_ready())
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, dptr);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);
         /* Only the driver knows whether it accepts an address inside of the memory. */
         if (gr_shim_ready() && !entry && gr_real.cuMemGetAddressRange_v2 &&
             gr_real.cuMemGetAddressRange_v2(&base, NULL, dptr) == CUDA_SUCCESS)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, base);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, base);
         if (entry)
                 before = buffer_at(base);
         result = GR_REAL(cuIpcCloseMemHandle, dptr);
         if (entry)
-                gr_accounted_settle(&gr_core, entry,
+                gr_accounted_settle(gr_core.accounted, entry,
                                     result == CUDA_SUCCESS && (before == 0 || buffer_at(base) != before));
         errno = saved_errno;
         return result;

@@ -43,7 +43,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
         if (rc == 0) {
-                gr_accounted_add(&gr_core, context->device, GR_MEMORY_MANAGED, request.ptr, context->handle, footprint);
+                gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr, context->handle,
+                                 footprint);
                 *dptr = request.ptr;
         }
         errno = saved_errno;
@@ -52,14 +53,14 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
 
 CUresult gr_free_accounted(CUdeviceptr ptr)
 {
-        struct gr_accounted *entry = gr_accounted_take(&gr_core, GR_MEMORY_MANAGED, ptr);
+        struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_MANAGED, ptr);
         CUresult result;
 
         if (!entry)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_IMPORTED, ptr);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, ptr);
         if (!entry)
                 return gr_async_free(ptr);
         result = GR_REAL(cuMemFree_v2, ptr);
-        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }

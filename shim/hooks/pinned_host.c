@@ -45,7 +45,7 @@ static CUresult charge(struct request *request)
         rc = gr_accounted_charge(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
                 gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
-                gr_accounted_add(&gr_core, gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
+                gr_accounted_add(gr_core.accounted, gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
                                  context ? context->handle : NULL, footprint);
         }
         errno = saved_errno;
@@ -146,9 +146,9 @@ static CUresult give_back(void *p, CUresult (*real)(void *))
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
         if (gr_shim_ready() && p)
-                entry = gr_accounted_take(&gr_core, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
+                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_HOST, (uint64_t)(uintptr_t)p);
         result = real(p);
-        gr_accounted_settle(&gr_core, entry, result == CUDA_SUCCESS);
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;
 }
 

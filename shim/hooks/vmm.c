@@ -81,7 +81,7 @@ GR_HELD(lock) static void drop_if_unused(struct memory *memory)
                 memory->of->maps--;
                 drop_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
         } else {
-                gr_accounted_uncharge(memory->device, memory->kind, memory->bytes);
+                gr_budget_uncharge(memory->device, memory->kind, memory->bytes);
         }
         free(memory);
 }
@@ -160,7 +160,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         *handle = request.handle;
         memory = calloc(1, sizeof(*memory));
         if (!memory) { /* without an entry its release would not be seen: it is not counted */
-                gr_accounted_uncharge(device, kind, bytes);
+                gr_budget_uncharge(device, kind, bytes);
                 goto out;
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
@@ -172,7 +172,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 drop_if_unused(stale);
         }
         if (!enter_table(memory)) {
-                gr_accounted_uncharge(device, kind, bytes);
+                gr_budget_uncharge(device, kind, bytes);
                 free(memory);
         }
         gr_unlock(&lock);

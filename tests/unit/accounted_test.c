@@ -75,14 +75,14 @@ static void test_limit(void)
         GR_CHECK_EQ(free_bytes, 12 * MIB);
         GR_CHECK_EQ(total_bytes, 32 * MIB);
         GR_CHECK_EQ(charge(12 * MIB), 0);
-        gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 32 * MIB);
+        gr_budget_uncharge(device, GR_MEMORY_MAPPED, 32 * MIB);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
         GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
         atomic_store(&core.host->hard_bytes, 6 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2);
         GR_CHECK_EQ(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
         GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 3);
-        gr_accounted_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
+        gr_budget_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         GR_CHECK_EQ(atomic_load(&core.host->reserved_bytes), 0);
         finish(0);
 }
@@ -96,20 +96,20 @@ static void test_imported(void)
         start();
         GR_CHECK_EQ(charge(20 * MIB), 0);
         gr_budget_force(device, GR_MEMORY_IMPORTED, 64 * MIB);
-        gr_accounted_add(&core, device, GR_MEMORY_IMPORTED, 5, &owner, 64 * MIB);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_IMPORTED, 5, &owner, 64 * MIB);
         GR_CHECK_EQ(gr_budget_charge(device, GR_MEMORY_IMPORTED, 64 * MIB), 0);
-        gr_accounted_add(&core, device, GR_MEMORY_IMPORTED, 6, &owner, 64 * MIB);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_IMPORTED, 6, &owner, 64 * MIB);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 128 * MIB);
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 20 * MIB);
         GR_CHECK_EQ(atomic_load(&device->peak_reserved_bytes), 20 * MIB);
         gr_budget_share(device, 0, CARD, CARD, &free_bytes, &total_bytes);
         GR_CHECK_EQ(free_bytes, 12 * MIB);
-        gr_accounted_settle(&core, gr_accounted_take(&core, GR_MEMORY_IMPORTED, 5), 1);
+        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_IMPORTED, 5), 1);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 64 * MIB);
-        gr_accounted_drop_owner(&core, &owner);
+        gr_accounted_drop_owner(core.accounted, &owner);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_IMPORTED), 0);
         GR_CHECK_EQ(atomic_load(&device->reserved_bytes), 20 * MIB);
-        gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 20 * MIB);
+        gr_budget_uncharge(device, GR_MEMORY_MAPPED, 20 * MIB);
         finish(0);
 }
 
@@ -125,7 +125,7 @@ static void test_ladder(void)
         GR_CHECK_EQ(sg_used_bytes(0), 24 * MIB);
         GR_CHECK_EQ(charge(30 * MIB), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
-        gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
+        gr_budget_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
 
         /* The cache of the device that is short, whichever context asks. */
         other = gr_context_add(&core, sg_context_new(1), 1);
@@ -135,7 +135,7 @@ static void test_ladder(void)
                 GR_CHECK_EQ(gr_accounted_charge(&core, device, i ? other : NULL, GR_MEMORY_MAPPED, 30 * MIB, allocate,
                                                 NULL),
                             0);
-                gr_accounted_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
+                gr_budget_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
         }
         GR_CHECK(gr_climber(&core, device, other) == context && gr_climber(&core, other->device, other) == other);
         GR_CHECK(!gr_climber(&core, core.host, other));
@@ -162,26 +162,26 @@ static void test_ledger(void)
 
         start();
         GR_CHECK_EQ(charge(4 * MIB), 0);
-        gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 77, &owner, 4 * MIB);
-        GR_CHECK(gr_accounted_take(&core, GR_MEMORY_ARRAY, 77) == NULL); /* another family's handle */
-        entry = gr_accounted_take(&core, GR_MEMORY_MAPPED, 77);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 77, &owner, 4 * MIB);
+        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_ARRAY, 77) == NULL); /* another family's handle */
+        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77);
         GR_CHECK(entry != NULL);
-        GR_CHECK(gr_accounted_take(&core, GR_MEMORY_MAPPED, 77) == NULL);
-        gr_accounted_settle(&core, entry, 0); /* the driver refused: still there */
+        GR_CHECK(gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77) == NULL);
+        gr_accounted_settle(core.accounted, entry, 0); /* the driver refused: still there */
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
-        gr_accounted_settle(&core, gr_accounted_take(&core, GR_MEMORY_MAPPED, 77), 1);
+        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 77), 1);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
 
         /* A handle that comes back without a free in between: the old one is gone. */
         for (int i = 0; i < 2; i++) {
                 GR_CHECK_EQ(charge(4 * MIB), 0);
-                gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 78, &owner, 4 * MIB);
+                gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 78, &owner, 4 * MIB);
         }
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
         GR_CHECK_EQ(charge(2 * MIB), 0);
-        gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 79, NULL, 2 * MIB);
-        gr_accounted_drop_owner(&core, &owner);
-        gr_accounted_drop_owner(&core, NULL); /* no context: owns nothing */
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 79, NULL, 2 * MIB);
+        gr_accounted_drop_owner(core.accounted, &owner);
+        gr_accounted_drop_owner(core.accounted, NULL); /* no context: owns nothing */
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 2 * MIB);
         finish(2 * MIB);
 }
@@ -199,7 +199,7 @@ static size_t reserved_bytes(void)
 static void add(uint64_t handle)
 {
         gr_budget_force(device, GR_MEMORY_MAPPED, MIB);
-        gr_accounted_add(&core, device, GR_MEMORY_MAPPED, handle, &core, MIB);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, handle, &core, MIB);
 }
 
 /* However an entry goes, its memory goes, too. None is none. */
@@ -210,12 +210,12 @@ static void test_nothing_is_lost(void)
         start();
         for (int i = 0; i < 40; i++) {
                 add(1);
-                gr_accounted_settle(&core, gr_accounted_take(&core, GR_MEMORY_MAPPED, 1), 1);
+                gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1), 1);
                 add(1);
                 add(1);
                 add(2);
-                gr_accounted_drop_owner(&core, &core);
-                gr_accounted_settle(&core, NULL, i % 2);
+                gr_accounted_drop_owner(core.accounted, &core);
+                gr_accounted_settle(core.accounted, NULL, i % 2);
                 if (i == 0)
                         before = reserved_bytes();
         }
@@ -245,25 +245,29 @@ static void test_idle(void)
 }
 
 static int owner_of_all;
+static _Atomic unsigned done;
 
 static void *add_one(void *arg)
 {
         (void)arg;
-        gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 2, &owner_of_all, MIB);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 2, &owner_of_all, MIB);
+        atomic_fetch_add(&done, 1);
         return NULL;
 }
 
 static void *take_one(void *arg)
 {
         (void)arg;
-        gr_accounted_settle(&core, gr_accounted_take(&core, GR_MEMORY_MAPPED, 1), 1);
+        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1), 1);
+        atomic_fetch_add(&done, 1);
         return NULL;
 }
 
 static void *drop_all(void *arg)
 {
         (void)arg;
-        gr_accounted_drop_owner(&core, &owner_of_all);
+        gr_accounted_drop_owner(core.accounted, &owner_of_all);
+        atomic_fetch_add(&done, 1);
         return NULL;
 }
 
@@ -271,22 +275,21 @@ static void *drop_all(void *arg)
 static void test_one_at_a_time(void)
 {
         static void *(*const others[])(void *) = {add_one, take_one, drop_all};
-        static const unsigned left[] = {2, 1, 0};
+        static const uint64_t left_bytes[] = {2 * MIB, MIB, 0};
         pthread_t thread;
 
         start();
         gr_budget_force(device, GR_MEMORY_MAPPED, 2 * MIB);
-        gr_accounted_add(&core, device, GR_MEMORY_MAPPED, 1, &owner_of_all, MIB);
-        for (int i = 0; i < 3; i++) {
-                unsigned before = HASH_COUNT(core.accounted->entries);
-
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 1, &owner_of_all, MIB);
+        for (unsigned i = 0; i < 3; i++) {
                 gr_lock(&core.accounted->lock);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, others[i], NULL), 0);
                 usleep(50000);
-                GR_CHECK_EQ(HASH_COUNT(core.accounted->entries), before);
+                GR_CHECK_EQ(atomic_load(&done), i);
                 gr_unlock(&core.accounted->lock);
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(HASH_COUNT(core.accounted->entries), left[i]);
+                GR_CHECK_EQ(atomic_load(&done), i + 1);
+                GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), left_bytes[i]);
         }
         finish(0);
 }

@@ -327,7 +327,7 @@ static void test_limit(void)
         GR_CHECK(gr_pinned_free(&core, c) == 0);
         GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
         GR_CHECK(frees == 2);
-        gr_accounted_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
+        gr_budget_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         end();
 
         /* The host itself is full. */
