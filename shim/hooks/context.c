@@ -87,17 +87,15 @@ static CUcontext primary_of(CUdevice dev)
 /*
  * The context that owns memory allocated while handle is current; for a green context that is the primary one. NULL:
  * the driver does not tell. A green context taken for an owner would break the fences of other contexts when it ends.
+ * Lock held.
  */
-static CUcontext owner_of(CUcontext handle, CUdevice dev)
+GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
 {
         CUcontext owner = handle;
         CUdeviceptr probe;
-        bool primary;
 
-        gr_lock(&lock);
-        primary = primaries[dev] == handle;
-        gr_unlock(&lock);
-        if (primary)
+        gr_assert_locked(&lock);
+        if (primaries[dev] == handle)
                 return handle;
         /* No hook saw it created: a green context, or one from before the driver was found. */
         if (gr_real.cuMemAlloc_v2(&probe, 512) != CUDA_SUCCESS)
