@@ -13,7 +13,6 @@
 #include <stdint.h>
 
 #include "account/budget.h"
-#include "cache/block.h"
 #include "context.h"
 #include "pool_source.h"
 

@@ -1,5 +1,6 @@
 #include "cache/arena.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,12 +80,20 @@ static bool is_open(struct gr_context *context)
         return atomic_load(&context->arenas_quiesced) == 0;
 }
 
+/* The state of a block whose home is this arena. */
+static inline uint16_t state_at_home(const struct gr_arena *arena)
+{
+        return (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE);
+}
+
 /* Appends block to its bin. Arena lock held. */
 static inline void put(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
         struct gr_block *first = bin->blocks; /* a local: the compiler would load bin->blocks after each store */
 
+        gr_rank_assert_held(GR_RANK_ARENA);
+        assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         DL_APPEND(first, block);
         bin->blocks = first;
         atomic_store_explicit(&bin->count, gr_bin_count(bin) + 1, memory_order_relaxed);
@@ -98,6 +107,8 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 {
         uint32_t count = gr_bin_count(bin) - 1;
 
+        gr_rank_assert_held(GR_RANK_ARENA);
+        assert(!gr_block_is_live(block));
         DL_DELETE(first, block);
         bin->blocks = first;
         atomic_store_explicit(&bin->count, count, memory_order_relaxed);
@@ -108,7 +119,6 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 
 void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
 {
-        gr_rank_assert_held(GR_RANK_ARENA);
         remove_from(arena, bin, bin->blocks, block);
 }
 
@@ -139,6 +149,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         uint64_t epoch = gr_fence_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
+        gr_rank_assert_held(GR_RANK_ARENA);
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
         *ret_should_close =
@@ -163,13 +174,15 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         uint64_t ptr = block->ptr;
         struct gr_block **place = recent_place(arena, ptr);
 
+        gr_rank_assert_held(GR_RANK_ARENA);
+        assert(atomic_load(&block->state) == GR_BLOCK_CACHED);
+        assert(!*place || atomic_load(&(*place)->state) == state_at_home(arena));
         if (*place)
                 atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
         *place = block;
         atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
         atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
-        atomic_store_explicit(&block->state, (uint16_t)((arena->shard + 1) << GR_HOME_SHIFT | GR_BLOCK_LIVE),
-                              memory_order_release);
+        atomic_store_explicit(&block->state, state_at_home(arena), memory_order_release);
         hit(arena);
         return ptr;
 }
@@ -282,6 +295,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
                 gr_arena_unlock(arena);
                 return false;
         }
+        assert(atomic_load(&block->state) == state_at_home(arena));
         *place = NULL;
         block->freed_epoch = freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
@@ -463,6 +477,7 @@ void gr_arena_forget(struct gr_arena *arena, uint64_t ptr)
 
         gr_arena_lock(arena);
         if (*place && (*place)->ptr == ptr) {
+                assert(atomic_load(&(*place)->state) == state_at_home(arena));
                 atomic_store(&(*place)->state, GR_BLOCK_LIVE);
                 *place = NULL;
         }

@@ -271,7 +271,7 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
                 return NULL;
         if (range->state == GR_RANGE_FREE)
                 gr_range_leave(split, range);
-        range->state = GR_RANGE_BUSY;
+        gr_range_become(range, GR_RANGE_BUSY);
         while (gr_range_end(range) < end) {
                 if (range->after->state == GR_RANGE_FREE)
                         gr_range_leave(split, range->after);

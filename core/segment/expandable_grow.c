@@ -149,7 +149,7 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
                 }
                 range = after;
         }
-        range->state = GR_RANGE_BUSY;
+        gr_range_become(range, GR_RANGE_BUSY);
         while (gr_range_end(range) < end) {
                 after = range->after;
                 leave(split, after);
@@ -163,7 +163,7 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
                         gr_pages_settle(split, range, GR_RANGE_FREE);
                         return NULL;
                 }
-                after->state = state;
+                gr_range_become(after, state);
                 enter(split, after);
         }
         return range;

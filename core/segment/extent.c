@@ -95,7 +95,7 @@ void gr_hole_enter(struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
-        range->state = GR_RANGE_HOLE;
+        gr_range_become(range, GR_RANGE_HOLE);
         block->freed_epoch = 0;
         DL_APPEND(range->segment->holes, block);
         if (!range->after)
@@ -127,13 +127,14 @@ static void stick(struct gr_range *range)
                 extent->stuck = true;
                 at = gr_extent_ptr(heap, extent) + gr_extent_bytes(extent);
         }
-        range->state = GR_RANGE_STUCK;
+        gr_range_become(range, GR_RANGE_STUCK);
 }
 
 void gr_pages_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
 {
         struct gr_segment *heap = range->segment;
 
+        gr_assert_locked(&split->lock);
         while (range) {
                 bool mapped = gr_page_is_mapped(gr_page_at(heap, range->block.ptr));
                 uint64_t end = gr_range_end(range), at = gr_page_down(range->block.ptr) + GR_PAGE_BYTES;

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "account/budget.h"
+#include "base/lock.h"
 #include "cache/ledger.h"
 
 #define GR_FASTBIN_LISTS_LOG2 8
@@ -59,6 +60,7 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
+        gr_rank_assert_held(GR_RANK_ARENA);
         block->prev = list->last;
         block->next = NULL;
         *(list->last ? &list->last->next : &list->first) = block;
@@ -71,6 +73,7 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
+        gr_rank_assert_held(GR_RANK_ARENA);
         *(block->prev ? &block->prev->next : &list->first) = block->next;
         *(block->next ? &block->next->prev : &list->last) = block->prev;
         fastbins->count--;

@@ -8,11 +8,11 @@
 
 #include "base/arith.h"
 #include "base/attributes.h"
+#include "base/lock.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
 #include "context.h"
 #include "fence/fence.h"
-#include "host/pinned.h"
 #include "segment/split_state.h"
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
@@ -219,13 +219,16 @@ static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_ra
 
 GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
 {
-        range->state = GR_RANGE_FREE;
+        gr_assert_locked(&split->lock);
+        gr_range_become(range, GR_RANGE_FREE);
         lists_insert(lists_of(split, range), range);
         split->free_count++;
 }
 
 GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
 {
+        gr_assert_locked(&split->lock);
+        assert(range->state == GR_RANGE_FREE);
         lists_remove(lists_of(split, range), range);
         split->free_count--;
 }
@@ -372,6 +375,6 @@ struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range
                 }
                 gr_range_enter(split, rest);
         }
-        range->state = GR_RANGE_BUSY;
+        gr_range_become(range, GR_RANGE_BUSY);
         return range;
 }

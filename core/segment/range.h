@@ -5,6 +5,7 @@
 #ifndef GR_RANGE_H
 #define GR_RANGE_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,6 +53,31 @@ struct gr_segment {
 static inline struct gr_range *gr_range_of(struct gr_block *block)
 {
         return (struct gr_range *)block;
+}
+
+/* Whether a range in state from may get state to. A new range is USED; one in state FREE has left its list. */
+static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_state to)
+{
+#define GR_FROM(state) (1u << GR_RANGE_##state)
+        static const unsigned may_be_from[] = {
+                [GR_RANGE_USED] = GR_FROM(USED) | GR_FROM(FREE) | GR_FROM(BUSY),
+                [GR_RANGE_WAITING] = GR_FROM(USED),
+                [GR_RANGE_FREE] = GR_FROM(USED) | GR_FROM(WAITING) | GR_FROM(FREE) | GR_FROM(FREED) | GR_FROM(BUSY),
+                [GR_RANGE_FREED] = GR_FROM(USED),
+                [GR_RANGE_STUCK] = GR_FROM(USED) | GR_FROM(BUSY),
+                [GR_RANGE_HOLE] = GR_FROM(USED) | GR_FROM(HOLE) | GR_FROM(BUSY),
+                [GR_RANGE_STALE] = GR_FROM(BUSY),
+                [GR_RANGE_BUSY] = GR_FROM(USED) | GR_FROM(FREE) | GR_FROM(STUCK) | GR_FROM(HOLE) | GR_FROM(STALE),
+        };
+#undef GR_FROM
+
+        return may_be_from[to] >> from & 1;
+}
+
+static inline void gr_range_become(struct gr_range *range, enum gr_range_state state)
+{
+        assert(gr_range_may_become(range->state, state));
+        range->state = state;
 }
 
 static inline uint64_t gr_range_end(const struct gr_range *range)

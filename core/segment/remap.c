@@ -22,7 +22,7 @@ static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t
 {
         struct gr_block *block = &range->block;
 
-        range->state = GR_RANGE_STALE;
+        gr_range_become(range, GR_RANGE_STALE);
         block->freed_epoch = epoch;
         DL_APPEND(split->stale_pages, block);
 }
@@ -161,6 +161,7 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
         struct gr_split *split = context->split;
         struct gr_block *block, *next, *idle = NULL;
 
+        gr_assert_locked(&split->lock);
         /*
          * All of the list, as an idle one may stand behind one that is not. Memory that is idle at its new address may
          * be returned and uncharged at any time, and a stale address left behind would keep it on the card.
@@ -168,7 +169,7 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
         DL_FOREACH_SAFE (split->stale_pages, block, next)
                 if (gr_fence_idle(context->fence, block->freed_epoch)) {
                         DL_DELETE(split->stale_pages, block);
-                        gr_range_of(block)->state = GR_RANGE_BUSY;
+                        gr_range_become(gr_range_of(block), GR_RANGE_BUSY);
                         DL_APPEND(idle, block);
                 }
         while ((block = idle)) {

@@ -1,5 +1,6 @@
 #include "segment/segments.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
 
 GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
 {
+        gr_assert_locked(&context->split->lock);
         if (sign > 0)
                 gr_budget_uncache(context->device, range->block.capacity_bytes);
         else
@@ -80,12 +82,13 @@ GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
         struct gr_block *block, *next, *freed = NULL;
         uint64_t epoch = atomic_load(&split->ahead_epoch);
 
+        gr_assert_locked(&split->lock);
         for (block = empty_fastbins(context); block; block = next) {
                 next = block->next;
                 epoch = gr_max(epoch, block->freed_epoch);
                 gr_ledger_drop(context->core->ledger, block);
                 count_used(context, gr_range_of(block), -1);
-                gr_range_of(block)->state = GR_RANGE_FREED;
+                gr_range_become(gr_range_of(block), GR_RANGE_FREED);
                 DL_PREPEND(freed, block);
         }
         atomic_store(&split->ahead_epoch, epoch);
@@ -111,10 +114,12 @@ GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
         struct gr_split *split = context->split;
         struct gr_block *block;
 
+        gr_assert_locked(&split->lock);
         while ((block = split->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
                 DL_DELETE(split->queue, block);
                 atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
                 split->free_count--;
+                assert(gr_range_of(block)->state == GR_RANGE_WAITING);
                 gr_range_free(split, gr_range_of(block));
         }
 }
@@ -125,6 +130,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         struct gr_block *block = &range->block, *stale;
         struct gr_range *rest;
 
+        gr_assert_locked(&split->lock);
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
@@ -138,7 +144,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         }
         /* Without host memory for a second range the block keeps the rest. */
         rest = block->capacity_bytes > bytes ? gr_range_cut(range, bytes) : NULL;
-        range->state = GR_RANGE_USED;
+        gr_range_become(range, GR_RANGE_USED);
         if (rest)
                 gr_range_free(split, rest);
         gr_segments_use(context, range, 1);

@@ -12,7 +12,6 @@
 #include "cache/bins_trim.h"
 #include "context.h"
 #include "fence/fence.h"
-#include "host/pinned.h"
 #include "segment/split_state.h"
 #include "segment/split_trim.h"
 

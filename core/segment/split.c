@@ -404,7 +404,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         segment = range->segment;
         split->frees++;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
-                range->state = GR_RANGE_BUSY;
+                gr_range_become(range, GR_RANGE_BUSY);
                 split->busy++;
                 gr_unlock(&split->lock);
                 gr_expandable_discard(context, range);
@@ -420,7 +420,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 split->close_bytes = gr_fence_close_bytes(context->fence);
         }
         if (epoch == GR_SPLIT_NEVER) {
-                range->state = GR_RANGE_STUCK;
+                gr_range_become(range, GR_RANGE_STUCK);
                 segment->stuck = true;
         } else if (fastbins) {
                 gr_arena_lock(context->first_arena);
@@ -432,7 +432,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
                 gr_range_free(split, range); /* which may be part of another one now */
         } else {
-                range->state = GR_RANGE_WAITING;
+                gr_range_become(range, GR_RANGE_WAITING);
                 DL_APPEND(split->queue, block);
                 split->free_count++;
                 atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);

@@ -49,7 +49,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/lock.h"
 #include "cache/ledger.h"
 #include "segment/split_state.h"
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cache/block.h"
 #include "check.h"
 #include "core.h"
 #include "pool.h"

@@ -33,6 +33,8 @@ static void start(bool is_heap, size_t pages)
 
         memset(&fence, 0, sizeof(fence));
         memset(split, 0, sizeof(*split));
+        gr_lock_init(&split->lock, GR_RANK_SPLIT);
+        gr_lock(&split->lock);
         memset(begins, 0, sizeof(begins));
         heap = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
         if (is_heap) {
@@ -56,6 +58,8 @@ static void finish(void)
                 gr_block_free(range);
         }
         gr_range_forget_kept(split);
+        gr_unlock(&split->lock);
+        gr_lock_destroy(&split->lock);
         GR_CHECK_EQ(split->kept_count, 0);
 }
 
@@ -279,8 +283,21 @@ static void test_end_of_lists(void)
         GR_CHECK(!gr_range_first(&room.lists, UNIT));
 }
 
+/* What debug builds assert at each change of a state: memory that may not be handed out is not, on no short way. */
+static void test_states(void)
+{
+        static const enum gr_range_state barred[] = {GR_RANGE_WAITING, GR_RANGE_STUCK, GR_RANGE_HOLE, GR_RANGE_STALE};
+
+        for (unsigned i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
+                GR_CHECK(!gr_range_may_become(barred[i], GR_RANGE_USED));
+                GR_CHECK_EQ(gr_range_may_become(barred[i], GR_RANGE_FREE), barred[i] == GR_RANGE_WAITING);
+        }
+        GR_CHECK(gr_range_may_become(GR_RANGE_FREE, GR_RANGE_USED));
+}
+
 int main(void)
 {
+        test_states();
         test_cut_and_swallow(true);
         test_cut_and_swallow(false);
         test_free_and_isolate(true);
