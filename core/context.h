@@ -79,9 +79,9 @@ struct gr_config {
 struct gr_core {
         /* What every free reads, a cache line of it. */
         struct gr_config config;
-        _Atomic uint64_t heap_ptrs[2]; /* where the latest heaps of split begin, and ... */
-        _Atomic uint32_t heap_pages;   /* ... how large each is; 0: there is none. For gr_core_in_heap */
-        _Atomic bool decay_armed;      /* somebody calls gr_core_decay in time */
+        _Atomic uint64_t expandable_ptrs[2]; /* where the latest expandable segments of split begin, and ... */
+        _Atomic uint32_t expandable_pages;   /* ... how large each is; 0: there is none. For gr_in_expandable */
+        _Atomic bool decay_armed;            /* somebody calls gr_decay_run in time */
         /*
          * A stream may wait for what the program does later, by a function on the host, a word in memory or a
          * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
@@ -117,7 +117,7 @@ struct gr_core {
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
-        /* Asked for when the cache holds more than it may: somebody must soon call gr_core_maintain. May be NULL. */
+        /* Asked for when the cache holds more than it may: somebody must soon call gr_trim_excess. May be NULL. */
         void (*wake)(struct gr_core *core);
 
         /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is

@@ -325,7 +325,7 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
 {
         struct gr_arena *arena = gr_thread.used;
 
-        if (__builtin_expect(gr_core_in_heap(core, ptr), 0))
+        if (__builtin_expect(gr_in_expandable(core, ptr), 0))
                 return take_back_split(core, ptr, ret_should_close);
         if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;

@@ -15,13 +15,13 @@
 #include "fence/fence.h"
 
 /* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
-static inline bool gr_core_in_heap(struct gr_core *core, uint64_t ptr)
+static inline bool gr_in_expandable(struct gr_core *core, uint64_t ptr)
 {
-        uint64_t bytes = (uint64_t)atomic_load_explicit(&core->heap_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
+        uint64_t bytes = (uint64_t)atomic_load_explicit(&core->expandable_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
 
         return __builtin_expect(bytes > 0, 0) &&
-               (ptr - atomic_load_explicit(&core->heap_ptrs[0], memory_order_relaxed) < bytes ||
-                ptr - atomic_load_explicit(&core->heap_ptrs[1], memory_order_relaxed) < bytes);
+               (ptr - atomic_load_explicit(&core->expandable_ptrs[0], memory_order_relaxed) < bytes ||
+                ptr - atomic_load_explicit(&core->expandable_ptrs[1], memory_order_relaxed) < bytes);
 }
 
 /* Whether new requests are served by split. */

@@ -165,7 +165,7 @@ static bool decay_one(struct gr_context *context, void *arg)
         return true;
 }
 
-uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns)
+uint64_t gr_decay_run(struct gr_core *core, uint64_t now_ns)
 {
         struct round round = {.now_ns = now_ns};
         uint64_t pinned_ns;

@@ -52,6 +52,6 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns);
  * Takes the steps that are due at now_ns in all contexts. Returns when the next is due. 0: nothing is cached, or decay
  * is off; core->decay_armed is then false, so that the next block that is cached calls core->wake.
  */
-uint64_t gr_core_decay(struct gr_core *core, uint64_t now_ns);
+uint64_t gr_decay_run(struct gr_core *core, uint64_t now_ns);
 
 #endif

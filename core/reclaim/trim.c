@@ -68,7 +68,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
         return true;
 }
 
-bool gr_core_maintain(struct gr_core *core)
+bool gr_trim_excess(struct gr_core *core)
 {
         bool waiting = false;
 

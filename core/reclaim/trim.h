@@ -1,6 +1,6 @@
 /*
  * Trim: returns cached blocks to the driver: of one context until enough is returned, of one class for decay, or of all
- * contexts down to the threshold. Nothing here waits for the GPU, except gr_core_maintain with older drivers, which
+ * contexts down to the threshold. Nothing here waits for the GPU, except gr_trim_excess with older drivers, which
  * cannot record an event for a whole context.
  */
 #ifndef GR_TRIM_H
@@ -23,7 +23,7 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes);
  * Returns to the driver what the caches hold beyond the release threshold and the soft limit, and blocks of bins whose
  * sizes split now serves. Returns whether more waits for its fence.
  */
-bool gr_core_maintain(struct gr_core *core);
+bool gr_trim_excess(struct gr_core *core);
 
 /*
  * Returns idle blocks of one class to the driver, oldest first, at most most_bytes of footprint and one batch. Returns

@@ -28,51 +28,51 @@
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
-/* For gr_core_in_heap. */
-static void note_heap(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
+/* For gr_in_expandable. */
+static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
-        atomic_store(&core->heap_ptrs[small], ptr);
-        atomic_compare_exchange_strong(&core->heap_ptrs[!small], &(uint64_t){0}, ptr);
-        atomic_store(&core->heap_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
+        atomic_store(&core->expandable_ptrs[small], ptr);
+        atomic_compare_exchange_strong(&core->expandable_ptrs[!small], &(uint64_t){0}, ptr);
+        atomic_store(&core->expandable_pages, (uint32_t)(bytes >> GR_PAGE_SHIFT));
 }
 
 int gr_expandable_open(struct gr_context *context, bool small)
 {
         struct gr_split *split = context->split;
         const struct gr_driver *driver = context->core->driver;
-        struct gr_segment *heap = NULL;
+        struct gr_segment *segment = NULL;
         struct gr_range *range = NULL;
         uint64_t bytes = 0, total, ptr = 0;
         bool added = false;
 
-        if (!driver->mem_reserve || atomic_load(&split->heap_refused))
+        if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
                 bytes = gr_page_down(ADDRESSES_SHARE * total);
         if (bytes == 0 || driver->mem_reserve(context->handle, bytes, &ptr))
                 goto refuse;
-        heap = gr_metadata_alloc(sizeof(*heap));
+        segment = gr_metadata_alloc(sizeof(*segment));
         range = gr_block_new();
-        if (heap) {
-                heap->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->pages));
-                heap->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*heap->begins));
+        if (segment) {
+                segment->pages = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->pages));
+                segment->begins = calloc(bytes >> GR_PAGE_SHIFT, sizeof(*segment->begins));
         }
-        if (!heap || !range || !heap->pages || !heap->begins)
+        if (!segment || !range || !segment->pages || !segment->begins)
                 goto refuse;
-        heap->ptr = ptr;
-        heap->bytes = bytes;
-        heap->small = small;
-        heap->first = range;
-        heap->begins[0] = range;
-        range->segment = heap;
+        segment->ptr = ptr;
+        segment->bytes = bytes;
+        segment->small = small;
+        segment->first = range;
+        segment->begins[0] = range;
+        range->segment = segment;
         range->block.ptr = ptr;
         range->block.capacity_bytes = bytes;
         range->block.context = context;
         range->block.flags = GR_BLOCK_SPLIT;
         gr_lock(&split->lock);
-        if (!split->heaps[small] && gr_segments_add(split, heap)) {
-                split->heaps[small] = heap;
-                note_heap(context->core, small, ptr, bytes);
+        if (!split->expandable[small] && gr_segments_add(split, segment)) {
+                split->expandable[small] = segment;
+                note_expandable(context->core, small, ptr, bytes);
                 gr_hole_enter(range);
                 added = true;
         }
@@ -80,31 +80,31 @@ int gr_expandable_open(struct gr_context *context, bool small)
         if (added)
                 return 0;
         gr_block_free(range); /* another thread was faster */
-        gr_expandable_close(context, heap);
-        return split->heaps[small] ? 0 : -ENOSPC;
+        gr_expandable_close(context, segment);
+        return split->expandable[small] ? 0 : -ENOSPC;
 refuse:
-        if (!atomic_exchange(&split->heap_refused, true))
+        if (!atomic_exchange(&split->expandable_refused, true))
                 gr_log(GR_LOG_INFO,
                        "no mapped memory here: pool kind split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
-        if (heap) {
-                free(heap->pages);
-                free(heap->begins);
+        if (segment) {
+                free(segment->pages);
+                free(segment->begins);
         }
-        gr_metadata_free(heap, sizeof(*heap));
+        gr_metadata_free(segment, sizeof(*segment));
         gr_block_free(range);
         return -ENOSPC;
 }
 
 /* Lock not held. */
-void gr_expandable_close(struct gr_context *context, struct gr_segment *heap)
+void gr_expandable_close(struct gr_context *context, struct gr_segment *segment)
 {
         struct gr_core *core = context->core;
         bool empty = true;
 
-        for (uint64_t at = heap->ptr; at < heap->ptr + heap->bytes; at += GR_PAGE_BYTES) {
-                struct gr_page *extent = gr_page_at(heap, at);
+        for (uint64_t at = segment->ptr; at < segment->ptr + segment->bytes; at += GR_PAGE_BYTES) {
+                struct gr_page *extent = gr_page_at(segment, at);
                 uint64_t bytes = gr_extent_bytes(extent);
 
                 if (extent->stale > 0)
@@ -112,30 +112,30 @@ void gr_expandable_close(struct gr_context *context, struct gr_segment *heap)
                 if (bytes == 0)
                         continue;
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
-                if (gr_extent_unmap(core, NULL, heap, extent))
+                if (gr_extent_unmap(core, NULL, segment, extent))
                         gr_budget_release(context->device, at, bytes);
                 else
                         empty = false;
                 at += bytes - GR_PAGE_BYTES;
         }
         if (empty)
-                core->driver->mem_unreserve(heap->ptr, heap->bytes);
-        free(heap->pages);
-        free(heap->begins);
-        gr_metadata_free(heap, sizeof(*heap));
+                core->driver->mem_unreserve(segment->ptr, segment->bytes);
+        free(segment->pages);
+        free(segment->begins);
+        gr_metadata_free(segment, sizeof(*segment));
 }
 
 /* The first run of idle extents inside a free range: [*ret_at, *ret_end). Returns its bytes, 0 where there is none. */
 static uint64_t idle_run(struct gr_context *context, const struct gr_range *range, uint64_t want_bytes,
                          uint64_t most_bytes, uint64_t *ret_at)
 {
-        const struct gr_segment *heap = range->segment;
+        const struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), bytes = 0;
         unsigned count = 0;
 
         while (at < end && bytes < want_bytes && count < TRIM_BATCH && bytes < TRIM_BATCH_BYTES) {
-                const struct gr_page *extent = gr_extent_at(heap, at);
-                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_extent_bytes(extent);
+                const struct gr_page *extent = gr_extent_at(segment, at);
+                uint64_t begin = gr_extent_ptr(segment, extent), size = gr_extent_bytes(extent);
 
                 if (begin < at || begin + size > end || size > most_bytes - bytes ||
                     !gr_fence_idle(context->fence, extent->freed_epoch)) {
@@ -172,19 +172,19 @@ static struct gr_range *idle_range(struct gr_context *context, uint64_t want_byt
 
 uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range, bool fresh)
 {
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
         unsigned count = 0;
 
         while (at < end) {
-                struct gr_page *extent = gr_extent_at(heap, at);
-                uint64_t begin = gr_extent_ptr(heap, extent), size = gr_max(gr_extent_bytes(extent), GR_PAGE_BYTES);
+                struct gr_page *extent = gr_extent_at(segment, at);
+                uint64_t begin = gr_extent_ptr(segment, extent), size = gr_max(gr_extent_bytes(extent), GR_PAGE_BYTES);
 
                 if (gr_page_is_mapped(extent) && begin >= at && begin + size <= end && /* else others use it, too */
                     !(fresh && extent->freed_epoch)) {
                         uint64_t cached = size - extent->used_bytes, pinned = gr_extent_stranded(extent);
 
-                        if (gr_extent_unmap(context->core, context->handle, heap, extent)) {
+                        if (gr_extent_unmap(context->core, context->handle, segment, extent)) {
                                 gr_account_add(&context->device->stranded_bytes, -pinned);
                                 gr_budget_uncache(context->device, cached);
                                 gr_budget_release(context->device, begin, size);
@@ -221,17 +221,17 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
                 gr_lock(&split->lock);
                 split->busy--;
                 gr_split_surplus(split, -(int64_t)last);
-                gr_pages_settle(split, range, GR_RANGE_FREE);
+                gr_extent_settle(split, range, GR_RANGE_FREE);
         }
         gr_unlock(&split->lock);
         return gone;
 }
 
 /* Whether nothing of the extent is used; unless `waiting`, nothing may wait either. */
-static bool is_left(const struct gr_segment *heap, const struct gr_page *extent, bool waiting)
+static bool is_left(const struct gr_segment *segment, const struct gr_page *extent, bool waiting)
 {
-        uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
-        const struct gr_range *range = gr_range_at(heap, begin);
+        uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
+        const struct gr_range *range = gr_range_at(segment, begin);
 
         for (; range && range->block.ptr < end; range = range->after)
                 if (range->state != GR_RANGE_FREE && range->state != GR_RANGE_STUCK &&
@@ -258,10 +258,10 @@ static struct gr_range *part(struct gr_split *split, struct gr_range *range, uin
 }
 
 /* Makes an extent of which nothing is used or waits one busy range. NULL: out of memory, and nothing has changed. */
-static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *heap, const struct gr_page *extent)
+static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *segment, const struct gr_page *extent)
 {
-        uint64_t begin = gr_extent_ptr(heap, extent), end = begin + gr_extent_bytes(extent);
-        struct gr_range *range = gr_range_at(heap, begin), *last = gr_range_at(heap, end - 1);
+        uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
+        struct gr_range *range = gr_range_at(segment, begin), *last = gr_range_at(segment, end - 1);
 
         if (gr_range_end(last) > end && !part(split, last, end))
                 return NULL;
@@ -281,22 +281,22 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *h
 }
 
 /* Whether the extent at ptr could go back but for stuck ranges; with `waiting`, once its waiting ranges are usable. */
-static bool is_stuck(const struct gr_segment *heap, uint64_t ptr, bool waiting)
+static bool is_stuck(const struct gr_segment *segment, uint64_t ptr, bool waiting)
 {
-        const struct gr_page *extent = gr_extent_at(heap, ptr);
+        const struct gr_page *extent = gr_extent_at(segment, ptr);
 
-        return extent->stuck && is_left(heap, extent, waiting);
+        return extent->stuck && is_left(segment, extent, waiting);
 }
 
-bool gr_expandable_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint64_t last)
+bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
-        return is_stuck(heap, ptr, true) || is_stuck(heap, last, true);
+        return is_stuck(segment, ptr, true) || is_stuck(segment, last, true);
 }
 
 /* Whether memory is mapped at ptr and no thread is mapping or returning it. */
-static bool is_settled(const struct gr_segment *heap, uint64_t ptr)
+static bool is_settled(const struct gr_segment *segment, uint64_t ptr)
 {
-        enum gr_range_state state = gr_range_at(heap, ptr)->state;
+        enum gr_range_state state = gr_range_at(segment, ptr)->state;
 
         return state != GR_RANGE_BUSY && state != GR_RANGE_HOLE && state != GR_RANGE_STALE;
 }
@@ -315,16 +315,16 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 }
 
 /* Makes the extent at ptr, which has stuck ranges, a busy range if nothing of it is used any more; else NULL. */
-static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *heap, uint64_t ptr)
+static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t ptr)
 {
-        if (!is_settled(heap, ptr) || !is_stuck(heap, ptr, false) ||
-            !gr_fence_idle(context->fence, gr_extent_at(heap, ptr)->freed_epoch))
+        if (!is_settled(segment, ptr) || !is_stuck(segment, ptr, false) ||
+            !gr_fence_idle(context->fence, gr_extent_at(segment, ptr)->freed_epoch))
                 return NULL;
-        return take_extent(context->split, heap, gr_extent_at(heap, ptr));
+        return take_extent(context->split, segment, gr_extent_at(segment, ptr));
 }
 
 /* Lock not held. */
-void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last)
+void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last)
 {
         struct gr_split *split = context->split;
         struct gr_range *ranges[2] = {NULL};
@@ -334,17 +334,17 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, 
         if (quiet) {
                 gr_remap_reap(context);
                 gr_segments_drain(context);
-                ranges[0] = take_stuck(context, heap, ptr);
-                ranges[1] = take_stuck(context, heap, last);
+                ranges[0] = take_stuck(context, segment, ptr);
+                ranges[1] = take_stuck(context, segment, last);
         }
         gr_unlock(&split->lock);
         for (int i = 0; i < 2; i++)
                 if (ranges[i] && gr_expandable_unmap(context, ranges[i], false) == 0)
-                        keep_stuck(context, gr_extent_at(heap, ranges[i]->block.ptr));
+                        keep_stuck(context, gr_extent_at(segment, ranges[i]->block.ptr));
         gr_lock(&split->lock);
         for (int i = 0; i < 2; i++)
                 if (ranges[i])
-                        gr_pages_settle(split, ranges[i], GR_RANGE_STUCK);
+                        gr_extent_settle(split, ranges[i], GR_RANGE_STUCK);
         split->busy--;
         gr_unlock(&split->lock);
 }
@@ -367,13 +367,13 @@ static bool make_quiet(struct gr_context *context)
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range)
 {
         struct gr_split *split = context->split;
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
         uint64_t ptr = range->block.ptr, last = gr_range_end(range) - 1;
 
         if (make_quiet(context))
                 gr_expandable_unmap(context, range, false);
         gr_lock(&split->lock);
-        gr_pages_settle(split, range, GR_RANGE_STUCK);
+        gr_extent_settle(split, range, GR_RANGE_STUCK);
         gr_unlock(&split->lock);
-        gr_expandable_unstick(context, heap, ptr, last);
+        gr_expandable_unstick(context, segment, ptr, last);
 }

@@ -53,15 +53,15 @@ void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
  * Whether a range that was freed, from ptr to last, was the last in use in an extent part of which must not be reused,
  * so that it can go back. The split's lock is held.
  */
-bool gr_expandable_ends_stuck(const struct gr_segment *heap, uint64_t ptr, uint64_t last);
+bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
  * Such a range has been freed: waits for the context as the driver would, and returns the extents at
  * its two ends. The caller has counted itself into busy, and is counted out. Calls the driver; no lock held.
  */
-void gr_expandable_unstick(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t last);
+void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /* Returns all memory and addresses of a segment that no split has any more; its context may be gone. */
-void gr_expandable_close(struct gr_context *context, struct gr_segment *heap);
+void gr_expandable_close(struct gr_context *context, struct gr_segment *segment);
 
 #endif

@@ -105,16 +105,16 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
  * Chooses the place that lacks the fewest pages. Looks at HOLES_LOOKED holes only, as other threads wait for the lock;
  * after that the end of the segment serves or, if that is full, any hole.
  */
-static bool choose(const struct gr_segment *heap, size_t bytes, struct place *best)
+static bool choose(const struct gr_segment *segment, size_t bytes, struct place *best)
 {
         struct gr_block *block;
         unsigned looked = 0;
 
         *best = (struct place){.hole_bytes = UINT64_MAX};
-        DL_FOREACH (heap->holes, block) {
+        DL_FOREACH (segment->holes, block) {
                 if (looked++ >= HOLES_LOOKED) {
-                        if (heap->end && looked == HOLES_LOOKED + 1)
-                                weigh_hole(heap->end, bytes, best);
+                        if (segment->end && looked == HOLES_LOOKED + 1)
+                                weigh_hole(segment->end, bytes, best);
                         if (best->range)
                                 break;
                 }
@@ -160,7 +160,7 @@ static struct gr_range *claim(struct gr_split *split, const struct place *place,
         if (stop < gr_range_end(range)) {
                 after = gr_range_cut(range, stop - range->block.ptr);
                 if (!after) {
-                        gr_pages_settle(split, range, GR_RANGE_FREE);
+                        gr_extent_settle(split, range, GR_RANGE_FREE);
                         return NULL;
                 }
                 gr_range_become(after, state);
@@ -193,23 +193,23 @@ static size_t widen(struct place *place, size_t bytes)
  */
 static int back(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
         uint64_t step = gr_page_down((atomic_load(&context->device->reserved_bytes) + (end - at)) / EXTENT_SHARE);
 
-        step = heap->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), least_bytes);
+        step = segment->small ? GR_PAGE_BYTES : gr_max(gr_min(step, EXTENT_MOST_BYTES), least_bytes);
         *ret_bytes = 0;
         while (at < end) {
                 uint64_t stop = at;
                 int rc;
 
-                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                while (stop < end && stop - at < step && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
                 if (stop == at) {
                         at += GR_PAGE_BYTES;
                         continue;
                 }
-                rc = gr_extent_map(context, heap, at, stop - at);
+                rc = gr_extent_map(context, segment, at, stop - at);
                 if (rc)
                         return rc;
                 *ret_bytes += stop - at;
@@ -234,7 +234,7 @@ static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_b
 
 bool gr_expandable_may_grow(struct gr_context *context, size_t bytes)
 {
-        return context->split->heaps[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
+        return context->split->expandable[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
 }
 
 /* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
@@ -312,7 +312,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         int rc = 0;
 
         gr_lock(&split->lock);
-        if (!split->heaps[small]) {
+        if (!split->expandable[small]) {
                 gr_unlock(&split->lock);
                 rc = gr_expandable_open(context, small);
                 if (rc)
@@ -321,7 +321,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         }
         gr_segments_drain(context);
         gr_remap_reap(context);
-        if (!split->heaps[small] || !choose(split->heaps[small], bytes, &place)) {
+        if (!split->expandable[small] || !choose(split->expandable[small], bytes, &place)) {
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
@@ -355,7 +355,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
                 *ret_block = gr_segments_carve(context, range, bytes);
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
-                gr_pages_settle(split, range, GR_RANGE_FREE);
+                gr_extent_settle(split, range, GR_RANGE_FREE);
                 rc = ahead ? -EAGAIN : rc;
         }
         gr_unlock(&split->lock);

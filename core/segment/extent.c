@@ -12,14 +12,14 @@
 #include "segment/range.h"
 #include "segment/split_state.h"
 
-GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign)
+GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign)
 {
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
         uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0;
 
         while (at < end) {
-                struct gr_page *extent = gr_extent_at(heap, at);
-                uint64_t next = gr_min(end, gr_extent_ptr(heap, extent) + gr_extent_bytes(extent));
+                struct gr_page *extent = gr_extent_at(segment, at);
+                uint64_t next = gr_min(end, gr_extent_ptr(segment, extent) + gr_extent_bytes(extent));
 
                 pinned -= gr_extent_stranded(extent);
                 if (sign > 0) {
@@ -37,7 +37,7 @@ GR_HOT_CODE void gr_pages_use(struct gr_context *context, struct gr_range *range
         gr_split_surplus(context->split, (int64_t)surplus);
 }
 
-int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
+int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes)
 {
         int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
 
@@ -46,7 +46,7 @@ int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_r
         return rc;
 }
 
-void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc)
+void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc)
 {
         if (rc) {
                 gr_budget_uncache(context->device, bytes);
@@ -57,16 +57,16 @@ void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, u
         gr_count(context->core, GR_STAT_driver_allocs, 1);
 }
 
-int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes)
+int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes)
 {
-        struct gr_page *extent = gr_page_at(heap, ptr);
+        struct gr_page *extent = gr_page_at(segment, ptr);
         uint64_t reserved, handle = GR_NO_HANDLE;
-        int rc = gr_pages_reserve(context, bytes, &reserved);
+        int rc = gr_extent_reserve(context, bytes, &reserved);
 
         if (rc)
                 return rc;
         rc = context->core->driver->mem_map(context->handle, context->device->ordinal, ptr, bytes, &handle);
-        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        gr_extent_commit(context, ptr, bytes, reserved, rc);
         if (rc)
                 return rc;
         *extent = (struct gr_page){.handle = handle, .pages = (uint32_t)(bytes >> GR_PAGE_SHIFT)};
@@ -75,9 +75,9 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t 
         return 0;
 }
 
-bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent)
+bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent)
 {
-        if (core->driver->mem_unmap(handle, gr_extent_ptr(heap, extent), gr_extent_bytes(extent), extent->handle))
+        if (core->driver->mem_unmap(handle, gr_extent_ptr(segment, extent), gr_extent_bytes(extent), extent->handle))
                 return false;
         for (uint32_t i = extent->pages; i-- > 0;)
                 extent[i] = (struct gr_page){0};
@@ -119,28 +119,28 @@ static void hole_make(struct gr_range *range)
 /* Makes a freed range STUCK, as it must not be reused. */
 static void stick(struct gr_range *range)
 {
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
 
         for (uint64_t at = range->block.ptr; at < gr_range_end(range);) {
-                struct gr_page *extent = gr_extent_at(heap, at);
+                struct gr_page *extent = gr_extent_at(segment, at);
 
                 extent->stuck = true;
-                at = gr_extent_ptr(heap, extent) + gr_extent_bytes(extent);
+                at = gr_extent_ptr(segment, extent) + gr_extent_bytes(extent);
         }
         gr_range_become(range, GR_RANGE_STUCK);
 }
 
-void gr_pages_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
+void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest)
 {
-        struct gr_segment *heap = range->segment;
+        struct gr_segment *segment = range->segment;
 
         gr_assert_locked(&split->lock);
         while (range) {
-                bool mapped = gr_page_is_mapped(gr_page_at(heap, range->block.ptr));
+                bool mapped = gr_page_is_mapped(gr_page_at(segment, range->block.ptr));
                 uint64_t end = gr_range_end(range), at = gr_page_down(range->block.ptr) + GR_PAGE_BYTES;
                 struct gr_range *next = NULL;
 
-                while (at < end && gr_page_is_mapped(gr_page_at(heap, at)) == mapped)
+                while (at < end && gr_page_is_mapped(gr_page_at(segment, at)) == mapped)
                         at += GR_PAGE_BYTES;
                 if (at < end) {
                         next = gr_range_cut(range, at - range->block.ptr);

@@ -36,9 +36,9 @@ static inline uint64_t gr_page_up(uint64_t ptr)
         return gr_page_down(ptr + GR_PAGE_BYTES - 1);
 }
 
-static inline struct gr_page *gr_page_at(const struct gr_segment *heap, uint64_t ptr)
+static inline struct gr_page *gr_page_at(const struct gr_segment *segment, uint64_t ptr)
 {
-        return &heap->pages[(ptr - heap->ptr) >> GR_PAGE_SHIFT];
+        return &segment->pages[(ptr - segment->ptr) >> GR_PAGE_SHIFT];
 }
 
 static inline bool gr_page_is_mapped(const struct gr_page *page)
@@ -46,16 +46,16 @@ static inline bool gr_page_is_mapped(const struct gr_page *page)
         return page->pages > 0 || page->back > 0;
 }
 
-static inline struct gr_page *gr_extent_at(const struct gr_segment *heap, uint64_t ptr)
+static inline struct gr_page *gr_extent_at(const struct gr_segment *segment, uint64_t ptr)
 {
-        struct gr_page *page = gr_page_at(heap, ptr);
+        struct gr_page *page = gr_page_at(segment, ptr);
 
         return page - page->back;
 }
 
-static inline uint64_t gr_extent_ptr(const struct gr_segment *heap, const struct gr_page *extent)
+static inline uint64_t gr_extent_ptr(const struct gr_segment *segment, const struct gr_page *extent)
 {
-        return heap->ptr + ((uint64_t)(extent - heap->pages) << GR_PAGE_SHIFT);
+        return segment->ptr + ((uint64_t)(extent - segment->pages) << GR_PAGE_SHIFT);
 }
 
 static inline uint64_t gr_extent_bytes(const struct gr_page *extent)
@@ -70,7 +70,7 @@ static inline uint64_t gr_extent_stranded(const struct gr_page *extent)
 }
 
 /* A range of an expandable segment becomes used (+1), or is freed (-1; its freed_epoch is set). */
-void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign);
+void gr_extent_use(struct gr_context *context, struct gr_range *range, int sign);
 
 /* For mem_unmap: only the addresses are unmapped, the memory stays. */
 #define GR_NO_HANDLE 0
@@ -80,17 +80,17 @@ void gr_pages_use(struct gr_context *context, struct gr_range *range, int sign);
  * that the part that no request needs is never in the peak of live memory. -EDQUOT: the hard limit, and no commit
  * follows. rc: the driver's result; ptr is valid if it is 0. No lock held.
  */
-int gr_pages_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes);
-void gr_pages_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);
+int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_reserved_bytes);
+void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, uint64_t reserved_bytes, int rc);
 
 /*
  * Maps new memory at [ptr, ptr + bytes), whole pages of a busy range of the caller; it is charged and counts as cached.
  * -EDQUOT, -ENOMEM, or the driver's error, and nothing has happened. Calls the driver; no lock held.
  */
-int gr_extent_map(struct gr_context *context, struct gr_segment *heap, uint64_t ptr, uint64_t bytes);
+int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes);
 
 /* Returns the caller's extent to the driver. False: it refused. The caller corrects the accounts. No lock held. */
-bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *heap, struct gr_page *extent);
+bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent);
 
 /* A range without memory enters the list of its segment's holes, or leaves it. */
 void gr_hole_enter(struct gr_range *range);
@@ -100,6 +100,6 @@ void gr_hole_leave(struct gr_range *hole);
  * A busy range becomes what its pages are: holes where nothing is mapped, elsewhere ranges of state rest (FREE or
  * STUCK). Without host memory for the pieces the remainder stays busy, and is never handed out.
  */
-void gr_pages_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest);
+void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest);
 
 #endif

@@ -77,7 +77,7 @@ struct move {
  */
 static unsigned moves_choose(struct gr_split *split, const struct gr_range *range, struct move *moves)
 {
-        const struct gr_segment *heap = range->segment;
+        const struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range), stop = at;
         unsigned count = 0;
 
@@ -85,7 +85,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
                 struct gr_range *from;
                 struct found found;
 
-                while (stop < end && !gr_page_is_mapped(gr_page_at(heap, stop)))
+                while (stop < end && !gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
                 found = find_movable(split, stop - at);
                 from = found.range ? gr_range_isolate(split, found.range, found.at, found.bytes) : NULL;
@@ -94,7 +94,7 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
                         at += found.bytes;
                         continue;
                 }
-                while (stop < end && gr_page_is_mapped(gr_page_at(heap, stop)))
+                while (stop < end && gr_page_is_mapped(gr_page_at(segment, stop)))
                         stop += GR_PAGE_BYTES;
                 at = stop;
         }
@@ -105,10 +105,10 @@ static unsigned moves_choose(struct gr_split *split, const struct gr_range *rang
  * Maps the extent a second time, in this segment. Its old addresses stay mapped until the last work there has passed.
  * Lock not held.
  */
-static bool move_one(struct gr_context *context, struct gr_segment *heap, const struct move *move)
+static bool move_one(struct gr_context *context, struct gr_segment *segment, const struct move *move)
 {
         struct gr_page *old = gr_page_at(move->from->segment, move->from->block.ptr),
-                       *extent = gr_page_at(heap, move->to);
+                       *extent = gr_page_at(segment, move->to);
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
@@ -149,7 +149,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                         gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
                         stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);
                 } else {
-                        gr_pages_settle(split, from, GR_RANGE_FREE);
+                        gr_extent_settle(split, from, GR_RANGE_FREE);
                 }
         }
         gr_unlock(&split->lock);
@@ -185,6 +185,6 @@ GR_NOT_CHECKED void gr_remap_reap(struct gr_context *context)
                 if (rc) /* these addresses are lost */
                         continue;
                 gr_page_at(range->segment, block->ptr)->stale = 0;
-                gr_pages_settle(split, range, GR_RANGE_FREE);
+                gr_extent_settle(split, range, GR_RANGE_FREE);
         }
 }

@@ -44,7 +44,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
                 segment->used_bytes -= bytes;
         }
         if (segment->pages) {
-                gr_pages_use(context, range, sign);
+                gr_extent_use(context, range, sign);
                 return;
         }
         if (surplus || segment->used_count == 0)
@@ -219,11 +219,11 @@ int gr_segment_take(struct gr_context *context, size_t bytes, struct gr_segment 
 
         if (!segment || !range)
                 goto fail;
-        rc = gr_pages_reserve(context, bytes, &reserved);
+        rc = gr_extent_reserve(context, bytes, &reserved);
         if (rc)
                 goto fail;
         rc = context->core->driver->mem_alloc(context->handle, bytes, &ptr);
-        gr_pages_commit(context, ptr, bytes, reserved, rc);
+        gr_extent_commit(context, ptr, bytes, reserved, rc);
         if (rc)
                 goto fail;
         segment->ptr = ptr;

@@ -136,7 +136,7 @@ static bool has_surplus(struct gr_split *split)
         bool has;
 
         gr_lock(&split->lock);
-        has = (split->heaps[0] || split->heaps[1]) && split->surplus_bytes > 0;
+        has = (split->expandable[0] || split->expandable[1]) && split->surplus_bytes > 0;
         gr_unlock(&split->lock);
         return has;
 }

@@ -74,7 +74,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
                         if (used || range->state == GR_RANGE_STUCK) /* which its pages count as used */
-                                gr_pages_use(context, range, -1);
+                                gr_extent_use(context, range, -1);
                 }
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
@@ -88,7 +88,7 @@ void gr_split_drop(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         struct gr_device *device = context->device;
-        struct gr_segment *heaps[2];
+        struct gr_segment *expandable[2];
 
         gr_lock(&split->lock);
         while (split->busy > 0) { /* in calls of the driver that wait for nothing */
@@ -107,8 +107,8 @@ void gr_split_drop(struct gr_context *context)
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }
-        memcpy(heaps, split->heaps, sizeof(heaps));
-        memset(split->heaps, 0, sizeof(split->heaps));
+        memcpy(expandable, split->expandable, sizeof(expandable));
+        memset(split->expandable, 0, sizeof(split->expandable));
         split->stale_pages = NULL;
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
@@ -123,8 +123,8 @@ void gr_split_drop(struct gr_context *context)
                      context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
         gr_unlock(&split->lock);
         for (int small = 0; small < 2; small++)
-                if (heaps[small])
-                        gr_expandable_close(context, heaps[small]);
+                if (expandable[small])
+                        gr_expandable_close(context, expandable[small]);
 }
 
 /* Below, the split's lock is held unless a comment says otherwise; it is never held across a call of the driver. */

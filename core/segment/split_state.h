@@ -35,13 +35,13 @@ enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 struct gr_split {
         /* The driver refused to map memory at a second address, so nothing is moved. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic bool heap_refused;      /* no expandable segment: the driver had no addresses, or too little memory */
+        _Atomic bool expandable_refused; /* no expandable segment: the driver had no addresses, or too little memory */
         _Atomic bool ahead_refused;     /* the driver lacked memory to map, so no more is mapped than a request needs */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t ahead_epoch;   /* the latest epoch of ranges that became free ahead of their fence */
         _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
         _Atomic uint64_t
-                unwanted_bytes; /* auto: cached by bins before the move to segments; gr_core_maintain returns it */
+                unwanted_bytes; /* auto: cached by bins before the move to segments; gr_trim_excess returns it */
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
@@ -58,13 +58,13 @@ struct gr_split {
         struct gr_free_lists free[GR_FREE_KINDS];
         struct gr_segment **segments; /* by address */
         size_t segment_count, segment_room;
-        struct gr_segment *heaps[2];  /* the expandable segments for large and for small requests; NULL: none */
-        struct gr_block *stale_pages; /* stale ranges of the expandable segments, oldest first */
-        unsigned busy;                /* threads in calls of the driver that map or unmap */
-        int64_t credit_ns;            /* time that may be spent on better fits (slack.h) */
-        uint64_t credit_at_ns;        /* when credit_ns was last raised; 0: never */
-        uint64_t waited_ns;           /* time spent waiting for work that was about to end */
-        uint64_t told_bytes;          /* the footprint that was last logged */
+        struct gr_segment *expandable[2]; /* the expandable segments for large and for small requests; NULL: none */
+        struct gr_block *stale_pages;     /* stale ranges of the expandable segments, oldest first */
+        unsigned busy;                    /* threads in calls of the driver that map or unmap */
+        int64_t credit_ns;                /* time that may be spent on better fits (slack.h) */
+        uint64_t credit_at_ns;            /* when credit_ns was last raised; 0: never */
+        uint64_t waited_ns;               /* time spent waiting for work that was about to end */
+        uint64_t told_bytes;              /* the footprint that was last logged */
         /* The last mapping that failed for lack of memory: its size (0: none did), what was free then, and when. */
         uint64_t refused_bytes, refused_free_bytes, refused_ns;
 };

@@ -252,7 +252,7 @@ static void obey(struct member *member, const struct gr_request *request)
                 gr_log(GR_LOG_INFO, "device %d: release threshold changed from outside", device->ordinal);
         }
         /* What still waits for its fence is left to the background thread. */
-        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_core_maintain(&gr_core))
+        if (request->orders & (GR_ORDER_LIMIT | GR_ORDER_THRESHOLD) && gr_trim_excess(&gr_core))
                 gr_core.wake(&gr_core);
 }
 

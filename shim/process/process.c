@@ -110,14 +110,14 @@ static void *helper_main(void *arg)
                         pause_ns = HELPER_GATHER_NS;
                 }
                 if (gr_shim_ready() && pause_ns)
-                        waiting = gr_core_maintain(&gr_core);
+                        waiting = gr_trim_excess(&gr_core);
                 if (!waiting)
                         pause_ns = 0;
                 else if (pause_ns < HELPER_MOST_NS)
                         pause_ns *= 2;
                 now_ns = gr_driver.now_ns();
                 if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
-                        decay_ns = gr_core_decay(&gr_core, now_ns);
+                        decay_ns = gr_decay_run(&gr_core, now_ns);
                         if (decay_ns)
                                 decay_ns += jitter();
                 }

@@ -81,11 +81,11 @@ static void test_quick(void)
 
         begin_moved();
         if (core.driver->mem_reserve)
-                atomic_store(&context->split->ahead_refused, true); /* they are merged before the heap grows */
+                atomic_store(&context->split->ahead_refused, true); /* they are merged before the segment grows */
         rest = gpu_take(64 * MIB);
         a = gpu_take(12 * MIB);
         gpu_give(a, 12 * MIB);
-        context->split->credit_ns = 1; /* that is worth opening though it is larger, where it is no heap's */
+        context->split->credit_ns = 1; /* that is worth opening though it is larger, where no segment is expandable */
         context->split->credit_at_ns = sg_now_ns();
         a = gpu_take(most);
         b = gpu_take(less);
@@ -229,7 +229,7 @@ static void test_quick_threads(void)
         gpu_end();
 }
 
-/* What bins hold from before the move is asked back, whether split has a heap or segments. */
+/* What bins hold from before the move is asked back, whether segments are expandable or the driver's. */
 static void test_bins_asked(void)
 {
         uint64_t live, idle, more;
@@ -244,7 +244,7 @@ static void test_bins_asked(void)
         more = gpu_take(45 * MIB); /* 245 of 250, and above 225 */
         GR_CHECK(gpu_wakes > 0);
         gpu_sync();
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), 0);
         gpu_give(more, 45 * MIB);
         gpu_give(live, 100 * MIB);
@@ -253,7 +253,7 @@ static void test_bins_asked(void)
 }
 
 /* A small request takes what is usable elsewhere before a barrier is laid for a block of its size; no larger one does.
- * In a heap: a segment with room for more than two of them is too large for one.
+ * Where it is expandable: a segment of the driver's with room for more than two of them is too large for one.
  */
 static void test_slight(void)
 {

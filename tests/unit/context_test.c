@@ -264,7 +264,7 @@ static _Atomic bool done;
 static void *maintain(void *arg)
 {
         (void)arg;
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         return NULL;
 }
 

@@ -49,7 +49,7 @@ static uint64_t cached(void)
 static uint64_t tick(uint64_t passed_ns)
 {
         clock_ns += passed_ns;
-        return gr_core_decay(&core, clock_ns);
+        return gr_decay_run(&core, clock_ns);
 }
 
 static void cache_blocks(unsigned count, size_t bytes)

@@ -34,7 +34,7 @@ static void count_line(const char *line, size_t line_bytes, void *arg)
 
 /* Where the driver has no addresses to map memory behind, or does not say for how much, it is told once, and segments
  * serve instead. */
-static void test_no_heap(bool known)
+static void test_no_expandable(bool known)
 {
         uint64_t a, small;
 
@@ -47,7 +47,7 @@ static void test_no_heap(bool known)
         gpu_refuse(SG_MEM_INFO, false);
         GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK(a && a < SG_VBASE && small && small < SG_VBASE);
-        GR_CHECK(!context->split->heaps[0] && !context->split->heaps[1]);
+        GR_CHECK(!context->split->expandable[0] && !context->split->expandable[1]);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 8 * MIB);
         GR_CHECK_EQ(told, 1);
         gpu_give(a, 5 * MIB);
@@ -58,7 +58,7 @@ static void test_no_heap(bool known)
 
 /* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more, or back
  * where the driver is known to map none twice. */
-static void test_heap(bool moves)
+static void test_expandable(bool moves)
 {
         uint64_t a, b, c, d;
 
@@ -145,19 +145,19 @@ static void test_bins_leave(bool woken)
         b = gpu_take(40 * MIB);
         GR_CHECK_EQ(gpu_wakes, woken);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 748 * MIB); /* nothing went in this thread */
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, (woken ? 588 : 748) * MIB);
         c = gpu_take(20 * MIB);
         GR_CHECK_EQ(gpu_wakes, woken);
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
         gpu_give(c, 20 * MIB); /* of split, which keeps it */
         gr_fence_close(context->fence);
         gpu_sync();
         atomic_store(&context->split->unwanted_bytes, cached);
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(gpu_device()->peak_live_bytes,
                     620 * MIB + GR_SPLIT_LEAST_AUTO_BYTES); /* what is on its way back is not live */
         GR_CHECK_EQ(gr_arenas_cached(context), GR_SPLIT_LEAST_AUTO_BYTES);
@@ -178,7 +178,7 @@ static void test_hint(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(4 * MIB);
         b = gpu_take(32 * KIB);
-        GR_CHECK(gr_core_in_heap(&core, a) && gr_core_in_heap(&core, b) && !gr_core_in_heap(&core, SG_BASE));
+        GR_CHECK(gr_in_expandable(&core, a) && gr_in_expandable(&core, b) && !gr_in_expandable(&core, SG_BASE));
         gpu_give(a, 4 * MIB);
         gpu_give(b, 32 * KIB);
         gpu_settle();
@@ -186,21 +186,21 @@ static void test_hint(void)
 
         gpu_begin(GR_POOL_BINS, GR_REUSE_BARRIER);
         a = gpu_take(4 * MIB);
-        GR_CHECK(!gr_core_in_heap(&core, a));
+        GR_CHECK(!gr_in_expandable(&core, a));
         gpu_give(a, 4 * MIB);
         GR_CHECK_EQ(gpu_take(4 * MIB), a);
-        core.heap_ptrs[0] = core.heap_ptrs[1] = a;
-        core.heap_pages = 2;
+        core.expandable_ptrs[0] = core.expandable_ptrs[1] = a;
+        core.expandable_pages = 2;
         gpu_give(a, 4 * MIB);
         GR_CHECK_EQ(gr_pool_free(&core, a), -EALREADY);
         GR_CHECK_EQ(gpu_take(4 * MIB), a);
-        core.heap_pages = 0;
+        core.expandable_pages = 0;
         gpu_give(a, 4 * MIB);
         gpu_settle();
         gpu_end();
 }
 
-static void test_heap_fails(void)
+static void test_reserve_fails(void)
 {
         uint64_t a, b;
 
@@ -259,7 +259,7 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_end();
 }
 
-/* What lives while auto may map memory ahead, at the front of the heap. */
+/* What lives while auto may map memory ahead, at the front of the segment. */
 static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
 {
         gpu_begin(pool, GR_REUSE_AUTO);
@@ -568,8 +568,8 @@ static void test_small_and_large(void)
         large = gpu_take(40 * MIB);
         for (int i = 0; i < 60; i++) {
                 small[i] = gpu_take(MIB);
-                GR_CHECK(small[i] < context->split->heaps[0]->ptr ||
-                         small[i] >= context->split->heaps[0]->ptr + context->split->heaps[0]->bytes);
+                GR_CHECK(small[i] < context->split->expandable[0]->ptr ||
+                         small[i] >= context->split->expandable[0]->ptr + context->split->expandable[0]->bytes);
         }
         for (int i = 0; i < 60; i++)
                 gpu_give(small[i], MIB);
@@ -624,7 +624,7 @@ static void test_find(void)
 
 /* Free memory whose last work has not passed serves elsewhere at once, under new addresses, and nothing is waited for.
  */
-static void test_heap_moves(bool possible)
+static void test_moves(bool possible)
 {
         uint64_t a, b, c, d;
 
@@ -694,15 +694,15 @@ static void test_behind(bool stuck)
 
 /* An extent goes back by itself; one that a block touches does not. */
 /*
- * With many holes a request looks at few of them and goes to the end of the heap, or on where that is full. A walk that
- * goes on ends in memory that cannot be read.
+ * With many holes a request looks at few of them and goes to the end of the segment, or on where that is full. A walk
+ * that goes on ends in memory that cannot be read.
  */
 static void test_many_holes(void)
 {
         enum { MANY = 800, PASSED = 300 };
         static uint64_t ptrs[MANY];
         struct gr_block *last, *after;
-        struct gr_segment *heap;
+        struct gr_segment *segment;
         struct gr_range *end;
         uint64_t a, b;
 
@@ -715,13 +715,13 @@ static void test_many_holes(void)
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
-        heap = context->split->heaps[false];
-        last = heap->holes;
+        segment = context->split->expandable[false];
+        last = segment->holes;
         for (int i = 1; i < PASSED; i++)
                 last = last->next;
         after = last->next;
         last->next = gr_check_wall();
-        end = heap->end;
+        end = segment->end;
         GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
         gr_lock(&context->split->lock);
         gr_hole_leave(end);
@@ -742,12 +742,12 @@ static void test_many_holes(void)
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
         gr_trim(context, UINT64_MAX / 2);
-        GR_CHECK(heap->end && heap->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
+        GR_CHECK(segment->end && segment->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
         gr_lock(&context->split->lock);
-        end = heap->end;
+        end = segment->end;
         gr_hole_leave(end);
         end->state = GR_RANGE_BUSY; /* as by a thread at work there */
-        GR_CHECK(heap->end == NULL);
+        GR_CHECK(segment->end == NULL);
         gr_unlock(&context->split->lock);
         gpu_give(ptrs[1], 2 * MIB);
         gpu_sync();
@@ -766,7 +766,7 @@ static void test_many_holes(void)
         gpu_end();
 }
 
-static void test_heap_trim(void)
+static void test_trim(void)
 {
         uint64_t a, b, c, d;
 
@@ -806,7 +806,7 @@ static void test_heap_trim(void)
 }
 
 /* Exported memory is not reused; of it goes back what no other block shares, the rest with the last that does. */
-static void test_heap_exported(bool captured)
+static void test_exported(bool captured)
 {
         uint64_t a, b, c;
 
@@ -849,8 +849,7 @@ static void *give_last(void *arg)
         return arg;
 }
 
-/* What must not be reused goes back with the last block beside it: not while another thread is at work with the heap.
- */
+/* What must not be reused goes back with the last block beside it: not while another thread is at work there. */
 static void test_exported_alone(bool at_unmap)
 {
         struct gr_split *split;
@@ -928,9 +927,9 @@ static void *grow(void *arg)
         return arg;
 }
 
-static bool no_heap(void)
+static bool none_open(void)
 {
-        return !context->split->heaps[false];
+        return !context->split->expandable[false];
 }
 
 static bool is_busy(void)
@@ -943,13 +942,13 @@ static bool no_more(void)
         return gpu_device()->reserved_bytes == 2 * MIB;
 }
 
-/* A heap is opened, a request maps what it lacks, or is refused it. */
+/* An expandable segment is opened, a request maps what it lacks, or is refused it. */
 static void test_grow_held(const struct deed *deed, bool fails)
 {
         uint64_t first = 0;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        if (deed->held != no_heap)
+        if (deed->held != none_open)
                 first = gpu_take(2 * MIB);
         sg_fail(SG_MEM_MAP, fails, 1, -ENOMEM);
         grown = NULL;
@@ -972,7 +971,7 @@ static void *give_shared(void *arg)
 
 static bool is_at_work(void)
 {
-        return context->split->heaps[false]->first->state == GR_RANGE_BUSY;
+        return context->split->expandable[false]->first->state == GR_RANGE_BUSY;
 }
 
 static void *take_moved(void *arg)
@@ -1076,7 +1075,7 @@ static void test_held(void)
         check_held(&(struct deed){drop, SG_CALLS, is_whole}, NULL);
         gpu_end();
 
-        test_grow_held(&(struct deed){grow, SG_MEM_RESERVE, no_heap}, false);
+        test_grow_held(&(struct deed){grow, SG_MEM_RESERVE, none_open}, false);
         test_grow_held(&(struct deed){grow, SG_MEM_MAP, is_busy}, false);
         test_grow_held(&(struct deed){grow, SG_MEM_INFO, is_busy}, true);
         test_grow_held(&(struct deed){grow, SG_CLOCK, no_more}, false); /* asks what was refused */
@@ -1262,7 +1261,7 @@ static void test_stuck_refused(bool again)
         gpu_end();
 }
 
-/* More than a heap has addresses for is the driver's to refuse. */
+/* More than an expandable segment has addresses for is the driver's to refuse. */
 static void test_no_addresses(void)
 {
         uint64_t a;
@@ -1288,7 +1287,7 @@ static void test_structures(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         for (int i = 0; i < MANY; i++)
                 gpu_take(2 * MIB);
-        for (range = context->split->heaps[false]->first; range && count < MANY; range = range->after)
+        for (range = context->split->expandable[false]->first; range && count < MANY; range = range->after)
                 blocks[count++] = &range->block;
         gr_context_ending(context);
         gpu_forget();
@@ -1330,11 +1329,11 @@ int main(void)
         gpu_mapping = true;
         gr_log_set_level(GR_LOG_INFO);
         gr_log_set_sink(count_line, NULL);
-        test_no_heap(true);
-        test_no_heap(false);
-        test_heap(true);
-        test_heap(false);
-        test_heap_fails();
+        test_no_expandable(true);
+        test_no_expandable(false);
+        test_expandable(true);
+        test_expandable(false);
+        test_reserve_fails();
         for (int auto_too = 0; auto_too < 2; auto_too++) {
                 enum gr_pool_kind pool = auto_too ? GR_POOL_AUTO : GR_POOL_SPLIT;
 
@@ -1350,14 +1349,14 @@ int main(void)
         test_ready(GR_POOL_SPLIT, 1536 * KIB, 1536 * KIB, true); /* opens no page */
         test_small_and_large();
         test_find();
-        test_heap_moves(true);
-        test_heap_moves(false);
+        test_moves(true);
+        test_moves(false);
         test_behind(false);
         test_behind(true);
         test_many_holes();
-        test_heap_trim();
-        test_heap_exported(false);
-        test_heap_exported(true);
+        test_trim();
+        test_exported(false);
+        test_exported(true);
         test_exported_alone(false);
         test_exported_alone(true);
         test_held();

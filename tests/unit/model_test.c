@@ -163,7 +163,7 @@ static void step(const struct plan *plan)
         else if (kind < 950)
                 sg_advance(draw(4) * SG_MS);
         else if (kind < 960)
-                gr_core_maintain(&core);
+                gr_trim_excess(&core);
         else if (kind < 965)
                 gr_trim(contexts[draw(context_count)], draw(40) * MIB);
         else if (kind < 970)

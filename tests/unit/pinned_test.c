@@ -406,26 +406,26 @@ static void test_decay(void)
         a = get(one, MIB, KIND);
         b = get(one, 4 * MIB, KIND);
         busy = get(two, MIB, KIND);
-        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0 && trims == 0);
+        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0 && trims == 0);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         sg_advance(6000 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, b) == 0);
-        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        next_ns = gr_decay_run(&core, sg_driver.now_ns());
         GR_CHECK(next_ns == SG_FIRST_NS + 10000 * SG_MS && frees == 0);
         sg_advance(next_ns - sg_driver.now_ns());
         /* Not while the GPU has work, though this block is not part of it: its free would hold up the program. */
         use(two, busy, 3000 * SG_MS);
-        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        next_ns = gr_decay_run(&core, sg_driver.now_ns());
         GR_CHECK(frees == 0 && next_ns > sg_driver.now_ns());
         sg_advance(3001 * SG_MS);
-        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        next_ns = gr_decay_run(&core, sg_driver.now_ns());
         GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 4 * MIB && next_ns > sg_driver.now_ns());
         GR_CHECK(trims == 0);
         sg_advance(next_ns - sg_driver.now_ns() + 3000 * SG_MS);
-        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0);
+        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0);
         GR_CHECK(frees == 2 && gr_budget_cached(core.host) == 0 && trims == 1);
         /* The program stays idle: nothing more to trim. */
-        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) == 0 && trims == 1);
+        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) == 0 && trims == 1);
         end();
 }
 
@@ -438,9 +438,9 @@ static void test_decay_due(void)
 
         begin(&sg_driver, &config);
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-        next_ns = gr_core_decay(&core, sg_driver.now_ns());
+        next_ns = gr_decay_run(&core, sg_driver.now_ns());
         sg_advance(next_ns - sg_driver.now_ns());
-        GR_CHECK(gr_core_decay(&core, next_ns) == 0 && frees == 1);
+        GR_CHECK(gr_decay_run(&core, next_ns) == 0 && frees == 1);
         GR_CHECK(sg_counter(&core, GR_STAT_pinned_returned_bytes) == MIB);
         end();
 }
@@ -631,7 +631,7 @@ static void test_wakes(void)
         GR_CHECK_EQ(wakes, 0);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK_EQ(wakes, 1);
-        GR_CHECK(gr_core_decay(&core, sg_driver.now_ns()) > 0);
+        GR_CHECK(gr_decay_run(&core, sg_driver.now_ns()) > 0);
         GR_CHECK(gr_pinned_free(&core, b) == 0);
         GR_CHECK_EQ(wakes, 1);
         end();
@@ -813,7 +813,7 @@ static void *decay(void *arg)
         struct worker *worker = arg;
 
         for (int i = 0; i < STEPS / 10; i++) {
-                gr_core_decay(&core, sg_driver.now_ns());
+                gr_decay_run(&core, sg_driver.now_ns());
                 sg_advance(draw(worker, 40) * 1000);
         }
         return NULL;

@@ -266,7 +266,7 @@ static void test_capture(void)
                 b = alloc(4 * MIB);
                 GR_CHECK_EQ(b == a, modes[i] == GR_REUSE_SYNC); /* that waits at the free */
                 sg_work(context->handle, 1, b, SG_MS);
-                gr_core_maintain(&core);
+                gr_trim_excess(&core);
                 GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD) + sg_calls(SG_CONTEXT_WAIT) + sg_calls(SG_CONTEXT_SYNC), 0);
                 sg_capture(-1);
                 gr_gate_end(&core.gate);
@@ -292,11 +292,11 @@ static void test_capture_threshold(void)
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
         free_ok(blocks[1]);
-        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK(gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 10 * MIB);
         sg_advance(20 * SG_MS);
         for (int i = 0; i < 100; i++)
-                GR_CHECK(gr_core_maintain(&core)); /* who asks is to ask again */
+                GR_CHECK(gr_trim_excess(&core)); /* who asks is to ask again */
         GR_CHECK_EQ(sg_used_bytes(0), 6 * MIB);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC) + sg_calls(SG_CONTEXT_DRAIN), 0); /* nobody waits for it */
         other = alloc(1022 * MIB);
@@ -305,7 +305,7 @@ static void test_capture_threshold(void)
         free_ok(other);
         sg_capture(-1);
         gr_gate_end(&core.gate);
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         finish();
 }
@@ -470,11 +470,11 @@ static void test_threshold(void)
         GR_CHECK(wakes > 0);
 
         /* The GPU works still: nothing goes, somebody should come again, and nobody waits. */
-        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK(gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 100 * MIB);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS);
         sg_advance(50 * SG_MS);
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 64 * MIB);
         GR_CHECK_EQ(sg_used_bytes(0), 64 * MIB);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0); /* all by the way that does not stall */
@@ -487,7 +487,7 @@ static void test_threshold(void)
         blocks[1] = alloc(100 * MIB);
         free_ok(blocks[0]);
         free_ok(blocks[1]);
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         finish();
 }
@@ -569,7 +569,7 @@ static void test_threshold_kept(bool moves)
                                 passed++;
                                 GR_CHECK(wakes > 0);
                                 if (what % 2 == 0)
-                                        gr_core_maintain(&core);
+                                        gr_trim_excess(&core);
                         }
                 }
                 if (moves && what == 99)
@@ -583,7 +583,7 @@ static void test_threshold_kept(bool moves)
         gr_thread.shard = own;
         gr_thread.used = NULL;
         gr_fence_sync(context->fence);
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         finish();
 }
 
@@ -634,7 +634,7 @@ static void test_threshold_counts(bool moved)
         GR_CHECK(wakes > 0);
         play(own ? own - 1 : 0);
         settle();
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         finish();
 }
 
@@ -652,10 +652,10 @@ static void test_soft_limit(void)
         for (int i = 0; i < 10; i++)
                 free_ok(blocks[i]);
         GR_CHECK(wakes > 0);
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(sg_used_bytes(0), 100 * MIB); /* 80 live, so 20 may be kept */
         blocks[0] = alloc(90 * MIB);
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         GR_CHECK_EQ(cached(), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 170 * MIB); /* live memory may pass it */
         free_ok(blocks[0]);
@@ -791,19 +791,19 @@ static void test_maintain(void)
         sg_work(context->handle, 0, b, 10 * SG_MS);
         free_ok(b);
         sg_log_clear();
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_STR(sg_log(), "");
         gr_budget_set_threshold(device, 4 * MIB);
-        GR_CHECK(!gr_core_maintain(&core)); /* what waits may stay */
+        GR_CHECK(!gr_trim_excess(&core)); /* what waits may stay */
         GR_CHECK_EQ(cached(), 2 * MIB);
         gr_budget_set_threshold(device, 0);
-        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK(gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 2 * MIB);
         GR_CHECK_EQ(sg_alloc(other, 4 * MIB, &c), 0);
         free_ok(c);
         sg_advance(20 * SG_MS);
         gr_budget_set_threshold(other->device, 0);
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(cached(), 0);
         GR_CHECK_EQ(sg_cached_bytes(other->device), 0);
         finish();

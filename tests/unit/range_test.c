@@ -17,7 +17,7 @@ static struct gr_split split_state, *split = &split_state;
 static struct gr_context context = {.fence = &fence, .split = &split_state};
 static struct gr_range *begins[PAGES];
 static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
-static struct gr_segment heap;
+static struct gr_segment segment;
 static uint64_t seed = 1;
 
 static uint64_t random_below(uint64_t end)
@@ -26,8 +26,8 @@ static uint64_t random_below(uint64_t end)
         return (seed >> 33) % end;
 }
 
-/* A heap of one busy range; or a segment of the driver's. */
-static void start(bool is_heap, size_t pages)
+/* An expandable segment of one busy range; or a segment of the driver's. */
+static void start(bool is_expandable, size_t pages)
 {
         struct gr_range *range = gr_block_new();
 
@@ -36,16 +36,16 @@ static void start(bool is_heap, size_t pages)
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
         gr_lock(&split->lock);
         memset(begins, 0, sizeof(begins));
-        heap = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
-        if (is_heap) {
-                heap.pages = mapped;
-                heap.begins = begins;
+        segment = (struct gr_segment){.ptr = BASE, .bytes = pages * PAGE, .first = range};
+        if (is_expandable) {
+                segment.pages = mapped;
+                segment.begins = begins;
                 begins[0] = range;
         }
         range->block.ptr = BASE;
-        range->block.capacity_bytes = heap.bytes;
+        range->block.capacity_bytes = segment.bytes;
         range->block.context = &context;
-        range->segment = &heap;
+        range->segment = &segment;
         range->state = GR_RANGE_BUSY;
 }
 
@@ -53,7 +53,7 @@ static void finish(void)
 {
         struct gr_range *range, *after;
 
-        for (range = heap.first; range; range = after) {
+        for (range = segment.first; range; range = after) {
                 after = range->after;
                 gr_block_free(range);
         }
@@ -68,17 +68,17 @@ static void check_all(void)
 {
         uint64_t at = BASE, free_count = 0;
 
-        for (struct gr_range *range = heap.first, *before = NULL; range; before = range, range = range->after) {
+        for (struct gr_range *range = segment.first, *before = NULL; range; before = range, range = range->after) {
                 GR_CHECK_EQ(range->block.ptr, at);
                 GR_CHECK(range->before == before);
                 GR_CHECK(range->block.capacity_bytes > 0);
                 if (random_below(4) == 0)
-                        GR_CHECK(gr_range_at(&heap, at + random_below(range->block.capacity_bytes)) == range);
-                GR_CHECK(gr_range_at(&heap, at) == range);
+                        GR_CHECK(gr_range_at(&segment, at + random_below(range->block.capacity_bytes)) == range);
+                GR_CHECK(gr_range_at(&segment, at) == range);
                 at = gr_range_end(range);
                 free_count += range->state == GR_RANGE_FREE;
         }
-        GR_CHECK_EQ(at, BASE + heap.bytes);
+        GR_CHECK_EQ(at, BASE + segment.bytes);
         GR_CHECK_EQ(split->free_count, free_count);
 }
 
@@ -94,13 +94,13 @@ static size_t some_bytes(const struct gr_range *range)
         return bytes < most ? bytes : UNIT;
 }
 
-static void test_cut_and_swallow(bool is_heap)
+static void test_cut_and_swallow(bool is_expandable)
 {
         struct gr_range *range, *rest;
 
-        start(is_heap, PAGES / 2);
+        start(is_expandable, PAGES / 2);
         for (int i = 0; i < 1200; i++) {
-                range = gr_range_at(&heap, BASE + random_below(heap.bytes));
+                range = gr_range_at(&segment, BASE + random_below(segment.bytes));
                 if (random_below(100) < (i / 200 % 2 ? 30 : 60)) {
                         rest = range->block.capacity_bytes > UNIT ? gr_range_cut(range, some_bytes(range))
                                                                   : range->after;
@@ -120,22 +120,23 @@ static void test_cut_and_swallow(bool is_heap)
 
 static bool is_free(const struct gr_range *range, bool whole)
 {
-        return range->state == GR_RANGE_FREE && (!heap.pages && range->block.capacity_bytes == heap.bytes) == whole;
+        return range->state == GR_RANGE_FREE &&
+               (!segment.pages && range->block.capacity_bytes == segment.bytes) == whole;
 }
 
 /* What is free lies in its list, the smallest first as far as a class is short; the best is the first that will do. */
 static void check_lists(const struct gr_free_lists *lists, bool whole)
 {
-        size_t bytes = UNIT * (1 + random_below(random_below(2) ? 64 : heap.bytes / UNIT));
-        uint64_t last_epoch = random_below(4), most_bytes = heap.bytes - 1 + random_below(2);
+        size_t bytes = UNIT * (1 + random_below(random_below(2) ? 64 : segment.bytes / UNIT));
+        uint64_t last_epoch = random_below(4), most_bytes = segment.bytes - 1 + random_below(2);
         struct gr_range *best = NULL;
         unsigned smaller = 0, listed = 0;
 
-        for (struct gr_range *range = heap.first; range; range = range->after) {
+        for (struct gr_range *range = segment.first; range; range = range->after) {
                 if (!is_free(range, whole) || range->block.capacity_bytes < bytes)
                         continue;
                 smaller++;
-                if (range->block.freed_epoch <= last_epoch && (heap.pages || heap.bytes <= most_bytes) &&
+                if (range->block.freed_epoch <= last_epoch && (segment.pages || segment.bytes <= most_bytes) &&
                     (!best || range->block.capacity_bytes < best->block.capacity_bytes))
                         best = range;
         }
@@ -149,14 +150,14 @@ static void check_lists(const struct gr_free_lists *lists, bool whole)
 }
 
 /* Free ranges become one with their free neighbours, with the latest epoch of all, and are parted again. */
-static void test_free_and_isolate(bool is_heap)
+static void test_free_and_isolate(bool is_expandable)
 {
         const struct gr_free_lists *lists = split->free;
         struct gr_range *range;
 
-        start(is_heap, PAGES / 2);
+        start(is_expandable, PAGES / 2);
         for (int i = 0; i < 1500; i++) {
-                range = gr_range_at(&heap, BASE + random_below(heap.bytes));
+                range = gr_range_at(&segment, BASE + random_below(segment.bytes));
                 if (range->state == GR_RANGE_FREE) {
                         uint64_t at = range->block.ptr + UNIT * random_below(range->block.capacity_bytes / UNIT);
                         uint64_t left = (gr_range_end(range) - at) / UNIT, bytes = UNIT * (1 + random_below(left));
@@ -165,17 +166,17 @@ static void test_free_and_isolate(bool is_heap)
                         GR_CHECK_EQ(range->block.ptr, at);
                         GR_CHECK_EQ(range->block.capacity_bytes, bytes);
                         GR_CHECK_EQ(range->state, GR_RANGE_BUSY);
-                        GR_CHECK(range->segment == &heap && range->block.context == &context);
+                        GR_CHECK(range->segment == &segment && range->block.context == &context);
                 } else {
                         range->block.freed_epoch = random_below(4);
                         gr_range_free(split, range);
                 }
-                range = gr_range_at(&heap, BASE);
+                range = gr_range_at(&segment, BASE);
                 for (; range->after; range = range->after)
                         GR_CHECK(range->state != GR_RANGE_FREE || range->after->state != GR_RANGE_FREE);
                 check_all();
                 check_lists(&lists[GR_FREE_LARGE], false);
-                if (!is_heap)
+                if (!is_expandable)
                         check_lists(&lists[GR_FREE_WHOLE], true);
                 GR_CHECK(!gr_range_first(&lists[GR_FREE_SMALL], UNIT));
         }
@@ -186,7 +187,7 @@ static void test_free_and_isolate(bool is_heap)
 static struct gr_range *free_between(unsigned first, unsigned end, uint64_t epoch)
 {
         uint64_t from = BASE + first * PAGE / 10 / UNIT * UNIT, to = BASE + end * PAGE / 10 / UNIT * UNIT;
-        struct gr_range *range = gr_range_at(&heap, from);
+        struct gr_range *range = gr_range_at(&segment, from);
 
         if (range->block.ptr < from)
                 range = gr_range_cut(range, from - range->block.ptr);
@@ -253,7 +254,7 @@ static void test_soon(void)
         finish();
 }
 
-/* A place in a segment of the driver's, unlike one in a heap, serves where the segment is not too large. */
+/* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
 static void test_most(void)
 {
         const struct gr_free_lists *lists = &split->free[GR_FREE_LARGE];

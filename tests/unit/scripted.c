@@ -510,7 +510,7 @@ static int mem_reserve(void *handle, size_t bytes, uint64_t *ret_ptr)
         if (rc)
                 return leave(rc);
         check_context(handle, "a reservation");
-        /* Threads may open a heap at once; all but one give theirs up. */
+        /* Threads may open an expandable segment at once; all but one give theirs up. */
         if (bytes > AREA_PAGES * PAGE || sg.areas == AREAS) {
                 misuse("more addresses than there are: %zu", bytes);
                 return leave(-ENOMEM);

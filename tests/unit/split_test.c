@@ -316,7 +316,7 @@ static void test_ahead(void)
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
         GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
         gpu_give(a, 12 * MIB);
-        if (context->split->heaps[0]) { /* it is part of a larger one, too */
+        if (context->split->expandable[0]) { /* it is part of a larger one, too */
                 GR_CHECK_EQ(gpu_take(14 * MIB), a);
                 GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 2);
                 gpu_give(a, 14 * MIB);
@@ -524,7 +524,7 @@ static void *walk(void *arg)
                         gr_fence_close(context->fence);
                         gr_fence_poll(context->fence);
                 } else if (dice < 99 || !walk->captures) {
-                        gr_core_maintain(&core);
+                        gr_trim_excess(&core);
                 } else {
                         capturing = !capturing;
                         gpu_capture(capturing);
@@ -552,7 +552,7 @@ static void test_decay(enum gr_pool_kind pool)
         gpu_give(gpu_take(5000), 5000);
         gpu_give(a, 60 * MIB);
         for (int i = 0; i < 14; i++) {
-                gr_core_decay(&core, sg_now_ns());
+                gr_decay_run(&core, sg_now_ns());
                 sg_driver.sleep_ns(config.decay_ns / 10);
         }
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
@@ -591,9 +591,9 @@ static void *help(void *arg)
         const _Atomic bool *stop = arg;
 
         while (!atomic_load(stop)) {
-                gr_core_maintain(&core);
+                gr_trim_excess(&core);
                 sg_advance(200000);
-                gr_core_decay(&core, sg_now_ns());
+                gr_decay_run(&core, sg_now_ns());
         }
         return NULL;
 }

@@ -151,7 +151,7 @@ static void *work(void *arg)
                 } else if (kind < 98 && worker->id < 2) {
                         capture(worker);
                 } else if (kind < 99) {
-                        gr_core_maintain(&core);
+                        gr_trim_excess(&core);
                 } else {
                         sg_advance(draw(worker, 50000));
                 }
@@ -198,8 +198,8 @@ static void *help(void *arg)
 {
         (void)arg;
         while (!stop) {
-                gr_core_decay(&core, sg_driver.now_ns());
-                gr_core_maintain(&core);
+                gr_decay_run(&core, sg_driver.now_ns());
+                gr_trim_excess(&core);
                 sg_advance(DECAY_NS / 16);
         }
         return NULL;

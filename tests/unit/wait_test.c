@@ -240,10 +240,10 @@ static void test_spill(void)
         sg_work(context->handle, 0, 0, 10 * SG_MS);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), -EALREADY);
-        GR_CHECK(gr_core_maintain(&core));
+        GR_CHECK(gr_trim_excess(&core));
         GR_CHECK_EQ(host_blocks, 1);
         sg_advance(10 * SG_MS);
-        GR_CHECK(!gr_core_maintain(&core));
+        GR_CHECK(!gr_trim_excess(&core));
         GR_CHECK_EQ(host_blocks, 0);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, ptr), -ENOENT);
@@ -283,7 +283,7 @@ static int slow_host_free(void *handle, uint64_t ptr)
 
 static void *maintain(void *arg)
 {
-        gr_core_maintain(&core);
+        gr_trim_excess(&core);
         return arg;
 }
 
@@ -320,7 +320,7 @@ static void test_spill_returns(void)
                 if (ends)
                         GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
-                GR_CHECK(!gr_core_maintain(&core));
+                GR_CHECK(!gr_trim_excess(&core));
                 GR_CHECK_EQ(sg_counter(&core, GR_STAT_spills), ends ? 2 : 1);
                 /* All is back: there is nothing to wait for. */
                 begin_ns = sg_driver.now_ns();
@@ -348,7 +348,7 @@ static void test_spill_returns(void)
                 GR_CHECK_EQ(gr_ledger_hand_out(spilled, 20 * MIB), 1);
                 GR_CHECK_EQ(gr_pool_free(&core, spilled->ptr), 0);
                 GR_CHECK_EQ(gr_fence_sync(asker->fence), 0);
-                GR_CHECK(!gr_core_maintain(&core));
+                GR_CHECK(!gr_trim_excess(&core));
                 finish();
         }
 }
