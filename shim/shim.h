@@ -158,6 +158,14 @@ void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
 /* operations.c */
 extern struct gr_driver gr_driver;
 
+/*
+ * Held across every call that maps or unmaps memory, or releases it, the program's too. Two threads that remove two
+ * mappings of one handle at a time, or a mapping and the handle, corrupt the driver's own heap (docs/measurements.md,
+ * unmap-race). The program's are other handles, but whether the driver keeps those apart is not known. Also guards the
+ * tables of vmm.c.
+ */
+extern struct gr_lock gr_mappings GR_HIDDEN;
+
 /* Fills gr_driver with what gr_real has. */
 void gr_driver_init(void);
 

@@ -39,7 +39,6 @@ enum gr_rank {
         GR_RANK_POOL_FREES,    /* ... and what was freed in them */
         GR_RANK_CONTEXT_NAMES, /* which context a handle means; the driver is asked under it */
         GR_RANK_DEVICES,       /* which devices are set up; the driver is asked under it */
-        GR_RANK_MAPPED,        /* the program's mapped memory */
         GR_RANK_GRAPHS,        /* the program's graphs */
         GR_RANK_PITCHES,       /* the pitches that the driver chose */
         GR_RANK_GATE,          /* captures against fences; held across record and wait */
@@ -49,13 +48,13 @@ enum gr_rank {
         GR_RANK_SPILLED,       /* one context's freed blocks of host memory */
         GR_RANK_SPLIT,         /* one context's segments */
         GR_RANK_PINNED,        /* cached pinned memory */
+        GR_RANK_MAPPINGS,      /* memory is mapped or unmapped; held across those calls */
         GR_RANK_ARENA,         /* one shard's bins of a context */
         GR_RANK_SLABS,         /* one device's slabs of small blocks */
         GR_RANK_LEDGER,        /* one shard of the ledger */
         GR_RANK_ACCOUNTED,     /* the ledger of what the pool does not serve */
         GR_RANK_REGION,        /* one device's account in the region; held across looks at other processes */
         GR_RANK_STREAMS,       /* the library's own streams; the driver makes them under it */
-        GR_RANK_MAPPINGS,      /* the library maps or unmaps memory; held across those calls */
         GR_RANK_NVML,          /* loading NVML */
         GR_RANK_NVML_VIEWS,    /* NVML's own functions as the program would have found them */
         GR_RANK_TRACE,         /* the trace; held across write */

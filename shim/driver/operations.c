@@ -282,11 +282,7 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
         gr_real.cuMemAddressFree(ptr, bytes);
 }
 
-/*
- * Held across mapping and unmapping. Two threads that remove two mappings of one handle at a time, or a mapping and the
- * handle, corrupt the driver's own heap (docs/measurements.md, unmap-race).
- */
-static struct gr_lock mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
+struct gr_lock gr_mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
@@ -301,7 +297,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)
                 return to_errno_of_memory(result);
-        gr_lock(&mappings);
+        gr_lock(&gr_mappings);
         ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
         if (result == CUDA_SUCCESS) {
                 ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, &access, 1));
@@ -312,7 +308,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
                 gr_real.cuMemRelease(memory);
         else
                 *handle = memory;
-        gr_unlock(&mappings);
+        gr_unlock(&gr_mappings);
         return to_errno_of_memory(result);
 }
 
@@ -322,11 +318,11 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         bool entered = context && enter(context);
         CUresult result;
 
-        gr_lock(&mappings);
+        gr_lock(&gr_mappings);
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result == CUDA_SUCCESS && handle)
                 gr_real.cuMemRelease(handle);
-        gr_unlock(&mappings);
+        gr_unlock(&gr_mappings);
         if (entered)
                 leave();
         gr_capture_restore(mode);

@@ -25,7 +25,6 @@ struct memory {
         bool exported, own_import;
         unsigned refs; /* calls of cuMemRelease that the program owes */
         unsigned maps;
-        unsigned releasing; /* threads inside cuMemRelease, which will use this entry again */
 };
 
 struct mapping {
@@ -42,9 +41,8 @@ struct request {
         unsigned long long flags;
 };
 
-static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_MAPPED); /* no call of the driver under it */
-static struct memory *memories GR_GUARDED_BY(lock);
-static struct mapping *mappings GR_GUARDED_BY(lock);
+static struct memory *memories GR_GUARDED_BY(gr_mappings);
+static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 
 static int create(void *arg)
 {
@@ -54,28 +52,28 @@ static int create(void *arg)
 }
 
 /* Lock held. */
-GR_HELD(lock) static struct memory *find(CUmemGenericAllocationHandle handle)
+GR_HELD(gr_mappings) static struct memory *find(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
 
-        gr_assert_locked(&lock);
+        gr_assert_locked(&gr_mappings);
         HASH_FIND(hh, memories, &handle, sizeof(handle), memory);
         return memory;
 }
 
 /* Lock held. False: out of memory. */
-GR_HELD(lock) static bool enter_table(struct memory *memory)
+GR_HELD(gr_mappings) static bool enter_table(struct memory *memory)
 {
-        gr_assert_locked(&lock);
+        gr_assert_locked(&gr_mappings);
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
         return memory->hh.tbl != NULL;
 }
 
 /* Lock held. */
-GR_HELD(lock) static void drop_if_unused(struct memory *memory)
+GR_HELD(gr_mappings) static void drop_if_unused(struct memory *memory)
 {
-        gr_assert_locked(&lock);
-        if (memory->refs > 0 || memory->maps > 0 || memory->releasing > 0)
+        gr_assert_locked(&gr_mappings);
+        if (memory->refs > 0 || memory->maps > 0)
                 return;
         if (memory->of) {
                 memory->of->maps--;
@@ -97,11 +95,11 @@ static bool may_be(const struct memory *import, const struct memory *memory, siz
  * entry that is charged for it. Of several exports of one size any will do, because only their sum counts. Where all of
  * them were released, it is charged anew.
  */
-GR_HELD(lock) static void import_mapped(struct memory *import, size_t bytes)
+GR_HELD(gr_mappings) static void import_mapped(struct memory *import, size_t bytes)
 {
         struct memory *memory = NULL, *tmp, *found = NULL;
 
-        gr_assert_locked(&lock);
+        gr_assert_locked(&gr_mappings);
         if (import->bytes || import->of || (!import->own_import && import->kind != GR_MEMORY_IMPORTED))
                 return;
         if (import->own_import) {
@@ -154,28 +152,29 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         context = gr_current_context();
         if (context && context->device != device)
                 context = NULL;
-        rc = gr_accounted_charge(&gr_core, device, context, kind, bytes, create, &request);
-        if (rc)
-                goto out;
-        *handle = request.handle;
         memory = calloc(1, sizeof(*memory));
-        if (!memory) { /* without an entry its release would not be seen: it is not counted */
-                gr_budget_uncharge(device, kind, bytes);
+        rc = memory ? gr_accounted_charge(&gr_core, device, context, kind, bytes, create, &request) : -ENOMEM;
+        if (rc) {
+                free(memory);
                 goto out;
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
-        gr_lock(&lock);
+        gr_lock(&gr_mappings);
         stale = find(memory->handle); /* released by a call that no hook has seen */
         if (stale) {
                 HASH_DEL(memories, stale);
                 stale->refs = 0;
                 drop_if_unused(stale);
         }
-        if (!enter_table(memory)) {
+        if (enter_table(memory)) {
+                *handle = request.handle;
+        } else { /* its release would not be seen */
+                gr_real.cuMemRelease(request.handle);
                 gr_budget_uncharge(device, kind, bytes);
                 free(memory);
+                rc = -ENOMEM;
         }
-        gr_unlock(&lock);
+        gr_unlock(&gr_mappings);
 out:
         errno = saved_errno;
         return gr_result(rc);
@@ -189,122 +188,109 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
-        /* Out of the table first: as soon as it is released, another thread may get the same handle. */
-        gr_lock(&lock);
-        memory = find(handle);
+        gr_lock(&gr_mappings);
+        result = GR_REAL(cuMemRelease, handle);
+        saved_errno = errno;
+        memory = result == CUDA_SUCCESS ? find(handle) : NULL;
         if (memory) {
-                memory->releasing++;
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
+                drop_if_unused(memory);
         }
-        gr_unlock(&lock);
-        result = GR_REAL(cuMemRelease, handle);
-        if (!memory)
-                return result;
-        saved_errno = errno;
-        gr_lock(&lock);
-        memory->releasing--;
-        if (result != CUDA_SUCCESS && ++memory->refs == 1 && !enter_table(memory))
-                memory->refs = 0; /* its release would not be seen: it is not counted any more */
-        drop_if_unused(memory);
-        gr_unlock(&lock);
+        gr_unlock(&gr_mappings);
         errno = saved_errno;
         return result;
+}
+
+/* Lock held. */
+GR_HELD(gr_mappings) static void unmapped(struct mapping *mapping)
+{
+        HASH_DEL(mappings, mapping);
+        mapping->memory->maps--;
+        drop_if_unused(mapping->memory);
+        free(mapping);
+}
+
+/* Lock held. The driver has mapped memory at base. False: out of memory. */
+GR_HELD(gr_mappings) static bool mapped(struct memory *memory, CUdeviceptr base, size_t bytes)
+{
+        struct mapping *mapping = calloc(1, sizeof(*mapping)), *stale;
+
+        gr_assert_locked(&gr_mappings);
+        if (!mapping)
+                return false;
+        HASH_FIND(hh, mappings, &base, sizeof(base), stale);
+        *mapping = (struct mapping){.base = base, .bytes = bytes, .memory = memory};
+        HASH_ADD(hh, mappings, base, sizeof(mapping->base), mapping);
+        if (!mapping->hh.tbl) {
+                free(mapping);
+                return false;
+        }
+        memory->maps++;
+        if (stale)
+                unmapped(stale);
+        import_mapped(memory, bytes);
+        return true;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                                     unsigned long long flags)
 {
-        struct mapping *mapping, *stale;
         struct memory *memory;
         CUresult result;
         int saved_errno;
 
-        gr_shim_ready();
-        result = gr_given(GR_REAL(cuMemMap, base, bytes, offset, handle, flags), &base);
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
-                return result;
+        if (!gr_shim_ready())
+                return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
+        gr_lock(&gr_mappings);
+        result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         saved_errno = errno;
-        gr_lock(&lock);
-        memory = find(handle);
-        mapping = memory ? calloc(1, sizeof(*mapping)) : NULL;
-        if (mapping) {
-                HASH_FIND(hh, mappings, &base, sizeof(base), stale);
-                if (stale) {
-                        HASH_DEL(mappings, stale);
-                        stale->memory->maps--;
-                        drop_if_unused(stale->memory);
-                        free(stale);
-                }
-                *mapping = (struct mapping){.base = base, .bytes = bytes, .memory = memory};
-                HASH_ADD(hh, mappings, base, sizeof(mapping->base), mapping);
+        memory = result == CUDA_SUCCESS ? find(handle) : NULL;
+        if (memory && !mapped(memory, base, bytes)) { /* its end would not be seen */
+                gr_real.cuMemUnmap(base, bytes);
+                result = CUDA_ERROR_OUT_OF_MEMORY;
         }
-        if (memory && (!mapping || !mapping->hh.tbl))
-                free(mapping); /* without an entry it is uncharged at its release, a little early */
-        else if (mapping)
-                memory->maps++;
-        if (memory)
-                import_mapped(memory, bytes);
-        gr_unlock(&lock);
+        gr_unlock(&gr_mappings);
         errno = saved_errno;
-        return result;
+        return gr_given(result, &base);
 }
 
-/* Lock held. Removes the mappings in the range from the table and returns them as a list, linked by hh.next. */
-GR_HELD(lock) static struct mapping *take_mappings(CUdeviceptr base, size_t bytes)
+/* Lock held. The driver has unmapped the range. */
+GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 {
-        struct mapping *taken = NULL, *mapping, *tmp;
+        struct mapping *mapping, *tmp;
         CUdeviceptr at = base;
 
-        gr_assert_locked(&lock);
+        gr_assert_locked(&gr_mappings);
         /* The driver unmaps whole mappings only, so the next one begins where the last one ends. */
         while (at - base < bytes) {
                 HASH_FIND(hh, mappings, &at, sizeof(at), mapping);
                 if (!mapping)
                         break;
                 at += mapping->bytes;
-                HASH_DEL(mappings, mapping);
-                mapping->hh.next = taken;
-                taken = mapping;
+                unmapped(mapping);
         }
         if (at - base >= bytes)
-                return taken;
+                return;
         /* Something in the range is not in the table, or is a hole: search all mappings. */
-        HASH_ITER (hh, mappings, mapping, tmp) {
-                if (mapping->base - base >= bytes)
-                        continue;
-                HASH_DEL(mappings, mapping);
-                mapping->hh.next = taken;
-                taken = mapping;
-        }
-        return taken;
+        HASH_ITER (hh, mappings, mapping, tmp)
+                if (mapping->base - base < bytes)
+                        unmapped(mapping);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
-        struct mapping *taken, *next;
         CUresult result;
         int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
-        gr_lock(&lock);
-        taken = take_mappings(base, bytes);
-        gr_unlock(&lock);
+        gr_lock(&gr_mappings);
         result = GR_REAL(cuMemUnmap, base, bytes);
         saved_errno = errno;
-        gr_lock(&lock);
-        for (; taken; taken = next) {
-                next = taken->hh.next;
-                if (result != CUDA_SUCCESS)
-                        HASH_ADD(hh, mappings, base, sizeof(taken->base), taken);
-                if (result != CUDA_SUCCESS && taken->hh.tbl)
-                        continue;
-                taken->memory->maps--;
-                drop_if_unused(taken->memory);
-                free(taken);
-        }
-        gr_unlock(&lock);
+        if (result == CUDA_SUCCESS)
+                range_unmapped(base, bytes);
+        gr_unlock(&gr_mappings);
         errno = saved_errno;
         return result;
 }
@@ -312,6 +298,7 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
         CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
+        CUmemGenericAllocationHandle retained;
         struct memory *memory;
         CUresult result;
         int saved_errno;
@@ -319,27 +306,31 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        result = GR_REAL(cuMemRetainAllocationHandle, handle, address);
-        if (result != CUDA_SUCCESS || !gr_shim_ready())
-                return result;
+        if (!gr_shim_ready() || !handle)
+                return GR_REAL(cuMemRetainAllocationHandle, handle, address);
+        gr_lock(&gr_mappings);
+        result = GR_REAL(cuMemRetainAllocationHandle, &retained, address);
         saved_errno = errno;
-        gr_lock(&lock);
-        memory = find(*handle);
+        memory = result == CUDA_SUCCESS ? find(retained) : NULL;
         if (memory) {
                 memory->refs++;
-        } else {
+        } else if (result == CUDA_SUCCESS) {
                 /* Its handle was released, and only mappings keep it alive: now it has a handle again. */
                 for (struct mapping *mapping = mappings; mapping && !memory; mapping = mapping->hh.next)
                         if (at - mapping->base < mapping->bytes)
                                 memory = mapping->memory;
                 if (memory && memory->refs == 0) {
-                        memory->handle = *handle;
-                        memory->refs = 1;
-                        if (!enter_table(memory))
-                                memory->refs = 0; /* only its mappings count it */
+                        memory->handle = retained;
+                        memory->refs = enter_table(memory);
+                        if (!memory->refs) { /* its release would not be seen */
+                                gr_real.cuMemRelease(retained);
+                                result = CUDA_ERROR_OUT_OF_MEMORY;
+                        }
                 }
         }
-        gr_unlock(&lock);
+        if (result == CUDA_SUCCESS)
+                *handle = retained;
+        gr_unlock(&gr_mappings);
         errno = saved_errno;
         return result;
 }
@@ -381,13 +372,13 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                 return result;
         gr_memory_shared();
         fresh = imported(*handle, os_handle, type);
-        gr_lock(&lock);
+        gr_lock(&gr_mappings);
         memory = find(*handle);
         if (memory)
                 memory->refs++;
         else if (fresh && enter_table(fresh))
                 fresh = NULL;
-        gr_unlock(&lock);
+        gr_unlock(&gr_mappings);
         free(fresh);
         errno = saved_errno;
         return result;
@@ -405,12 +396,12 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
         gr_memory_shared();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
-        gr_lock(&lock);
+        gr_lock(&gr_mappings);
         memory = find(handle);
         own = memory && memory->kind != GR_MEMORY_IMPORTED;
         if (own)
                 memory->exported = true;
-        gr_unlock(&lock);
+        gr_unlock(&gr_mappings);
         if (own)
                 gr_export_mark(*(int *)shareable);
         return result;

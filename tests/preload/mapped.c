@@ -5,15 +5,21 @@
  * and an export that the driver refuses.
  *
  *   mapped     as a rule with GRSIM_LATENCY=cuMemRelease=...: the other thread is done while a handle is given back
+ *   mapped beside
+ *              one thread maps and unmaps its memory, while another one takes blocks that the library finds only by
+ *              mapping free memory a second time, with GPURECLAIM_POOL=split
  */
 #include <cuda.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "check.h"
 
-enum { ROUNDS = 8, MANAGED = 150 };
+enum { ROUNDS = 8, MANAGED = 150, BLOCKS = 32, BESIDE_ROUNDS = 100 };
 static const size_t piece_bytes = (size_t)16 << 20;
 
 struct work {
@@ -139,7 +145,48 @@ static void export_refused(void)
         GR_MUST(cuMemRelease(handle));
 }
 
-int main(void)
+static void *map_and_unmap(void *arg)
+{
+        atomic_bool *over = arg;
+        CUmemGenericAllocationHandle handle;
+
+        GR_MUST(cuCtxSetCurrent(context));
+        while (!atomic_load(over)) {
+                handle = create();
+                GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
+                GR_MUST(cuMemRelease(handle));
+                GR_MUST(cuMemUnmap(range, piece_bytes));
+        }
+        return NULL;
+}
+
+/* Blocks with a free one on each side: only the free memory together is enough for one of twice their size. */
+static void beside(void)
+{
+        CUdeviceptr blocks[BLOCKS], twice[BLOCKS / 4];
+        atomic_bool over = false;
+        pthread_t thread;
+
+        if (pthread_create(&thread, NULL, map_and_unmap, &over) != 0)
+                exit(EXIT_FAILURE);
+        for (int round = 0; round < BESIDE_ROUNDS; round++) {
+                for (int i = 0; i < BLOCKS; i++)
+                        GR_MUST(cuMemAlloc(&blocks[i], piece_bytes));
+                for (int i = 0; i < BLOCKS; i += 2)
+                        GR_MUST(cuMemFree(blocks[i]));
+                for (int i = 0; i < BLOCKS / 4; i++)
+                        GR_MUST(cuMemAlloc(&twice[i], 2 * piece_bytes));
+                for (int i = 1; i < BLOCKS; i += 2)
+                        GR_MUST(cuMemFree(blocks[i]));
+                for (int i = 0; i < BLOCKS / 4; i++)
+                        GR_MUST(cuMemFree(twice[i]));
+        }
+        atomic_store(&over, true);
+        pthread_join(thread, NULL);
+        printf("over\n");
+}
+
+int main(int argc, char **argv)
 {
         size_t before, after, total;
 
@@ -147,6 +194,10 @@ int main(void)
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
         GR_MUST(cuMemAddressReserve(&range, 2 * piece_bytes, 0, 0, 0));
+        if (argc > 1 && strcmp(argv[1], "beside") == 0) {
+                beside();
+                return EXIT_SUCCESS;
+        }
         GR_MUST(cuMemGetInfo(&before, &total));
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);

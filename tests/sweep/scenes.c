@@ -383,6 +383,24 @@ static void pools(void)
 
 /* ---- mapped memory ---- */
 
+/* What can be had; by the second look where, by a fault, the first one is told of the whole card. */
+static size_t free_now(void)
+{
+        size_t looks[2] = {0}, total_bytes = 0;
+
+        for (int i = 0; i < 2; i++)
+                TRY(cuMemGetInfo(&looks[i], &total_bytes));
+        return looks[0] < looks[1] ? looks[0] : looks[1];
+}
+
+static void check_charged(size_t free_before, size_t bytes)
+{
+        size_t taken = free_before - free_now();
+
+        if (taken != bytes)
+                sweep_wrong("%zu bytes are taken for %zu of mapped memory", taken, bytes);
+}
+
 static void mapped(void)
 {
         CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -390,13 +408,14 @@ static void mapped(void)
                                           .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
         CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUmemGenericAllocationHandle handle, again;
-        size_t granularity = 0;
+        size_t granularity = 0, free_bytes;
         CUdeviceptr p, other;
         int fd = -1;
 
         open_device();
         TRY(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
         for (uint32_t round = 0; round < 2; round++) {
+                free_bytes = free_now();
                 other = take(LARGE);
                 TRY(cuMemCreate(&handle, 4 * MIB, &properties, 0));
                 TRY(cuMemAddressReserve(&p, 4 * MIB, 0, 0, 0));
@@ -413,11 +432,17 @@ static void mapped(void)
                         TRY(cuMemRelease(again));
                 }
                 give(other);
+                check_charged(free_bytes, 4 * MIB);
                 if (round == 0) /* either may be the last that holds the memory */
                         TRY(cuMemUnmap(p, 4 * MIB));
-                TRY(cuMemRelease(handle));
-                if (round == 1)
+                else
+                        TRY(cuMemRelease(handle));
+                check_charged(free_bytes, 4 * MIB);
+                if (round == 0)
+                        TRY(cuMemRelease(handle));
+                else
                         TRY(cuMemUnmap(p, 4 * MIB));
+                check_charged(free_bytes, 0);
                 TRY(cuMemAddressFree(p, 4 * MIB));
         }
 }
