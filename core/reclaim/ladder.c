@@ -269,7 +269,8 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
                 reclaim.back_bytes = trim_driver(context);
                 break;
         case GR_LEVEL_NEIGHBOUR:
-                if (!core->ask_neighbours)
+                /* Not inside a reclaimable: a neighbour that asks this process meanwhile waits for that one to end. */
+                if (!core->ask_neighbours || gr_reclaimable_inside())
                         return 0;
                 reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
                 break;

@@ -5,7 +5,8 @@
  * after several failures in a row it is not called for a while. One marked apart runs on a worker (gr_registry.apart),
  * because it may need a lock that the allocating thread holds; the caller waits for it until the deadline only, and it
  * may run on after that. A running reclaimable may free, allocate, reclaim, register and unregister, also itself. It is
- * never called a second time while it runs, and reclaimables do not run inside one another.
+ * never called a second time while it runs. For what it allocates neither reclaimables run nor neighbours are asked:
+ * two processes that ask each other would each wait for a reclaimable that waits for the other process.
  */
 #ifndef GR_RECLAIMABLE_H
 #define GR_RECLAIMABLE_H

@@ -20,8 +20,8 @@
 
 /* One for each test, and none destroyed: a thread that has run a reclaimable may be just leaving the registry's lock.
  */
-static struct gr_core cores[4], *core;
-static struct gr_rooms rooms[4];
+static struct gr_core cores[5], *core;
+static struct gr_rooms rooms[5];
 static struct gr_context *context;
 static struct gr_driver driver; /* the scripted one on the real clock */
 static char said[1 << 16];
@@ -202,6 +202,46 @@ static void test_hanging(void)
         finish();
 }
 
+static void *reclaim_for_others(void *arg)
+{
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        return arg;
+}
+
+/* A neighbour that needs memory itself first: it asks this process, where a thread serves it. */
+static uint64_t ask_back(struct gr_core *asking, struct gr_device *device, uint64_t want_bytes)
+{
+        pthread_t serving;
+
+        (void)asking;
+        (void)device;
+        (void)want_bytes;
+        atomic_fetch_add(&calls, 1);
+        GR_CHECK_EQ(pthread_create(&serving, NULL, reclaim_for_others, NULL), 0);
+        pthread_join(serving, NULL);
+        return 0;
+}
+
+/* One that needs memory does not ask neighbours: they may wait for this very one. */
+static void test_neighbour_that_asks_back(void)
+{
+        static struct gr_reclaimable climber = {.name = "climber", .purge = climb, .apart = true};
+        uint64_t ptr;
+
+        start();
+        core->ask_neighbours = ask_back;
+        atomic_store(&calls, 0);
+        GR_CHECK_EQ(gr_reclaimable_register(core, &climber), 0);
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        GR_CHECK(!heard("climber"));
+        GR_CHECK_EQ(calls, 0);
+        GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES * 2, &ptr), -ENOMEM);
+        GR_CHECK(calls > 0); /* other threads ask, and the neighbour's request calls the reclaimable */
+        GR_CHECK(!heard("climber"));
+        GR_CHECK_EQ(gr_reclaimable_unregister(core, &climber), 0);
+        finish();
+}
+
 static struct gr_reclaimable leaver;
 static _Atomic int leave_rc;
 
@@ -327,6 +367,7 @@ int main(void)
         gr_worker_init(NULL);
         test_served_by_another_thread();
         test_hanging();
+        test_neighbour_that_asks_back();
         test_leaving();
         test_under_load();
         gr_worker_stop(0);
