@@ -179,8 +179,16 @@ struct give {
 static bool give_from(struct gr_context *context, void *arg)
 {
         struct give *give = arg;
+        struct gr_device *device = context->device;
+        uint64_t before = atomic_load(&device->reserved_bytes), after;
+        uint64_t bytes = gr_reclaim(context, give->level, give->want_bytes - give->back_bytes);
 
-        give->back_bytes += gr_reclaim(context, give->level, give->want_bytes - give->back_bytes);
+        /* What reclaimables free into the cache is counted by the rung that returns it. */
+        if (give->level == GR_LEVEL_PURGE || give->level == GR_LEVEL_DROP) {
+                after = atomic_load(&device->reserved_bytes);
+                bytes = before > after ? before - after : 0;
+        }
+        give->back_bytes += bytes;
         return false;
 }
 

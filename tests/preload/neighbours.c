@@ -419,6 +419,22 @@ static bool file_gone(void)
         return !open;
 }
 
+/* What all members say that they gave back for others. */
+static uint64_t given_mib(void)
+{
+        static struct gr_region region;
+        struct gr_member member;
+        uint64_t bytes = 0;
+
+        if (!open_region(&region))
+                fail("no region", 0);
+        for (unsigned i = 0; i < GR_REGION_SLOTS; i++)
+                if (gr_region_read(&region, i, &member) == 0)
+                        bytes += member.given_bytes;
+        gr_region_close(&region);
+        return bytes / MIB;
+}
+
 /* One lets its cache lie about, the other needs the card: GIVEN says whether it gets it. */
 static void mode_help(bool given)
 {
@@ -468,6 +484,8 @@ static void mode_purge(void)
         if (reply.result != 0)
                 fail("the hook's memory was not given", reply.result);
         printf("~ 700 MiB while another one's hook has 600 MiB of 1024: served in %.1f ms\n", reply.ms);
+        if (given_mib() != 600)
+                fail("what the first one gave counts as another figure", (long long)given_mib());
         if (ask(&rich, 'a', 200).result != 0)
                 fail("the first one's next step", 0);
         end(&rich, 0);
