@@ -48,7 +48,7 @@ static struct gr_accounted *take_locked(struct gr_accounted_ledger *ledger, enum
 }
 
 /* An entry that cannot be added for lack of memory is uncharged, as no free would find it. */
-static void put(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
+static void enter(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
 {
         struct gr_accounted *stale;
         bool added;
@@ -82,7 +82,7 @@ void gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *devi
         entry->device = device;
         entry->owner = owner;
         entry->bytes = bytes;
-        put(ledger, entry);
+        enter(ledger, entry);
 }
 
 struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
@@ -105,7 +105,7 @@ void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted
                 gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
                 free(entry);
         } else {
-                put(ledger, entry);
+                enter(ledger, entry);
         }
         errno = saved_errno;
 }

@@ -75,7 +75,7 @@ static inline __attribute__((no_sanitize("thread"))) void prefetch_block(struct 
 
 /* Whether the context's arenas are not quiesced. Arena lock held. The load is sequentially consistent, because
  * gr_arenas_quiesce may have missed an arena that was made meanwhile. */
-static bool is_open(struct gr_context *context)
+static bool may_hit(struct gr_context *context)
 {
         return atomic_load(&context->arenas_quiesced) == 0;
 }
@@ -87,7 +87,7 @@ static inline uint16_t state_at_home(const struct gr_arena *arena)
 }
 
 /* Appends block to its bin. Arena lock held. */
-static inline void put(struct gr_arena *arena, struct gr_block *block)
+static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
         struct gr_block *first = bin->blocks; /* a local: the compiler would load bin->blocks after each store */
@@ -163,7 +163,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
 /* Whether the fast path may hand block, which is in a bin or fastbin, out. Arena lock held. */
 static inline bool is_ready(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
 {
-        return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && is_open(context) &&
+        return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && may_hit(context) &&
                atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
                !atomic_load_explicit(&fence->broken, memory_order_relaxed);
 }
@@ -257,7 +257,7 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
             gr_is_small(block->capacity_bytes))
                 return 0;
         gr_arena_lock(arena);
-        if (is_open(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split->stuck))
+        if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split->stuck))
                 ptr = hand_out(arena, block, ++context->fastbins->generation, bytes);
         gr_arena_unlock(arena);
         remember_arena(gr_arena_own(context));
@@ -303,7 +303,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
                 gr_fastbin_enter(context->fastbins, block);
                 context->fastbins->frees++;
         } else {
-                put(arena, block);
+                put_in_bin(arena, block);
         }
         gr_arena_unlock(arena);
         return true;
@@ -341,7 +341,7 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
         gr_arena_lock(arena);
         /* After a sync no work uses the block; epoch 0 has always passed. */
         block->freed_epoch = synced ? 0 : freed(arena, context->fence, block->capacity_bytes, ret_should_close);
-        put(arena, block);
+        put_in_bin(arena, block);
         gr_arena_unlock(arena);
 }
 
@@ -488,7 +488,7 @@ void gr_arenas_quiesce(struct gr_context *context)
 {
         atomic_fetch_add(&context->arenas_quiesced, 1);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
-                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* sequentially consistent: see is_open */
+                struct gr_arena *arena = atomic_load(&context->arenas[i]); /* sequentially consistent: see may_hit */
 
                 if (!arena)
                         continue;

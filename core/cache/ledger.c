@@ -48,7 +48,7 @@ static struct gr_block *find_locked(const struct gr_ledger_shard *shard, uint64_
 }
 
 /* There must be an empty slot. Lock held, or shard is the caller's own. */
-static void put(struct gr_ledger_shard *shard, struct gr_block *block)
+static void put_in_slot(struct gr_ledger_shard *shard, struct gr_block *block)
 {
         size_t i = home_slot_of(shard, gr_ledger_mix(block->ptr));
 
@@ -76,7 +76,7 @@ static bool make_room(struct gr_ledger_shard *shard)
                 return shard->count + 1 < shard->room;
         for (size_t i = 0; i < shard->room; i++)
                 if (shard->slots[i].block)
-                        put(&larger, shard->slots[i].block);
+                        put_in_slot(&larger, shard->slots[i].block);
         gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
         shard->slots = larger.slots;
         shard->room = room;
@@ -158,7 +158,7 @@ GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         rc = take_stale(shard, hash, block->ptr, quiesced, ret_stale);
         if (!rc && make_room(shard))
-                put(shard, block);
+                put_in_slot(shard, block);
         else if (!rc)
                 rc = -ENOMEM;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);

@@ -73,7 +73,7 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
         for (struct gr_pinned_bin *bin = (core)->pinned->bins[0], *end_ = bin + BINS; bin < end_; bin++)
 
 /* Puts a freed block into its bin, as one that waits for its fence. Lock held. */
-static void put(struct gr_core *core, struct pinned *own)
+static void put_waiting(struct gr_core *core, struct pinned *own)
 {
         gr_assert_locked(&core->pinned->lock);
         gr_budget_cache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
@@ -114,7 +114,7 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
  * needed grow old and decay. Looks at the newest LOOKS_MOST of each bin only. NULL: none. *ret_waiting: a bin that was
  * looked into has blocks that wait for their fence.
  */
-static struct pinned *take(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
+static struct pinned *take_ready(struct gr_context *context, size_t bytes, unsigned kind, bool *ret_waiting)
 {
         struct gr_core *core = context->core;
         unsigned class = gr_class_of(bytes), last = class;
@@ -171,10 +171,10 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
 
         if (broken(core))
                 return NULL;
-        own = take(context, bytes, kind, &waiting);
+        own = take_ready(context, bytes, kind, &waiting);
         if (!own && waiting) {
                 refresh(core);
-                own = take(context, bytes, kind, &waiting);
+                own = take_ready(context, bytes, kind, &waiting);
         }
         return own ? &own->block : NULL;
 }
@@ -249,7 +249,7 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
         gr_lock(&pinned->lock);
         room = gr_budget_cached(core->host) + footprint <= most;
         if (room)
-                put(core, (struct pinned *)block);
+                put_waiting(core, (struct pinned *)block);
         gr_unlock(&pinned->lock);
         if (!room)
                 return free_by_driver(core, block); /* as slow as without the cache; what fills the cache decays */

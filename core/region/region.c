@@ -142,7 +142,7 @@ void gr_region_look_after_next(struct gr_region *region)
         }
 }
 
-static int claim(struct gr_region *region)
+static int claim_slot(struct gr_region *region)
 {
         /* Processes that start together begin their search at different slots, so that they seldom race for one. */
         unsigned begin = (unsigned)((region->token * UINT64_C(0x9e3779b97f4a7c15)) >> 55) % GR_REGION_SLOTS;
@@ -203,9 +203,9 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share)
                 gr_region_file_close(fd);
                 return -ESTALE;
         }
-        slot = claim(region);
+        slot = claim_slot(region);
         if (slot < 0 && gr_region_sweep(region) > 0)
-                slot = claim(region);
+                slot = claim_slot(region);
         if (slot >= 0) {
                 region->slot = slot;
                 fill_slot(region, name, share);

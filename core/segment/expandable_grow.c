@@ -30,7 +30,7 @@
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
-static bool is_open(const struct gr_range *range)
+static bool is_hole_or_usable(const struct gr_range *range)
 {
         return range && (range->state == GR_RANGE_HOLE ||
                          (range->state == GR_RANGE_FREE &&
@@ -66,7 +66,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
         struct place place = {.range = range, .at = at};
         uint64_t end = at + bytes;
 
-        for (; is_open(range); range = range->after) {
+        for (; is_hole_or_usable(range); range = range->after) {
                 uint64_t stop = gr_range_end(range);
 
                 if (range->state == GR_RANGE_HOLE)
@@ -85,19 +85,19 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
         struct gr_range *first = hole, *last = hole;
         uint64_t at;
 
-        if (is_open(hole->before))
+        if (is_hole_or_usable(hole->before))
                 first = hole->before;
         weigh(first, first->block.ptr, bytes, best);
         if (!hole->after)
                 return; /* the end of the segment */
-        if (is_open(hole->after))
+        if (is_hole_or_usable(hole->after))
                 last = hole->after;
         if (gr_range_end(last) - hole->segment->ptr < bytes)
                 return;
         at = gr_range_end(last) - bytes;
-        while (is_open(last) && last->block.ptr > at)
+        while (is_hole_or_usable(last) && last->block.ptr > at)
                 last = last->before;
-        if (is_open(last))
+        if (is_hole_or_usable(last))
                 weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
 }
 
@@ -134,7 +134,7 @@ static struct gr_range *cut(struct gr_split *split, struct gr_range *range, uint
 }
 
 /* Makes the place one busy range. NULL: out of memory. */
-static struct gr_range *claim(struct gr_split *split, const struct place *place, size_t bytes)
+static struct gr_range *claim_place(struct gr_split *split, const struct place *place, size_t bytes)
 {
         struct gr_range *range = place->range, *after;
         uint64_t end = place->at + bytes, stop;
@@ -327,7 +327,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         }
         place_bytes = ahead ? widen(&place, bytes) : bytes;
         ahead = place_bytes > bytes;
-        range = claim(split, &place, place_bytes);
+        range = claim_place(split, &place, place_bytes);
         if (!range) {
                 gr_unlock(&split->lock);
                 return -ENOMEM;

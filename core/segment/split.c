@@ -208,7 +208,8 @@ static bool is_slight(struct gr_context *context, size_t bytes)
 }
 
 /* As gr_split_take. merges: coalesces the fastbins even if the expandable segment could grow instead. Lock not held. */
-GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t bytes, enum segments segments, bool merges)
+GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_t bytes, enum segments segments,
+                                               bool merges)
 {
         struct gr_split *split = context->split;
         struct gr_fence *fence = context->fence;
@@ -266,12 +267,12 @@ GR_HOT_CODE static struct gr_block *take(struct gr_context *context, size_t byte
 
 GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
-        return take(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING, false);
+        return take_range(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING, false);
 }
 
 struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens)
 {
-        return take(context, bytes, opens ? ANY : USED, false);
+        return take_range(context, bytes, opens ? ANY : USED, false);
 }
 
 /* Lock not held. */
@@ -336,7 +337,7 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 return 0;
         rc = gr_expandable_grow(context, range_bytes(bytes), ret_block);
         if (rc == -ENOMEM) {
-                *ret_block = take(context, bytes, WORTH_OPENING, true);
+                *ret_block = take_range(context, bytes, WORTH_OPENING, true);
                 if (*ret_block)
                         return 0;
         }
