@@ -1,14 +1,18 @@
 /*
  * What the parts of the shim share. The shim stands between a program and the CUDA driver.
  *
+ *   driver/   the driver's own functions (real.c), core/'s table of them (operations.c), driver overhead (overhead.c),
+ *             NVML (nvml.c)
+ *   process/  options (environment.c), workers and other threads (workers.c), the trace (trace.c), other processes on
+ *             the card (neighbour.c, platform.c), the public functions (api.c), and what sets all of it up: the
+ *             background thread, fork and exit (process.c)
+ *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, device.c, stream.c (with captures.c),
+ *             submit.c, sync.c; runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c,
+ *             managed.c, array.c, graph.c, module.c and pinned_host.c for memory that the pool of device memory does
+ *             not serve; nvml_views.c for NVML's answers
  *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S, hooks.def)
- *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, device.c, stream.c, submit.c, sync.c;
- *             runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
- *             graph.c, module.c and pinned_host.c for memory that the pool of device memory does not serve;
- *             nvml_views.c for NVML's answers
- *   driver/   gives core/ the real driver (operations.c), measures driver overhead (overhead.c), asks NVML (nvml.c)
- *   process/  options, fork, exit and the background thread (process.c), workers and other threads (workers.c), the
- *             public functions (api.c), the trace (trace.c), other processes on the card (neighbour.c, platform.c)
+ *
+ * The order in meson.build says who may call whom.
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready returns true, and after
  * fork, hooks only call the real function.
@@ -71,12 +75,23 @@ enum gr_shim_state {
 };
 
 extern _Atomic int gr_shim_state GR_HIDDEN;
+extern struct gr_core gr_core GR_HIDDEN;
 
 /*
  * lookup.c. Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks
  * whether the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
 bool gr_shim_resolve(void);
+
+/*
+ * Called with the result of a driver's function that gives the program memory at *dptr: tells the pool (gr_pool_given)
+ * where it is CUDA_SUCCESS. Returns result.
+ */
+CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
+
+/* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
+#define GR_UUID_TEXT_BYTES 37
+bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
 /* dlsym as it would be without this library. */
 void *gr_real_symbol(void *handle, const char *name);
@@ -95,24 +110,14 @@ static inline bool gr_shim_ready(void)
  */
 #define GR_REAL(symbol, ...) (gr_shim_ready(), gr_real.symbol ? gr_real.symbol(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
-/* process.c */
-extern struct gr_core gr_core GR_HIDDEN;
+/* environment.c */
 extern struct gr_options gr_options;
 
 /* Reads the options, at the first call only. Called before the first warning, so that warnings obey them. */
 void gr_process_options(void);
 
-/* Sets up the core. Called once, by gr_shim_resolve, when gr_driver is filled. */
+/* process.c: sets up the core. Called once, by gr_shim_resolve, when gr_real is filled. */
 void gr_process_init(void);
-
-/* A context is in use: the first call opens the trace and registers what is to be done when the process exits. */
-void gr_process_in_use(void);
-
-/*
- * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
- * stop the program. -1: failed, and the log has said why.
- */
-int gr_report_open(const char *option, const char *path);
 
 /* api.c: the core is set up, and reclaimables that were registered before are registered with it. */
 void gr_public_init(void);
@@ -166,8 +171,15 @@ extern struct gr_driver gr_driver;
  */
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
-/* Fills gr_driver with what gr_real has. */
-void gr_driver_init(void);
+/* What is told of the driver's calls. */
+struct gr_driver_told {
+        void (*taking)(void);   /* memory is about to be taken */
+        void (*taken)(void);    /* an allocation was served; its context is current */
+        void (*going_on)(void); /* the thread has not stopped: within long work, after each call */
+};
+
+/* Fills gr_driver with what gr_real has, but for the pools of the driver. told must live as long as the process. */
+void gr_driver_init(const struct gr_driver_told *told);
 
 /* The context has ended, and with it this library's stream in it. */
 void gr_driver_forget(CUcontext context);
@@ -226,6 +238,13 @@ void gr_runtime_used(unsigned runtime);
 void gr_runtime_unsure(void);
 
 /* trace.c */
+
+/*
+ * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
+ * stop the program. -1: failed, and the log has said why.
+ */
+int gr_report_open(const char *option, const char *path);
+
 extern _Atomic bool gr_trace_on GR_HIDDEN;
 
 /* Opens the file that GPURECLAIM_TRACE names, if any; once, in the process that uses CUDA. */
@@ -277,31 +296,24 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         return 0;
 }
 
-/*
- * Called with the result of a driver's function that gives the program memory at *dptr: tells the pool (gr_pool_given)
- * where it is CUDA_SUCCESS. Returns result.
- */
-CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
-
-/* runtime.c */
-
 /* -errno: the pool has refused the request that the runtime is about to pass to the driver in this thread; 0: no. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+
+/* runtime.c */
 
 /* A tool observes the calls of the runtime: from this call on, none bypasses the runtime. by names it in the log. */
 void gr_runtime_watched(const char *by);
 
 /* device.c */
 
+/* note_use is called whenever a device is about to be used. Once, at the start. */
+void gr_device_init(void (*note_use)(void));
+
 /* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
 struct gr_device *gr_device_get(CUdevice device);
 
 /* The same, before anything is charged there: marks the process as in use and joins the region. */
 struct gr_device *gr_device_use(CUdevice device);
-
-/* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
-#define GR_UUID_TEXT_BYTES 37
-bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
 /* stream_ordered.c */
 
@@ -357,10 +369,16 @@ int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool m
                            uint64_t *ret_reserved_bytes);
 void gr_async_graph_settle(struct gr_device *device, uint64_t reserved_bytes);
 
-/* graph.c */
-
 /* Some graph may allocate: graphs that are instantiated later are searched for allocations. */
 void gr_graph_memory_seen(void);
+
+bool gr_graph_memory(void);  /* whether any graph may have allocated */
+void gr_graph_trimmed(void); /* idle graph memory was returned to the driver */
+
+/* How often that happened, by the program or the library, plus 1. */
+extern _Atomic uint64_t gr_graph_trims GR_HIDDEN;
+
+/* graph.c */
 
 /* A node of the type is about to be added to some graph: stream.c must know of those that wait for the host. */
 void gr_graph_node_seen(CUgraphNodeType type);
@@ -368,8 +386,6 @@ void gr_graph_node_seen(CUgraphNodeType type);
 /* Called before and after the launch of a graph, which may have such a node. */
 bool gr_graph_will_wait(void);
 CUresult gr_graph_waits(bool told, CUresult result);
-bool gr_graph_memory(void);  /* whether any graph may have allocated */
-void gr_graph_trimmed(void); /* idle graph memory was returned to the driver */
 
 /* overhead.c */
 
@@ -389,10 +405,6 @@ static inline bool gr_overhead_counted(void)
  */
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns);
 
-/* The driver has just taken memory for the current context: whether the limit still holds, if need be after the ladder.
- */
-bool gr_overhead_fits(void);
-
 /* nvml_views.c */
 
 /* This library's function in place of the one of NVML with this name; NULL: there is none. */
@@ -400,14 +412,6 @@ void *gr_nvml_hook(const char *name);
 
 /* The hook of function, where it is one of NVML's and the program is to be told its share; else function. */
 void *gr_nvml_swap(void *function);
-
-/* stream.c */
-
-/* From this call on, work may run beside other work. Called after gr_shim_ready. */
-void gr_streams_overlap(void);
-
-/* The driver has ended a context, and with it the captures on its streams. */
-void gr_captures_end(CUcontext context);
 
 /* submit.c */
 

@@ -28,6 +28,7 @@ static struct gr_lock streams_lock = GR_LOCK_INIT(GR_RANK_STREAMS);
 static struct release_stream *streams GR_GUARDED_BY(streams_lock);
 
 struct gr_driver gr_driver;
+static const struct gr_driver_told *told;
 
 /* Whether the driver refused a call because of a capture. */
 static bool because_of_capture(CUresult result)
@@ -123,27 +124,17 @@ static void leave(void)
         gr_real.cuCtxPopCurrent_v2(&context);
 }
 
-/* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
-static void look_beside(void)
-{
-        struct gr_context *current = gr_current_context();
-
-        if (current)
-                gr_overhead_look(current->device, GR_OVERHEAD_AGE_NS);
-}
-
 static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUdeviceptr ptr;
         CUresult result;
 
-        gr_neighbour_retry();
+        told->taking();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
-                if (gr_overhead_counted())
-                        look_beside();
+                told->taken();
         }
         return to_errno_of_memory(result);
 }
@@ -152,7 +143,7 @@ static int driver_mem_free(uint64_t ptr)
 {
         CUresult result = gr_real.cuMemFree_v2(ptr);
 
-        gr_neighbour_beat();
+        told->going_on();
         return gr_errno(result);
 }
 
@@ -219,7 +210,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         while (done < count && result == CUDA_SUCCESS) {
                 result = gr_real.cuMemFreeAsync(ptrs[done], stream);
                 done += result == CUDA_SUCCESS;
-                gr_neighbour_beat();
+                told->going_on();
         }
         /* The driver keeps the memory until the host has seen the frees finish, and no later call waits for that. */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
@@ -292,7 +283,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         CUresult result = CUDA_SUCCESS;
 
         (void)context;
-        gr_neighbour_retry();
+        told->taking();
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)
@@ -326,7 +317,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         if (entered)
                 leave();
         gr_capture_restore(mode);
-        gr_neighbour_beat();
+        told->going_on();
         return gr_errno(result);
 }
 
@@ -420,23 +411,6 @@ static int driver_context_drain(void *context)
         return gr_errno(result);
 }
 
-static void driver_refresh_pools(int device)
-{
-        gr_async_refresh(&gr_core.devices[device]);
-}
-
-static int driver_trim_pools(void *context, int device)
-{
-        if (!enter(context))
-                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
-        gr_async_trim(&gr_core.devices[device]);
-        leave();
-        /* The trim may also have freed code and stacks. The figure falls only at the second look (overhead.c). */
-        for (int i = 0; i < 2 && gr_overhead_counted(); i++)
-                gr_overhead_look(&gr_core.devices[device], 0);
-        return 0;
-}
-
 /*
  * The memory is known to every context. With unified addressing, which every 64-bit driver has, host and device use one
  * address for it; where they do not, this fails.
@@ -499,20 +473,21 @@ static void driver_sleep_ns(uint64_t ns)
 
         int cancel;
 
-        gr_neighbour_beat();
+        told->going_on();
         /* A thread that is cancelled must not end here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         nanosleep(&pause, NULL);
         pthread_setcancelstate(cancel, NULL);
 }
 
-void gr_driver_init(void)
+void gr_driver_init(const struct gr_driver_told *who)
 {
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
         bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
                       gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
                       gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
 
+        told = who;
         gr_driver = (struct gr_driver){
                 .mem_alloc = driver_mem_alloc,
                 .mem_free = driver_mem_free,
@@ -532,9 +507,6 @@ void gr_driver_init(void)
                         gr_real.cuMemHostAlloc && gr_real.cuMemFreeHost && gr_real.cuThreadExchangeStreamCaptureMode
                                 ? driver_context_drain
                                 : NULL,
-                .refresh_pools = driver_refresh_pools,
-                .trim_pools = driver_trim_pools,
-                .trim_host_pools = gr_async_trim_host,
                 .host_alloc = driver_host_alloc,
                 .host_free = driver_host_free,
                 .trim_malloc = driver_trim_malloc,

@@ -66,7 +66,7 @@ GR_HELD(lock) static bool measure(struct gr_device *device, struct look *look, u
         gr_assert_locked(&lock);
         if (!nvml)
                 return false;
-        gr_async_refresh(device);
+        gr_driver.refresh_pools(device->ordinal);
         charged = atomic_load(&device->reserved_bytes) - atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]);
         managed = atomic_load(&device->kind_bytes[GR_MEMORY_MANAGED]);
         if (gr_nvml_process(nvml, (uint32_t)getpid(), &used) != 0)
@@ -119,33 +119,4 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         }
         gr_unlock(&lock);
         errno = saved_errno;
-}
-
-static int within_limit(void *arg)
-{
-        struct gr_device *device = arg;
-
-        gr_overhead_look(device, 0);
-        return gr_budget_over(device) > 0 ? -EDQUOT : 0;
-}
-
-bool gr_overhead_fits(void)
-{
-        struct gr_context *context;
-        int saved_errno = errno, rc;
-        uint64_t over;
-
-        if (!gr_overhead_counted() || !gr_shim_ready())
-                return true;
-        context = gr_current_context();
-        if (!context)
-                return true;
-        rc = within_limit(context->device);
-        if (rc) {
-                over = gr_budget_over(context->device);
-                rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
-                                         context->device, rc);
-        }
-        errno = saved_errno;
-        return rc == 0;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shim.h"
+#include "hooks/captures.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */
@@ -47,23 +47,6 @@ static unsigned retained[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
  */
 static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
         [0 ... GR_DEVICES_MAX - 1] = {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, GR_RANK_PRIMARY}};
-
-bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
-{
-        CUuuid uuid;
-        size_t at = 0;
-
-        /* _v2 tells MIG instances of one card apart. */
-        if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
-            (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))
-                return false;
-        if (ret)
-                *ret = uuid;
-        for (size_t i = 0; ret_text && i < sizeof(uuid.bytes); i++)
-                at += (size_t)snprintf(ret_text + at, GR_UUID_TEXT_BYTES - at, "%s%02x",
-                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
-        return true;
-}
 
 static CUcontext primary_of(CUdevice dev)
 {

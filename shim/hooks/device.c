@@ -7,6 +7,13 @@
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_DEVICES); /* the driver is asked under it */
 static uint64_t configured GR_GUARDED_BY(lock);             /* bit d: device d has its limits */
 
+static void (*in_use)(void);
+
+void gr_device_init(void (*note_use)(void))
+{
+        in_use = note_use;
+}
+
 static void warn(const char *message, void *arg)
 {
         (void)arg;
@@ -66,7 +73,7 @@ struct gr_device *gr_device_use(CUdevice dev)
         struct gr_device *device = gr_device_get(dev);
 
         if (device) {
-                gr_process_in_use();
+                in_use();
                 gr_neighbour_join(dev);
         }
         return device;

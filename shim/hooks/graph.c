@@ -56,23 +56,6 @@ struct walk {
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_GRAPHS); /* no call of the driver under it */
 static struct exec *execs GR_GUARDED_BY(lock);
 static _Atomic unsigned exec_count;
-static _Atomic uint64_t trims = 1; /* of graph memory, by the program or the library, plus 1 */
-static _Atomic bool memory_seen;   /* some graph may allocate */
-
-void gr_graph_memory_seen(void)
-{
-        atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
-}
-
-bool gr_graph_memory(void)
-{
-        return atomic_load_explicit(&memory_seen, memory_order_relaxed);
-}
-
-void gr_graph_trimmed(void)
-{
-        atomic_fetch_add(&trims, 1);
-}
 
 static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
@@ -277,7 +260,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 return result;
         if (gr_overhead_counted() && gr_current_context())
                 gr_overhead_look(gr_current_context()->device, GR_OVERHEAD_AGE_NS);
-        if (!atomic_load_explicit(&memory_seen, memory_order_relaxed) || !gr_real.cuGraphGetNodes ||
+        if (!gr_graph_memory() || !gr_real.cuGraphGetNodes ||
             !gr_real.cuGraphNodeGetType || !gr_real.cuGraphMemAllocNodeGetParams ||
             !gr_real.cuGraphMemFreeNodeGetParams || !gr_real.cuGraphChildGraphNodeGetGraph)
                 goto out;
@@ -309,7 +292,7 @@ static int attempt(void *arg)
         struct request *request = arg;
         uint64_t reserved;
 
-        request->trims = atomic_load(&trims); /* read first, so that a trim during the attempt is not missed */
+        request->trims = atomic_load(&gr_graph_trims); /* read first, so that a trim during the attempt is not missed */
         if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
@@ -325,7 +308,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
 {
         struct request request = {.exec = handle, .stream = stream, .real = real};
         struct gr_context *context;
-        uint64_t now = atomic_load(&trims);
+        uint64_t now = atomic_load(&gr_graph_trims);
         struct exec *exec;
         int saved_errno, rc;
         bool had_it = false;

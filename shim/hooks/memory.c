@@ -23,6 +23,8 @@ struct pitched_request {
         unsigned element_bytes;
 };
 
+_Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+
 static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
 static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
 
@@ -51,16 +53,6 @@ GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t b
         if (__builtin_expect(!context, 0))
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
         return gr_result(gr_memory_alloc(context, bytesize, dptr));
-}
-
-CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
-{
-        int saved_errno = errno;
-
-        if (result == CUDA_SUCCESS && gr_shim_ready())
-                gr_pool_given(&gr_core, *dptr);
-        errno = saved_errno;
-        return result;
 }
 
 /* The pitch of this width; 0: the driver has not been asked for it yet. */

@@ -5,12 +5,47 @@
  * load is undone, and fails as on a full card. What a launch takes later is counted, and never
  * refused: the next allocation meets the limit.
  */
+#include <errno.h>
+
+#include "reclaim/ladder.h"
 #include "shim.h"
+
+static int within_limit(void *arg)
+{
+        struct gr_device *device = arg;
+
+        gr_overhead_look(device, 0);
+        return gr_budget_over(device) > 0 ? -EDQUOT : 0;
+}
+
+/*
+ * The driver has just taken memory for the current context: whether the limit still holds, if need be after the ladder.
+ */
+static bool fits(void)
+{
+        struct gr_context *context;
+        int saved_errno = errno, rc;
+        uint64_t over;
+
+        if (!gr_overhead_counted() || !gr_shim_ready())
+                return true;
+        context = gr_current_context();
+        if (!context)
+                return true;
+        rc = within_limit(context->device);
+        if (rc) {
+                over = gr_budget_over(context->device);
+                rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
+                                         context->device, rc);
+        }
+        errno = saved_errno;
+        return rc == 0;
+}
 
 /* Returns the result of a load. A load that does not fit is undone, and reported as out of memory. */
 #define KEEP_IF_IT_FITS(result, unload, handle)                                                                        \
         do {                                                                                                           \
-                if (result == CUDA_SUCCESS && !gr_overhead_fits() && GR_REAL(unload, *handle) == CUDA_SUCCESS)         \
+                if (result == CUDA_SUCCESS && !fits() && GR_REAL(unload, *handle) == CUDA_SUCCESS)                     \
                         result = CUDA_ERROR_OUT_OF_MEMORY;                                                             \
                 return result;                                                                                         \
         } while (0)

@@ -38,8 +38,6 @@ static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "l
 
 static GR_HOT_DATA _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
 
-_Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
-
 /* For gr_runtime_context. */
 static inline unsigned bit_of(const struct runtime *runtime)
 {

@@ -6,104 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shim.h"
-
-/*
- * An open capture. It ends by cuStreamEndCapture, or with its stream, its context or, on a per-thread stream, its
- * thread (measured, driver 580).
- */
-struct capture {
-        const void
-                *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
-        CUcontext context; /* the one that owns its memory, where the stream is of a green context */
-        CUcontext current; /* of a stream that a thread has by itself, as it has one in each context; else NULL */
-        uint64_t number;   /* in the order in which they began, from 1 */
-};
-
-static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
-static struct capture *capturing GR_GUARDED_BY(capturing_lock);
-static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
-static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
-
-static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
-static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */
-static bool thread_key_made;
-
-static const void *identity(CUstream stream, bool null_is_per_thread)
-{
-        return stream == CU_STREAM_PER_THREAD || (!stream && null_is_per_thread) ? &per_thread_stream
-                                                                                 : (const void *)stream;
-}
-
-/*
- * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
- * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct capture; NULL: any.
- */
-static uint64_t number_of(const void *stream, CUcontext current)
-{
-        uint64_t number = 0;
-
-        if (atomic_load(&gr_core.gate.captures) == 0)
-                return 0;
-        gr_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count && !number; i++)
-                if (capturing[i].stream == stream && (!current || capturing[i].current == current))
-                        number = capturing[i].number;
-        gr_unlock(&capturing_lock);
-        return number;
-}
-
-/* Removes the capture with this number from the list, or those of the context; 0 and NULL match none. */
-static void over(uint64_t number, CUcontext context)
-{
-        if (!number && !context)
-                return;
-        gr_lock(&capturing_lock);
-        for (unsigned i = 0; i < capturing_count;) {
-                const struct capture *at = &capturing[i];
-
-                if (at->number == number || (context && at->context == context)) {
-                        capturing[i] = capturing[--capturing_count];
-                        gr_gate_end(&gr_core.gate);
-                } else {
-                        i++;
-                }
-        }
-        gr_unlock(&capturing_lock);
-}
-
-void gr_captures_end(CUcontext context)
-{
-        if (atomic_load(&gr_core.gate.captures) > 0)
-                over(0, context);
-}
-
-static void thread_ends(void *stream)
-{
-        uint64_t number;
-
-        while ((number = number_of(stream, NULL)))
-                over(number, NULL);
-}
-
-static void make_thread_key(void)
-{
-        thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
-}
+#include "hooks/captures.h"
 
 /* Describes a capture before the driver begins it: afterwards another thread may end the context. */
-static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
+static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread)
 {
-        struct capture capture = {.stream = identity(stream, null_is_per_thread)};
+        struct gr_capture capture = {.stream = gr_capture_identity(stream, null_is_per_thread)};
         struct gr_context *owner;
         int saved_errno = errno;
 
         gr_core_will_capture(&gr_core);
         errno = saved_errno;
-        if (capture.stream == &per_thread_stream || !stream || !gr_real.cuStreamGetCtx ||
+        if (capture.stream == gr_capture_own_stream() || !stream || !gr_real.cuStreamGetCtx ||
             gr_real.cuStreamGetCtx(stream, &capture.context) != CUDA_SUCCESS)
                 gr_real.cuCtxGetCurrent(&capture.context);
-        if (capture.stream == &per_thread_stream)
+        if (capture.stream == gr_capture_own_stream())
                 capture.current = capture.context;
         owner = capture.context ? gr_context_known(capture.context) : NULL;
         if (owner)
@@ -111,47 +28,9 @@ static struct capture about_to_begin(CUstream stream, bool null_is_per_thread)
         return capture;
 }
 
-/* Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes it. */
-static bool has_room(void)
-{
-        bool room;
-
-        gr_lock(&capturing_lock);
-        if (capturing_count == capturing_room) {
-                unsigned more_room = capturing_room ? 2 * capturing_room : 16;
-                int saved_errno = errno;
-                struct capture *more = realloc(capturing, more_room * sizeof(*more));
-
-                errno = saved_errno;
-                if (more) {
-                        capturing = more;
-                        capturing_room = more_room;
-                }
-        }
-        room = capturing_count < capturing_room;
-        gr_unlock(&capturing_lock);
-        return room;
-}
-
-/* Adds a capture that the driver has begun; has_room came before. */
-static void began(const struct capture *capture)
-{
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-        if (capture->stream == &per_thread_stream) {
-                pthread_once(&once, make_thread_key);
-                if (thread_key_made)
-                        pthread_setspecific(thread_key, &per_thread_stream);
-        }
-        gr_lock(&capturing_lock);
-        capturing[capturing_count] = *capture;
-        capturing[capturing_count++].number = ++captures_begun;
-        gr_unlock(&capturing_lock);
-}
-
 #define BEGIN_CAPTURE(symbol, null_is_per_thread, stream, ...)                                                         \
         do {                                                                                                           \
-                struct capture capture;                                                                                \
+                struct gr_capture capture;                                                                             \
                 CUresult result;                                                                                       \
                                                                                                                        \
                 if (!gr_shim_ready())                                                                                  \
@@ -159,9 +38,9 @@ static void began(const struct capture *capture)
                 capture = about_to_begin(stream, null_is_per_thread);                                                  \
                 gr_gate_begin_enter(&gr_core.gate);                                                                    \
                 /* A capture that is not on the list would keep the gate shut for good. */                             \
-                result = has_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                         \
+                result = gr_captures_have_room() ? GR_REAL(symbol, __VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;            \
                 if (result == CUDA_SUCCESS)                                                                            \
-                        began(&capture);                                                                               \
+                        gr_capture_began(&capture);                                                                    \
                 gr_gate_begin_leave(&gr_core.gate, result == CUDA_SUCCESS);                                            \
                 return result;                                                                                         \
         } while (0)
@@ -213,10 +92,10 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        own = identity(stream, null_is_per_thread) == &per_thread_stream;
+        own = gr_capture_identity(stream, null_is_per_thread) == gr_capture_own_stream();
         if (own && gr_shim_ready() && atomic_load(&gr_core.gate.captures) > 0)
                 gr_real.cuCtxGetCurrent(&current);
-        number = number_of(identity(stream, null_is_per_thread), current);
+        number = gr_capture_number(gr_capture_identity(stream, null_is_per_thread), current);
         result = real(stream, graph);
         if (!gr_shim_ready())
                 return result;
@@ -224,7 +103,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph, bool null_is_per_th
             gr_real.cuStreamIsCapturing(null_is_per_thread && !stream ? CU_STREAM_PER_THREAD : stream, &status) !=
                     CUDA_SUCCESS ||
             status == CU_STREAM_CAPTURE_STATUS_NONE)
-                over(number, NULL);
+                gr_capture_over(number, NULL);
         return result;
 }
 
@@ -248,10 +127,10 @@ static CUresult destroy(CUstream stream, __typeof__(cuStreamDestroy_v2) *real)
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        number = number_of(stream, NULL);
+        number = gr_capture_number(stream, NULL);
         result = real(stream);
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                over(number, NULL);
+                gr_capture_over(number, NULL);
         return result;
 }
 
@@ -265,11 +144,6 @@ GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 {
         gr_shim_ready();
         return destroy(stream, gr_real.cuStreamDestroy_v2);
-}
-
-void gr_streams_overlap(void)
-{
-        atomic_store(&gr_core.overlaps, true);
 }
 
 /*

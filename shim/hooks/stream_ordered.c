@@ -59,6 +59,24 @@ static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d i
 static _Atomic unsigned orphan_devices; /* how many devices have orphans */
 static _Atomic bool pools_seen;         /* some pool is in the table, so a charge may need correction */
 
+_Atomic uint64_t gr_graph_trims = 1;
+static _Atomic bool memory_seen; /* some graph may allocate */
+
+void gr_graph_memory_seen(void)
+{
+        atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
+}
+
+bool gr_graph_memory(void)
+{
+        return atomic_load_explicit(&memory_seen, memory_order_relaxed);
+}
+
+void gr_graph_trimmed(void)
+{
+        atomic_fetch_add(&gr_graph_trims, 1);
+}
+
 static uint64_t whole_pages(uint64_t bytes)
 {
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);

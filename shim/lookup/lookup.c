@@ -28,12 +28,6 @@ struct symbol {
         bool needed;
 };
 
-struct gr_real gr_real;
-GR_HOT_DATA _Atomic int gr_shim_state = GR_SHIM_UNRESOLVED;
-
-/* Used by dlsym.S. Every writer writes the same value. */
-__attribute__((visibility("hidden"))) dlsym_function *gr_real_dlsym;
-__attribute__((visibility("hidden"))) dlsym_function *gr_find_real_dlsym(void);
 __attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
 
 static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE); /* held while UNRESOLVED or ENDING changes */
@@ -55,22 +49,6 @@ static const struct symbol symbols[] = {
 static void **real_slot(const struct symbol *symbol)
 {
         return (void **)((char *)&gr_real + symbol->offset);
-}
-
-dlsym_function *gr_find_real_dlsym(void)
-{
-        dlsym_function *real = __atomic_load_n(&gr_real_dlsym, __ATOMIC_RELAXED);
-
-        if (!real) {
-                real = gr_next_dlsym();
-                __atomic_store_n(&gr_real_dlsym, real, __ATOMIC_RELAXED);
-        }
-        return real;
-}
-
-void *gr_real_symbol(void *handle, const char *name)
-{
-        return gr_find_real_dlsym()(handle, name);
 }
 
 /* The driver's handle; NULL where the program has not loaded it. The handle keeps it loaded. */
@@ -99,7 +77,7 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
 {
         gr_assert_locked(&resolve_lock);
         gr_process_options();
-        gr_nvml_dlsym = gr_find_real_dlsym();
+        gr_nvml_dlsym = gr_real_symbol;
         for (size_t i = 0; i < SYMBOLS; i++)
                 *real_slot(&symbols[i]) = found[i];
         for (size_t i = 0; i < SYMBOLS; i++)
@@ -108,7 +86,6 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
                                symbols[i].name);
                         return GR_SHIM_OFF;
                 }
-        gr_driver_init();
         gr_process_init();
         return GR_SHIM_READY;
 }
@@ -192,13 +169,13 @@ void *gr_dlsym_hook(void *handle, const char *name)
                         gr_runtime_watched(name);
                 return AS_IF_ABSENT;
         }
-        found = gr_find_real_dlsym()(handle, name);
+        found = gr_real_symbol(handle, name);
         if (!found)
                 return AS_IF_ABSENT;
         ready = gr_shim_ready();
         /* RTLD_DEFAULT and the program's handle find the exports of this library: these must not stand for a driver. */
         if (is_hollow(found, ready)) {
-                found = gr_find_real_dlsym()(RTLD_NEXT, name);
+                found = gr_real_symbol(RTLD_NEXT, name);
                 return found ? found : ANSWER_NULL;
         }
         if (!ready)

@@ -22,11 +22,7 @@
 #define HELPER_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
 #define HELPER_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
 
-extern char **environ;
-
-struct gr_core gr_core;
 static struct gr_rooms rooms; /* gr_core's */
-struct gr_options gr_options;
 
 static _Atomic bool in_use;
 static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
@@ -39,19 +35,6 @@ static struct {
 } helper GR_GUARDED_BY(helper_lock);
 static _Atomic bool helper_wanted;
 static _Atomic uint64_t helper_retry_ns; /* when to try again, where the thread could not be made; else 0 */
-
-/* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
-static const char *read_environment(const char *name)
-{
-        return secure_getenv(name);
-}
-
-static void warn(const char *message, void *arg)
-{
-        (void)arg;
-        gr_log_set_level(gr_options.log); /* it has its final value before the first warning */
-        gr_log(GR_LOG_WARN, "%s", message);
-}
 
 /* The time in ns from now, by the clock of helper.changed. */
 static struct timespec after(uint64_t ns)
@@ -168,6 +151,39 @@ static void helper_stop(void)
         gr_unlock(&helper_lock);
 }
 
+/* What the driver's calls mean for others. */
+
+/* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
+static void look_beside(void)
+{
+        struct gr_context *current = gr_overhead_counted() ? gr_current_context() : NULL;
+
+        if (current)
+                gr_overhead_look(current->device, GR_OVERHEAD_AGE_NS);
+}
+
+static const struct gr_driver_told told = {
+        .taking = gr_neighbour_retry, .taken = look_beside, .going_on = gr_neighbour_beat};
+
+static void refresh_pools(int device)
+{
+        gr_async_refresh(&gr_core.devices[device]);
+}
+
+static int trim_pools(void *context, int device)
+{
+        CUcontext left;
+
+        if (gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+        gr_async_trim(&gr_core.devices[device]);
+        gr_real.cuCtxPopCurrent_v2(&left);
+        /* The trim may also have freed code and stacks. The figure falls only at the second look (overhead.c). */
+        for (int i = 0; i < 2 && gr_overhead_counted(); i++)
+                gr_overhead_look(&gr_core.devices[device], 0);
+        return 0;
+}
+
 /* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */
 static void in_child(void)
 {
@@ -201,16 +217,6 @@ static bool refresh_card(struct gr_context *context, void *arg)
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
         }
         return true;
-}
-
-int gr_report_open(const char *option, const char *path)
-{
-        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-
-        if (fd < 0)
-                gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
-                       errno == ENXIO ? "nobody reads from it" : strerror(errno));
-        return fd;
 }
 
 static void write_stats(void)
@@ -259,34 +265,19 @@ static void at_exit(void)
         atomic_compare_exchange_strong(&gr_shim_state, &ready, GR_SHIM_ENDING);
 }
 
-/* Paths become absolute, because the program may change its working directory. */
-static void make_absolute(struct gr_path *path)
+/* A context is in use: the first call opens the trace and registers what is to be done when the process exits. */
+static void note_use(void)
 {
-        size_t length = strlen(path->text);
-        char folder[PATH_MAX];
+        int cancel;
 
-        if (length == 0 || path->text[0] == '/' || !getcwd(folder, sizeof(folder)) ||
-            strlen(folder) + 1 + length >= sizeof(path->text))
-                return;
-        memmove(path->text + strlen(folder) + 1, path->text, length + 1);
-        memcpy(path->text, folder, strlen(folder));
-        path->text[strlen(folder)] = '/';
-}
-
-static void load_options(void)
-{
-        static char *nothing[] = {NULL};
-
-        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
-        make_absolute(&gr_options.region_dir);
-        gr_log_set_level(gr_options.log);
-}
-
-void gr_process_options(void)
-{
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-        pthread_once(&once, load_options);
+        if (!atomic_exchange(&in_use, true)) {
+                /* A thread that is cancelled must not end while it opens the trace: no thread would do the rest. */
+                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+                owner = getpid();
+                gr_trace_init();
+                atexit(at_exit);
+                pthread_setcancelstate(cancel, NULL);
+        }
 }
 
 void gr_process_init(void)
@@ -305,6 +296,11 @@ void gr_process_init(void)
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
                                     .trim_malloc = gr_options.trim_malloc};
+        gr_driver_init(&told);
+        gr_driver.refresh_pools = refresh_pools;
+        gr_driver.trim_pools = trim_pools;
+        gr_driver.trim_host_pools = gr_async_trim_host;
+        gr_device_init(note_use);
         gr_core_init(&gr_core, &rooms, &gr_driver, &config);
         gr_core.wake = wake;
         memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -321,18 +317,4 @@ void gr_process_init(void)
         }
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
-}
-
-void gr_process_in_use(void)
-{
-        int cancel;
-
-        if (!atomic_exchange(&in_use, true)) {
-                /* A thread that is cancelled must not end while it opens the trace: no thread would do the rest. */
-                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-                owner = getpid();
-                gr_trace_init();
-                atexit(at_exit);
-                pthread_setcancelstate(cancel, NULL);
-        }
 }

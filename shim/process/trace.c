@@ -4,6 +4,7 @@
  * nanoseconds since the file was opened.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,6 +20,16 @@
 #define LINE_BYTES   128 /* no line is longer */
 
 GR_HOT_DATA _Atomic bool gr_trace_on;
+
+int gr_report_open(const char *option, const char *path)
+{
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+
+        if (fd < 0)
+                gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
+                       errno == ENXIO ? "nobody reads from it" : strerror(errno));
+        return fd;
+}
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_TRACE); /* held across write */
 static char buffer[BUFFER_BYTES] GR_GUARDED_BY(lock);

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Whether each file of a static library calls and includes only files that its build lists before it.
 
-    rooms_test.py calls NM ARCHIVE FILE...
+    rooms_test.py calls NM ARCHIVE [--but=SYMBOL] FILE...
     rooms_test.py includes FOLDER FILE...
 
 The files are in the order of their list, from the bottom up. The symbols of their objects tell who calls whom. A header
 has the place of the source of its name, or one of its own. Each call or include upwards is printed. Exit status 1 when
-there was one, or when a file is not in the list.
+there was one, or when a file is not in the list. Calls of the symbol that --but names are left out.
 """
 
 import pathlib
@@ -30,11 +30,12 @@ def symbols(nm, archive):
 
 def calls(files, nm, archive):
     """Who calls whom, and by what."""
+    but = files.pop(0) if files[0].startswith("--but=") else ""
     names = {name.removesuffix(".c").replace("/", "_"): name for name in files}
     defined, used = symbols(nm, archive)
     home = {symbol: name for name, all_of in defined.items() for symbol in all_of}
     for name in sorted(set(defined) | set(used)):
-        for symbol in sorted(used[name]):
+        for symbol in sorted(used[name] - {but.removeprefix("--but=")}):
             yield names.get(name, name), names.get(home.get(symbol, name)), f"calls {symbol} of"
 
 
@@ -47,7 +48,7 @@ def includes(folder):
 
 def main():
     what, where, *files = sys.argv[1:]
-    pairs = includes(where) if what == "includes" else calls(files[1:], where, files[0])
+    pairs = list(includes(where) if what == "includes" else calls(files, where, files.pop(0)))
     place = {file[:-1] + "h": at for at, file in enumerate(files)}
     place |= {file: at for at, file in enumerate(files)}
     wrong, others = [], 0

@@ -1,0 +1,117 @@
+#include "hooks/captures.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
+static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
+static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);
+static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
+
+static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
+static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */
+static bool thread_key_made;
+
+const void *gr_capture_identity(CUstream stream, bool null_is_per_thread)
+{
+        return stream == CU_STREAM_PER_THREAD || (!stream && null_is_per_thread) ? &per_thread_stream
+                                                                                 : (const void *)stream;
+}
+
+uint64_t gr_capture_number(const void *stream, CUcontext current)
+{
+        uint64_t number = 0;
+
+        if (atomic_load(&gr_core.gate.captures) == 0)
+                return 0;
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count && !number; i++)
+                if (capturing[i].stream == stream && (!current || capturing[i].current == current))
+                        number = capturing[i].number;
+        gr_unlock(&capturing_lock);
+        return number;
+}
+
+void gr_capture_over(uint64_t number, CUcontext context)
+{
+        if (!number && !context)
+                return;
+        gr_lock(&capturing_lock);
+        for (unsigned i = 0; i < capturing_count;) {
+                const struct gr_capture *at = &capturing[i];
+
+                if (at->number == number || (context && at->context == context)) {
+                        capturing[i] = capturing[--capturing_count];
+                        gr_gate_end(&gr_core.gate);
+                } else {
+                        i++;
+                }
+        }
+        gr_unlock(&capturing_lock);
+}
+
+const void *gr_capture_own_stream(void)
+{
+        return &per_thread_stream;
+}
+
+void gr_captures_end(CUcontext context)
+{
+        if (atomic_load(&gr_core.gate.captures) > 0)
+                gr_capture_over(0, context);
+}
+
+static void thread_ends(void *stream)
+{
+        uint64_t number;
+
+        while ((number = gr_capture_number(stream, NULL)))
+                gr_capture_over(number, NULL);
+}
+
+static void make_thread_key(void)
+{
+        thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
+}
+
+bool gr_captures_have_room(void)
+{
+        bool room;
+
+        gr_lock(&capturing_lock);
+        if (capturing_count == capturing_room) {
+                unsigned more_room = capturing_room ? 2 * capturing_room : 16;
+                int saved_errno = errno;
+                struct gr_capture *more = realloc(capturing, more_room * sizeof(*more));
+
+                errno = saved_errno;
+                if (more) {
+                        capturing = more;
+                        capturing_room = more_room;
+                }
+        }
+        room = capturing_count < capturing_room;
+        gr_unlock(&capturing_lock);
+        return room;
+}
+
+void gr_capture_began(const struct gr_capture *capture)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        if (capture->stream == &per_thread_stream) {
+                pthread_once(&once, make_thread_key);
+                if (thread_key_made)
+                        pthread_setspecific(thread_key, &per_thread_stream);
+        }
+        gr_lock(&capturing_lock);
+        capturing[capturing_count] = *capture;
+        capturing[capturing_count++].number = ++captures_begun;
+        gr_unlock(&capturing_lock);
+}
+
+void gr_streams_overlap(void)
+{
+        atomic_store(&gr_core.overlaps, true);
+}

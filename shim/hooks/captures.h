@@ -1,0 +1,46 @@
+/* The captures that are open, as fences need to know them: while there is one, no event may be recorded. */
+#ifndef GR_CAPTURES_H
+#define GR_CAPTURES_H
+
+#include "shim.h"
+
+/*
+ * An open capture. It ends by cuStreamEndCapture, or with its stream, its context or, on a per-thread stream, its
+ * thread (measured, driver 580).
+ */
+struct gr_capture {
+        const void
+                *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
+        CUcontext context; /* the one that owns its memory, where the stream is of a green context */
+        CUcontext current; /* of a stream that a thread has by itself, as it has one in each context; else NULL */
+        uint64_t number;   /* in the order in which they began, from 1 */
+};
+
+/* What stands for the stream in a capture. */
+const void *gr_capture_identity(CUstream stream, bool null_is_per_thread);
+
+/* The same for the stream that the calling thread has by itself. */
+const void *gr_capture_own_stream(void);
+
+/*
+ * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
+ * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct gr_capture; NULL: any.
+ */
+uint64_t gr_capture_number(const void *stream, CUcontext current);
+
+/* Removes the capture with this number from the list, or those of the context; 0 and NULL match none. */
+void gr_capture_over(uint64_t number, CUcontext context);
+
+/* The driver has ended a context, and with it the captures on its streams. */
+void gr_captures_end(CUcontext context);
+
+/* Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes it. */
+bool gr_captures_have_room(void);
+
+/* Adds a capture that the driver has begun; gr_captures_have_room came before. */
+void gr_capture_began(const struct gr_capture *capture);
+
+/* From this call on, work may run beside other work. Called after gr_shim_ready. */
+void gr_streams_overlap(void);
+
+#endif

@@ -1,0 +1,57 @@
+/* The options, from the environment. */
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "shim.h"
+
+extern char **environ;
+
+struct gr_options gr_options;
+
+/* A program with more rights than its caller (set-uid) must not obey the environment of the caller. */
+static const char *read_environment(const char *name)
+{
+        return secure_getenv(name);
+}
+
+static void warn(const char *message, void *arg)
+{
+        (void)arg;
+        gr_log_set_level(gr_options.log); /* it has its final value before the first warning */
+        gr_log(GR_LOG_WARN, "%s", message);
+}
+
+/* Paths become absolute, because the program may change its working directory. */
+static void make_absolute(struct gr_path *path)
+{
+        size_t length = strlen(path->text);
+        char folder[PATH_MAX];
+
+        if (length == 0 || path->text[0] == '/' || !getcwd(folder, sizeof(folder)) ||
+            strlen(folder) + 1 + length >= sizeof(path->text))
+                return;
+        memmove(path->text + strlen(folder) + 1, path->text, length + 1);
+        memcpy(path->text, folder, strlen(folder));
+        path->text[strlen(folder)] = '/';
+}
+
+static void load_options(void)
+{
+        static char *nothing[] = {NULL};
+
+        gr_options_load(&gr_options, read_environment, getauxval(AT_SECURE) ? nothing : environ, warn, NULL);
+        make_absolute(&gr_options.region_dir);
+        gr_log_set_level(gr_options.log);
+}
+
+void gr_process_options(void)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        pthread_once(&once, load_options);
+}
