@@ -6,7 +6,8 @@
 #include "shim.h"
 
 struct gr_real gr_real;
-GR_HOT_DATA _Atomic int gr_shim_state = GR_SHIM_UNRESOLVED;
+/* Linked first of what is hot, so that all of it lies in one line. */
+GR_HOT_DATA _Atomic int gr_shim_state __attribute__((aligned(GR_LINE_BYTES))) = GR_SHIM_UNRESOLVED;
 struct gr_core gr_core;
 
 /* Used by dlsym.S. Every writer writes the same value. */

@@ -20,7 +20,7 @@ struct green {
         CUdevice dev;
 };
 
-GR_HOT_DATA _Atomic uint64_t gr_context_generation __attribute__((aligned(GR_LINE_BYTES))) = 1;
+GR_HOT_DATA _Atomic uint64_t gr_context_generation = 1;
 
 /*
  * The process has had more than one context. Before that, a thread that once had the only context current, and has not
