@@ -21,6 +21,7 @@
 
 struct sweep_report *sweep_report;
 struct sweep_plan sweep_plan;
+bool sweep_beside;
 
 static uintptr_t library_begin, library_end;
 

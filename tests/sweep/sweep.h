@@ -94,6 +94,8 @@ extern struct sweep_plan {
         int error; /* an errno, or SWEEP_SHORT */
 } sweep_plan;
 
+extern bool sweep_beside; /* other threads take memory meanwhile: what is free says nothing */
+
 /* The addresses of the library; both 0 where it is not loaded. */
 void sweep_find_library(void);
 bool sweep_has_library(void);

@@ -21,6 +21,7 @@ enum { THREADS = 6 };
 static struct sweep_report report;
 struct sweep_report *sweep_report = &report;
 struct sweep_plan sweep_plan;
+bool sweep_beside = true;
 
 /* Those that leave the card and the primary context to others, and never wait for all streams: some capture. */
 static const char *const fit[] = {"plain",  "streams", "capture", "pools", "mapped",
