@@ -260,9 +260,9 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 return result;
         if (gr_overhead_counted() && gr_current_context())
                 gr_overhead_look(gr_current_context()->device, GR_OVERHEAD_AGE_NS);
-        if (!gr_graph_memory() || !gr_real.cuGraphGetNodes ||
-            !gr_real.cuGraphNodeGetType || !gr_real.cuGraphMemAllocNodeGetParams ||
-            !gr_real.cuGraphMemFreeNodeGetParams || !gr_real.cuGraphChildGraphNodeGetGraph)
+        if (!gr_graph_memory() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
+            !gr_real.cuGraphMemAllocNodeGetParams || !gr_real.cuGraphMemFreeNodeGetParams ||
+            !gr_real.cuGraphChildGraphNodeGetGraph)
                 goto out;
         look_through(graph, &walk);
         free(walk.live);
