@@ -44,16 +44,6 @@ struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
         return stale;
 }
 
-GR_HOT_CODE int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block)
-{
-        struct gr_arena *home;
-        int rc;
-
-        while ((rc = gr_ledger_claim(core->ledger, ptr, ret_block, &home)) == -EBUSY)
-                gr_arena_forget(home, ptr);
-        return rc;
-}
-
 void gr_block_uncharge(struct gr_block *block)
 {
         if (block->flags & GR_BLOCK_SPLIT)

@@ -1,16 +1,17 @@
 /*
- * What ledger and arenas do together for a block; and its end: its memory leaves the process, and the accounts. A block that the program freed in the order of a
- * stream goes to the driver at once, but its memory comes back only when the stream gets there.
+ * What ledger and arenas do together for a block; and its end: its memory leaves the process, and the accounts. A block
+ * that the program freed in the order of a stream goes to the driver at once, but its memory comes back only when the
+ * stream gets there.
  */
 #ifndef GR_BLOCK_H
 #define GR_BLOCK_H
 
+#include <errno.h>
 #include <stdint.h>
 
+#include "cache/arena.h"
 #include "cache/ledger.h"
-
-struct gr_context;
-struct gr_core;
+#include "context.h"
 
 /*
  * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim, after the arenas no longer are the
@@ -18,7 +19,16 @@ struct gr_core;
  */
 int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale);
 struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr);
-int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block);
+
+static inline int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_block **ret_block)
+{
+        struct gr_arena *home;
+        int rc;
+
+        while ((rc = gr_ledger_claim(core->ledger, ptr, ret_block, &home)) == -EBUSY)
+                gr_arena_forget(home, ptr);
+        return rc;
+}
 
 /* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);
