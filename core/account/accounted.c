@@ -8,9 +8,11 @@
 #include "base/hash.h"
 #include "base/lock.h"
 
-/* Constant while it is in the ledger. */
 struct gr_accounted {
-        UT_hash_handle hh; /* guarded by the ledger's lock */
+        UT_hash_handle hh;
+        bool taken;   /* belongs to the caller of gr_accounted_take, and is left in the table for it: to be put back
+                         must not need memory */
+        bool removed; /* out of the table, while it was taken */
         struct {
                 uint64_t handle; /* or address */
                 uint64_t kind;
@@ -37,52 +39,52 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger)
         gr_lock_destroy(&ledger->lock);
 }
 
-static struct gr_accounted *take_locked(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
+static void uncharge(struct gr_accounted *entry)
+{
+        gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
+        free(entry);
+}
+
+/* Lock held. Of a taken entry its taker disposes. */
+static void remove_locked(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
+{
+        HASH_DELETE(hh, ledger->entries, entry);
+        if (entry->taken)
+                entry->removed = true;
+        else
+                uncharge(entry);
+}
+
+static struct gr_accounted *find_locked(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
 {
         struct gr_accounted wanted = {.key = {handle, kind}}, *entry;
 
         HASH_FIND(hh, ledger->entries, &wanted.key, sizeof(wanted.key), entry);
-        if (entry)
-                HASH_DELETE(hh, ledger->entries, entry);
         return entry;
 }
 
-/* An entry that cannot be added for lack of memory is uncharged, as no free would find it. */
-static void enter(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
+int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
+                     uint64_t handle, void *owner, uint64_t bytes)
 {
-        struct gr_accounted *stale;
-        bool added;
+        struct gr_accounted *entry = calloc(1, sizeof(*entry)), *stale;
+        bool added = false;
 
+        if (entry)
+                *entry = (struct gr_accounted){.key = {handle, kind}, .device = device, .owner = owner, .bytes = bytes};
         gr_lock(&ledger->lock);
-        stale = take_locked(ledger, (enum gr_memory_kind)entry->key.kind, entry->key.handle);
-        HASH_ADD(hh, ledger->entries, key, sizeof(entry->key), entry);
-        added = entry->hh.tbl != NULL;
+        stale = find_locked(ledger, kind, handle);
+        if (stale)
+                remove_locked(ledger, stale);
+        if (entry) {
+                HASH_ADD(hh, ledger->entries, key, sizeof(entry->key), entry);
+                added = entry->hh.tbl != NULL;
+        }
         gr_unlock(&ledger->lock);
-        if (stale) {
-                gr_budget_uncharge(stale->device, (enum gr_memory_kind)stale->key.kind, stale->bytes);
-                free(stale);
-        }
-        if (!added) {
-                gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
-                free(entry);
-        }
-}
-
-void gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
-                      uint64_t handle, void *owner, uint64_t bytes)
-{
-        struct gr_accounted *entry = calloc(1, sizeof(*entry));
-
-        if (!entry) {
-                gr_budget_uncharge(device, kind, bytes);
-                return;
-        }
-        entry->key.handle = handle;
-        entry->key.kind = kind;
-        entry->device = device;
-        entry->owner = owner;
-        entry->bytes = bytes;
-        enter(ledger, entry);
+        if (added)
+                return 0;
+        gr_budget_uncharge(device, kind, bytes);
+        free(entry);
+        return -ENOMEM;
 }
 
 struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle)
@@ -90,23 +92,28 @@ struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum 
         struct gr_accounted *entry;
 
         gr_lock(&ledger->lock);
-        entry = take_locked(ledger, kind, handle);
+        entry = find_locked(ledger, kind, handle);
+        if (entry && entry->taken)
+                entry = NULL;
+        if (entry)
+                entry->taken = true;
         gr_unlock(&ledger->lock);
         return entry;
 }
 
 void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed)
 {
-        int saved_errno = errno; /* the table may take memory */
+        int saved_errno = errno;
 
         if (!entry)
                 return;
-        if (freed) {
-                gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
-                free(entry);
-        } else {
-                enter(ledger, entry);
-        }
+        gr_lock(&ledger->lock);
+        entry->taken = false;
+        if (entry->removed)
+                uncharge(entry);
+        else if (freed)
+                remove_locked(ledger, entry);
+        gr_unlock(&ledger->lock);
         errno = saved_errno;
 }
 
@@ -115,12 +122,8 @@ void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner)
         struct gr_accounted *entry, *tmp;
 
         gr_lock(&ledger->lock);
-        HASH_ITER (hh, ledger->entries, entry, tmp) {
-                if (!owner || entry->owner != owner)
-                        continue;
-                HASH_DELETE(hh, ledger->entries, entry);
-                gr_budget_uncharge(entry->device, (enum gr_memory_kind)entry->key.kind, entry->bytes);
-                free(entry);
-        }
+        HASH_ITER (hh, ledger->entries, entry, tmp)
+                if (owner && entry->owner == owner)
+                        remove_locked(ledger, entry);
         gr_unlock(&ledger->lock);
 }

@@ -15,7 +15,7 @@
 
 struct gr_device;
 
-struct gr_accounted; /* an entry: belongs to the ledger, and once taken out to the caller that took it */
+struct gr_accounted; /* an entry: belongs to the ledger, and once taken to the caller that took it */
 
 struct gr_accounted_ledger {
         struct gr_lock lock; /* guards what follows */
@@ -28,16 +28,23 @@ void gr_accounted_init(struct gr_accounted_ledger *ledger);
 void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 
 /*
- * Adds what gr_accounted_charge charged to the ledger. Without host memory for the entry it is uncharged, as no free
- * could find it. An entry that is already there is stale: it is uncharged and replaced.
+ * Adds what gr_accounted_charge charged to the ledger. An entry that is already there is stale: it is uncharged and
+ * replaced. -ENOMEM: no host memory for the entry. As no free could find it, it is uncharged then, and the caller gives
+ * the memory back and is out of memory itself.
  */
-void gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
-                      uint64_t handle, void *owner, uint64_t bytes);
+int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
+                     uint64_t handle, void *owner, uint64_t bytes);
 
-/* Takes an entry out before the driver's free; it stays charged. NULL: not in the ledger. */
+/*
+ * Takes an entry before the driver's free; it stays charged until it is settled. NULL: not in the ledger, or another
+ * thread has taken it.
+ */
 struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum gr_memory_kind kind, uint64_t handle);
 
-/* After the driver's free: uncharges entry if freed, else puts it back, as the driver refused. entry may be NULL. */
+/*
+ * After the driver's free: uncharges entry if freed, else puts it back, as the driver refused. One that became stale or
+ * lost its owner meanwhile is uncharged. entry may be NULL. Needs no memory.
+ */
 void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed);
 
 /* The driver has destroyed this context: removes and uncharges all that it owned. */

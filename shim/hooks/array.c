@@ -123,11 +123,16 @@ static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_
         int saved_errno = errno;
         int rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
 
-        if (rc == 0)
-                gr_accounted_add(
+        if (rc == 0) {
+                rc = gr_accounted_add(
                         gr_core.accounted, context->device, GR_MEMORY_ARRAY,
                         (uint64_t)(uintptr_t)(request->array ? (void *)request->array : (void *)request->mipmapped),
                         context->handle, bytes);
+                if (rc && request->array)
+                        GR_REAL(cuArrayDestroy, request->array);
+                else if (rc)
+                        GR_REAL(cuMipmappedArrayDestroy, request->mipmapped);
+        }
         errno = saved_errno;
         return gr_result(rc);
 }

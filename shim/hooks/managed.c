@@ -43,9 +43,12 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
         rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
         if (rc == 0) {
-                gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr, context->handle,
-                                 footprint);
-                *dptr = request.ptr;
+                rc = gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr,
+                                      context->handle, footprint);
+                if (rc)
+                        gr_real.cuMemFree_v2(request.ptr);
+                else
+                        *dptr = request.ptr;
         }
         errno = saved_errno;
         return gr_given(gr_result(rc), dptr);

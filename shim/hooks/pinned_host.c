@@ -45,8 +45,12 @@ static CUresult charge(struct request *request)
         rc = gr_accounted_charge(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
                 gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
-                gr_accounted_add(gr_core.accounted, gr_core.host, GR_MEMORY_HOST, (uint64_t)(uintptr_t)request->ptr,
-                                 context ? context->handle : NULL, footprint);
+                rc = gr_accounted_add(gr_core.accounted, gr_core.host, GR_MEMORY_HOST,
+                                      (uint64_t)(uintptr_t)request->ptr, context ? context->handle : NULL, footprint);
+                if (rc && request->registering)
+                        GR_REAL(cuMemHostUnregister, request->ptr);
+                else if (rc)
+                        GR_REAL(cuMemFreeHost, request->ptr);
         }
         errno = saved_errno;
         return gr_result(rc);

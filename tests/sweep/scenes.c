@@ -395,7 +395,7 @@ static void check_charged(size_t free_before, size_t bytes)
         size_t taken = free_before - free_now();
 
         if (taken != bytes && !sweep_beside)
-                sweep_wrong("%zu bytes are taken for %zu of mapped memory", taken, bytes);
+                sweep_wrong("%zu bytes are taken for %zu", taken, bytes);
 }
 
 static void mapped(void)
@@ -485,9 +485,11 @@ static void managed(void)
         CUmipmappedArray levels;
         CUdeviceptr p, block;
         CUarray array, cube;
+        size_t free_bytes, taken[2];
 
         open_device();
         for (int round = 0; round < 2; round++) {
+                free_bytes = free_now();
                 block = take(LARGE);
                 TRY(cuMemAllocManaged(&p, LARGE, CU_MEM_ATTACH_GLOBAL));
                 use(p, LARGE, 4);
@@ -495,11 +497,15 @@ static void managed(void)
                 TRY(cuArray3DCreate(&cube, &deep));
                 TRY(cuMipmappedArrayCreate(&levels, &deep, 2));
                 give(block);
+                taken[round] = free_bytes - free_now();
                 TRY(cuMipmappedArrayDestroy(levels));
                 TRY(cuArrayDestroy(cube));
                 TRY(cuArrayDestroy(array));
                 give(p);
+                check_charged(free_bytes, 0);
         }
+        if (taken[0] != taken[1] && !sweep_beside)
+                sweep_wrong("%zu bytes are taken, then %zu for the same", taken[0], taken[1]);
 }
 
 /* ---- graphs that allocate ---- */

@@ -178,6 +178,22 @@ static void test_ledger(void)
                 gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 78, &owner, 4 * MIB);
         }
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
+
+        /* While one is taken its handle is another's, or its owner ends: there is nothing to put back. */
+        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 78);
+        GR_CHECK_EQ(charge(4 * MIB), 0);
+        GR_CHECK_EQ(gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 78, &owner, 4 * MIB), 0);
+        GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 8 * MIB);
+        gr_accounted_settle(core.accounted, entry, 0);
+        GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 4 * MIB);
+        entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 78);
+        GR_CHECK(entry != NULL);
+        gr_accounted_drop_owner(core.accounted, &owner);
+        gr_accounted_settle(core.accounted, entry, 0);
+        GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
+
+        GR_CHECK_EQ(charge(4 * MIB), 0);
+        gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 80, &owner, 4 * MIB);
         GR_CHECK_EQ(charge(2 * MIB), 0);
         gr_accounted_add(core.accounted, device, GR_MEMORY_MAPPED, 79, NULL, 2 * MIB);
         gr_accounted_drop_owner(core.accounted, &owner);
