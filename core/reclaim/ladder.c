@@ -206,6 +206,10 @@ static bool wait_driver(struct gr_context *context, void *deadline_ns)
  * Memory freed in stream order, or of a graph, goes back to the driver once the host has waited for the stream or its
  * context, by the driver: that an event has passed is not enough (docs/measurements.md, stream-ordered-return). The
  * driver's own wait has no end, so it follows one that has, which is long only where all work ends by itself.
+ *
+ * It can then be held up only by work that another thread submits in between. It hangs only if that work waits for
+ * what this thread would do after its allocation, and no event could show that beforehand. Such a program takes the
+ * same risk natively: the driver itself may wait for the context where it allocates or frees memory.
  */
 GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim,
                                              uint64_t begin_ns)
