@@ -16,6 +16,7 @@
 struct pool {
         UT_hash_handle hh;
         CUmemoryPool handle; /* key */
+        uint64_t number;     /* tells it from a later pool with the same handle */
         struct gr_device *device;
         enum gr_memory_kind kind;
         uint64_t reserved_bytes, idle_bytes;
@@ -150,6 +151,7 @@ GR_HELD(lock) static struct pool *known(CUmemoryPool handle)
 /* Lock held. Enters the pool into the table. NULL: out of memory, or the driver cannot tell what a pool reserves. */
 GR_HELD(lock) static struct pool *remember(CUmemoryPool handle, struct gr_device *device, enum gr_memory_kind kind)
 {
+        static uint64_t last_number;
         struct pool *pool = known(handle);
 
         gr_assert_locked(&lock);
@@ -159,6 +161,7 @@ GR_HELD(lock) static struct pool *remember(CUmemoryPool handle, struct gr_device
         if (!pool)
                 return NULL;
         pool->handle = handle;
+        pool->number = ++last_number;
         pool->device = device;
         pool->kind = kind;
         atomic_store_explicit(&pools_seen, true, memory_order_relaxed);
@@ -696,7 +699,7 @@ void gr_async_free_end(struct gr_async_free *free, CUresult result)
 
 CUresult gr_async_free(CUdeviceptr ptr)
 {
-        uint64_t bytes = 0, before = 0;
+        uint64_t bytes = 0, before = 0, number = 0;
         CUmemoryPool handle = NULL;
         struct pool *pool;
         CUresult result;
@@ -706,14 +709,18 @@ CUresult gr_async_free(CUdeviceptr ptr)
                 return GR_REAL(cuMemFree_v2, ptr);
         gr_lock(&lock);
         pool = known(handle);
-        if (pool)
+        if (pool) {
                 before = used(pool, 0);
+                number = pool->number;
+        }
         gr_unlock(&lock);
         result = GR_REAL(cuMemFree_v2, ptr);
         if (result != CUDA_SUCCESS)
                 return result;
         gr_lock(&lock);
         pool = known(handle);
+        if (pool && pool->number != number) /* its pool has ended meanwhile */
+                pool = NULL;
         /* Frees of other threads may hide it, so it suffices to have seen it once. */
         frees_lost |= pool && before >= bytes && used(pool, 0) == before;
         if (pool && frees_lost)

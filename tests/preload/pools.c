@@ -7,6 +7,8 @@
  *                 with GRSIM_LATENCY=cuMemFree_v2=...: the other thread is done while memory is freed.
  *   pools inside  While another thread is inside cuMemFreeAsync, of which the driver has done nothing yet. With
  *                 GRSIM_LATENCY=cuMemFreeAsync=...: as long as the pool needs to be destroyed.
+ *   pools again   While another thread is inside cuMemFree, and a new pool has the handle at once. With
+ *                 GRSIM_LATENCY=cuMemFree_v2=...,cuMemPoolDestroy=... of which the second one is longer.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -70,6 +72,35 @@ static void one_inside(bool in_order)
         GR_MUST(cuStreamSynchronize(stream));
 }
 
+static void *free_at_once(void *arg)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        GR_MUST(cuMemFree(*(CUdeviceptr *)arg));
+        return NULL;
+}
+
+static void one_again(void)
+{
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        unsigned long calls = call_count("cuMemFree_v2");
+        CUmemoryPool pool, next;
+        CUdeviceptr ptr;
+        pthread_t thread;
+
+        GR_MUST(cuMemPoolCreate(&pool, &props));
+        GR_MUST(cuMemAllocFromPoolAsync(&ptr, piece_bytes, pool, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        if (pthread_create(&thread, NULL, free_at_once, &ptr) != 0)
+                exit(EXIT_FAILURE);
+        while (call_count("cuMemFree_v2") == calls)
+                sched_yield();
+        GR_MUST(cuMemPoolDestroy(pool));
+        GR_MUST(cuMemPoolCreate(&next, &props));
+        pthread_join(thread, NULL);
+        GR_MUST(cuMemPoolDestroy(next));
+}
+
 static void one_round(void)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -95,7 +126,7 @@ static void one_round(void)
 
 int main(int argc, char **argv)
 {
-        const bool inside = argc > 1 && !strcmp(argv[1], "inside");
+        const bool inside = argc > 1 && !strcmp(argv[1], "inside"), again = argc > 1 && !strcmp(argv[1], "again");
         size_t before, after, total;
 
         *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
@@ -109,7 +140,7 @@ int main(int argc, char **argv)
         pthread_barrier_init(&begin, NULL, 2);
         GR_MUST(cuMemGetInfo(&before, &total));
         for (int i = 0; i < ROUNDS; i++)
-                inside ? one_inside(i % 4 == 0) : one_round();
+                inside ? one_inside(i % 4 == 0) : again ? one_again() : one_round();
         GR_MUST(cuMemGetInfo(&after, &total));
         printf("%d pools, %zu MiB left\n", ROUNDS, (before - after) >> 20);
         return EXIT_SUCCESS;

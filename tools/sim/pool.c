@@ -357,6 +357,21 @@ static bool is_place(const CUmemLocation *location, CUmemAllocationType type)
         }
 }
 
+/* The handle of a destroyed pool without memory is the next one's. Lock held. NULL: there is none. */
+static CUmemoryPool vacant(void)
+{
+        for (CUmemoryPool *at = &pools; *at; at = &(*at)->next) {
+                CUmemoryPool pool = *at;
+
+                if (pool->destroyed && reserved(pool) == 0) {
+                        *at = pool->next;
+                        memset(pool, 0, sizeof *pool);
+                        return pool;
+                }
+        }
+        return NULL;
+}
+
 SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
 {
         CUmemoryPool pool;
@@ -375,12 +390,16 @@ SIM_API cuMemPoolCreate(CUmemoryPool *ret_pool, const CUmemPoolProps *props)
         sim_unlock();
         if (rc != CUDA_SUCCESS)
                 return rc;
-        pool = calloc(1, sizeof *pool);
+        sim_lock();
+        pool = vacant();
         if (!pool)
+                pool = calloc(1, sizeof *pool);
+        if (!pool) {
+                sim_unlock();
                 return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         pool->most = props->maxSize;
         pool->shareable = props->handleTypes != 0;
-        sim_lock();
         make_pool(pool, props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? props->location.id : 0);
         pool->host = host;
         sim_unlock();
