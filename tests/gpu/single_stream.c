@@ -59,6 +59,23 @@ static void host_function(void)
         GR_MUST(cuLaunchHostFunc(NULL, function, NULL));
 }
 
+/* What the driver refuses to share is known to nobody else. */
+static void refused_share(void)
+{
+        __typeof__(&cuMemPoolExportToShareableHandle) export = GT_OPTIONAL(cuMemPoolExportToShareableHandle);
+        const CUmemPoolProps own = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}};
+        CUmemoryPool pool;
+        int file;
+
+        if (!export)
+                return;
+        GR_MUST(cuMemPoolCreate(&pool, &own));
+        if (export(&file, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS)
+                gt_die("a pool that is not to be shared was exported");
+        GR_MUST(cuMemPoolDestroy(pool));
+}
+
 /*
  * Work on the stream that a thread has by itself: by the functions whose stream 0 it is, as nvcc's --default-stream
  * per-thread has them, or by its handle.
@@ -235,6 +252,7 @@ static const struct way {
 } ways[] = {
         {"the default stream alone", nothing, .overlaps = false},
         {"a stream of cuBLAS", by_cublas, .overlaps = false},
+        {"a pool that is not to be shared", refused_share, .overlaps = false},
         {"a stream", created, .overlaps = true},
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},

@@ -125,11 +125,13 @@ static void test_levels(void)
 static void test_hooks(void)
 {
         struct gpureclaim_reclaimable bad = {.struct_bytes = 8, .purge = purge};
+        struct gpureclaim_reclaimable good = {.struct_bytes = sizeof(good), .purge = purge};
         struct gpureclaim_status small = {.struct_bytes = 4 * sizeof(uint64_t), .peak_live_bytes = 12345};
         CUdeviceptr ptr;
         CUresult result;
 
         GR_CHECK_EQ(enlist(&bad, &id), -EINVAL);
+        GR_CHECK_EQ(enlist(&good, NULL), -EINVAL);
         GR_CHECK_EQ(unlist(4711), -ENOENT);
         GR_CHECK_EQ(reclaim(0, "trim", 0), -ENODEV);
         enlist_purge(); /* before the driver is there */
@@ -257,32 +259,71 @@ static void test_questions(void)
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }
 
-/* With the split pool: legacy IPC is refused each time it is asked for, and that is said once. */
-static void test_refusal(void)
+/* How often the library says what while act is called. */
+static unsigned said(void (*act)(void), const char *what)
 {
-        static const char what[] = "legacy IPC was asked for";
-        CUipcMemHandle handle;
-        CUdeviceptr ptr;
-        char said[4096];
+        char text[4096];
         int ends[2], shown = dup(STDERR_FILENO);
         unsigned count = 0;
         ssize_t bytes;
 
-        gt_open(&gt);
-        ptr = allocate(4 * MIB);
         GR_CHECK_EQ(pipe(ends), 0);
         dup2(ends[1], STDERR_FILENO);
-        for (int i = 0; i < 3; i++)
-                GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
+        act();
         if (write(ends[1], ".", 1) != 1)
                 gt_die("the pipe takes nothing");
         dup2(shown, STDERR_FILENO);
-        bytes = read(ends[0], said, sizeof(said) - 1);
-        said[bytes > 0 ? bytes : 0] = '\0';
-        for (const char *at = strstr(said, what); at; at = strstr(at + 1, what))
+        bytes = read(ends[0], text, sizeof(text) - 1);
+        text[bytes > 0 ? bytes : 0] = '\0';
+        for (const char *at = strstr(text, what); at; at = strstr(at + 1, what))
                 count++;
-        GR_CHECK_EQ(count, 1);
+        return count;
+}
+
+static void ask_for_legacy_ipc(void)
+{
+        CUipcMemHandle handle;
+        CUdeviceptr ptr = allocate(4 * MIB);
+
+        for (int i = 0; i < 3; i++)
+                GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
         GR_MUST(cuMemFree(ptr));
+}
+
+/* With the split pool: legacy IPC is refused each time it is asked for, and that is said once. */
+static void test_refusal(void)
+{
+        gt_open(&gt);
+        GR_CHECK_EQ(said(ask_for_legacy_ipc, "legacy IPC was asked for"), 1);
+}
+
+static int purge_and_fail(void *arg, int device, uint64_t want_bytes)
+{
+        (void)device, (void)want_bytes;
+        return *(int *)arg;
+}
+
+static void purge_all(void)
+{
+        GR_CHECK_EQ(reclaim(gt.device, "purge", MIB), 0);
+}
+
+/* Hooks fail by the number of an error or by its negative, which is told alike. */
+static void test_failing_hooks(void)
+{
+        static int errors[] = {EPERM, -EPERM};
+        uint64_t ids[2];
+
+        gt_open(&gt);
+        for (int i = 0; i < 2; i++) {
+                struct gpureclaim_reclaimable failing = {
+                        .struct_bytes = sizeof(failing), .purge = purge_and_fail, .arg = &errors[i]};
+
+                GR_CHECK_EQ(enlist(&failing, &ids[i]), 0);
+        }
+        GR_CHECK_EQ(said(purge_all, strerror(EPERM)), 2);
+        for (int i = 0; i < 2; i++)
+                GR_CHECK_EQ(unlist(ids[i]), 0);
 }
 
 /* A width of rows is remembered once the driver has told its pitch, and not when it was refused. */
@@ -293,13 +334,17 @@ static void test_widths(void)
 
         gt_open(&gt);
         GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
-        for (int i = 0; i < 3; i++) {
-                GR_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, 4));
-                pitch = i ? pitch : told;
-                GR_CHECK_EQ(told, pitch);
-                GR_CHECK_EQ(status().cached_bytes, 0); /* from the second one on it is the cached block */
-                GR_MUST(cuMemFree(ptr));
-                GR_MUST(cuCtxSynchronize());
+        for (unsigned element = 4; element <= 16; element *= 2) {
+                for (int i = 0; i < 3; i++) {
+                        GR_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, element));
+                        pitch = i ? pitch : told;
+                        GR_CHECK_EQ(told, pitch);
+                        GR_CHECK_EQ(status().cached_bytes, 0); /* from the second one on it is the cached block */
+                        GR_MUST(cuMemFree(ptr));
+                        GR_MUST(cuCtxSynchronize());
+                        GR_CHECK(status().cached_bytes > 0);
+                }
+                reclaim(gt.device, "trim", 0);
         }
 }
 
@@ -510,6 +555,8 @@ int main(int argc, char **argv)
                 test_questions();
         else if (strcmp(mode, "widths") == 0)
                 test_widths();
+        else if (strcmp(mode, "failing") == 0)
+                test_failing_hooks();
         else if (strcmp(mode, "own-import") == 0)
                 test_own_import();
         else if (strcmp(mode, "threshold") == 0)

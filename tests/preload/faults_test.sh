@@ -125,6 +125,9 @@ for symbol in cuEventCreate cuCtxGetCurrent cuStreamSynchronize cuCtxPushCurrent
         quiet "no $symbol, silent"
         rm -f "$folder/trace"
 done
+# And whatever it is that is called first.
+under 0 "no cuStreamSynchronize, any call" "$(old cuStreamSynchronize)" GPURECLAIM_LOG=silent "$first"
+! grep ': status ' "$folder/out" || fail "no cuStreamSynchronize: a call that does not come back"
 # Also to what stands behind that function in the list.
 under 0 "no cuCtxPushCurrent_v2, streams" "$(old cuCtxPushCurrent_v2)" GPURECLAIM_LOG=silent "$safety" "${small[@]}"
 

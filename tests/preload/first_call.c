@@ -43,6 +43,7 @@ static void *found;
         CALL(cuPointerGetAttributes(1, &attribute, values, 4096))                                                      \
         CALL(cuPointerSetAttribute(&value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 4096))                                    \
         CALL(cuIpcGetMemHandle(&handle, 4096))                                                                         \
+        CALL(cuIpcCloseMemHandle(4096))                                                                                \
         CALL(cuMemGetHandleForAddressRange(&value, 4096, 4096, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0))                \
         CALL(cuCtxCreate_v2(&context, 0, 0))                                                                           \
         CALL(cuCtxCreate_v3(&context, NULL, 0, 0, 0))                                                                  \

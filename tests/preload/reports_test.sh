@@ -105,6 +105,11 @@ for file in "${files[@]}"; do
         grep -q "^$(basename "$file" .csv),.*,free," "$file" || fail "two children: none of its own process in $file"
 done
 
+# Memory whose rows have a pitch is in it as a whole.
+run errno "GPURECLAIM_TRACE=$folder/pitch.csv" 2>"$folder/err"
+[ $status -eq 0 ] && [ "$(grep -c ',allocate,.*,102400,' "$folder/pitch.csv")" -eq 2 ] ||
+        fail "memory with a pitch: status $status, $(cat "$folder/pitch.csv")"
+
 # Where a trace is written, threads that are told to end find the library's calls no worse than the driver's.
 run cancel "GPURECLAIM_TRACE=$folder/cancel.csv" 2>"$folder/err"
 [ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
