@@ -62,7 +62,7 @@ struct gr_context {
         bool coming;             /* the fences of the others do not know it yet; guarded likewise */
         _Atomic unsigned ending; /* threads that may end it: it may be gone in the driver, so no new visit; set with
                                     the lock held */
-        unsigned visitors;       /* gr_context_each in it; guarded likewise */
+        unsigned visitors;       /* threads in gr_core_each_context; guarded likewise */
         struct gr_context *next;
 };
 
