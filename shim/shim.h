@@ -28,6 +28,7 @@
 #include <cuda.h>
 
 #include "core.h"
+#include "keep_errno.h"
 #include "pool.h"
 
 #if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */

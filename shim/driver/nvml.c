@@ -1,4 +1,5 @@
 #include "driver/nvml.h"
+#include "keep_errno.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -61,7 +62,7 @@ static void find(struct nvml *ret)
 bool gr_nvml_find(void)
 {
         static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         struct nvml found = {0};
 
         if (!atomic_load_explicit(&sought, memory_order_acquire)) {
@@ -73,7 +74,6 @@ bool gr_nvml_find(void)
                 atomic_store_explicit(&sought, true, memory_order_release);
                 gr_unlock(&lock);
         }
-        errno = saved_errno;
         return nvml.found;
 }
 

@@ -98,7 +98,7 @@ GR_HELD(lock) static void count(struct gr_device *device, uint64_t bytes)
 void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
 {
         struct look *look = &looks[device->ordinal];
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         uint64_t bytes;
 
         gr_nvml_find(); /* without the lock: it asks the loader, which may wait for a thread that wants the lock */
@@ -118,5 +118,4 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
                 look->at_ns = gr_driver.now_ns();
         }
         gr_unlock(&lock);
-        errno = saved_errno;
 }

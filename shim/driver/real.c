@@ -48,10 +48,9 @@ bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
 }
 CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 gr_pool_given(&gr_core, *dptr);
-        errno = saved_errno;
         return result;
 }

@@ -120,7 +120,7 @@ static int create_mipmapped(void *arg)
 static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_allocate *create,
                        struct request *request)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         int rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
 
         if (rc == 0) {
@@ -133,7 +133,6 @@ static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_
                 else if (rc)
                         GR_REAL(cuMipmappedArrayDestroy, request->mipmapped);
         }
-        errno = saved_errno;
         return gr_result(rc);
 }
 

@@ -164,18 +164,16 @@ struct gr_context *gr_context_ask(void)
 {
         uint64_t now = atomic_load_explicit(&gr_context_generation, memory_order_acquire);
         CUcontext handle = NULL;
-        int saved_errno;
 
         gr_thread.sure = 0;
         if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
                 return NULL;
         if (gr_thread.handle != handle || gr_thread.generation != now) {
-                saved_errno = errno;
+                GR_KEEP_ERRNO;
                 gr_thread.context = look_up(handle);
                 gr_thread.handle = handle;
                 gr_thread.runtimes = 0;
                 gr_thread.generation = gr_thread.context ? now : 0;
-                errno = saved_errno;
         }
         if (gr_thread.context && !atomic_load_explicit(&several, memory_order_acquire))
                 gr_thread.sure = now;
@@ -281,7 +279,7 @@ static void is_new(CUcontext handle)
  */
 static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         gr_thread.sure = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
@@ -290,7 +288,6 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
                 add(*context, dev);
                 if (gr_overhead_counted())
                         gr_overhead_look(&gr_core.devices[dev], 0);
-                errno = saved_errno;
         }
         return result;
 }
@@ -407,7 +404,7 @@ static bool is_alive(CUcontext ctx, unsigned long long id)
 /* counted: the context ends only with the last of its attaches. */
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         unsigned long long id = 0;
         CUresult result;
 
@@ -423,7 +420,6 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool c
                 ended(ctx);
         else if (gr_shim_ready())
                 stays(ctx);
-        errno = saved_errno;
         return result;
 }
 

@@ -253,7 +253,7 @@ GR_HELD(lock) static void forget(struct exec *exec)
 static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph)
 {
         struct walk walk = {.device = -1};
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         struct exec *exec, *stale;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
@@ -283,7 +283,6 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 free(exec);
         gr_unlock(&lock);
 out:
-        errno = saved_errno;
         return result;
 }
 
@@ -310,7 +309,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         struct gr_context *context;
         uint64_t now = atomic_load(&gr_graph_trims);
         struct exec *exec;
-        int saved_errno, rc;
+        int rc;
         bool had_it = false;
 
         if (!real)
@@ -328,7 +327,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
         if (!request.device || gr_async_captured(stream, null_is_own))
                 return real(handle, stream);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = gr_climber(&gr_core, request.device, gr_current_context());
@@ -349,7 +348,6 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                         exec->trims = request.trims;
                 gr_unlock(&lock);
         }
-        errno = saved_errno;
         return request.result;
 }
 

@@ -30,18 +30,16 @@ void gr_memory_shared(void)
 
 void gr_export_mark(int fd)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         (void)fcntl(fd, F_SETOWN, getpid()); /* failed: it counts as another process's when it is imported */
-        errno = saved_errno;
 }
 
 bool gr_export_is_own(int fd)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         bool own = fcntl(fd, F_GETOWN) == getpid();
 
-        errno = saved_errno;
         return own;
 }
 
@@ -58,7 +56,7 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
                                                   const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor)
 {
         struct gr_context *context;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         bool own = false;
         CUresult result;
 
@@ -72,7 +70,6 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
                 context = gr_current_context();
                 if (context)
                         opened(context, context->device, (uint64_t)(uintptr_t)*external, descriptor->size);
-                errno = saved_errno;
         }
         return result;
 }
@@ -110,7 +107,7 @@ static void opened_ipc(CUdeviceptr ptr)
 static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags,
                          __typeof__(cuIpcOpenMemHandle_v2) *real)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         CUresult result;
 
         if (!real)
@@ -118,7 +115,6 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
         result = gr_given(real(dptr, handle, flags), dptr);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 opened_ipc(*dptr);
-                errno = saved_errno;
         }
         return result;
 }
@@ -151,7 +147,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         struct gr_accounted *entry = NULL;
         unsigned long long before = 0;
         CUdeviceptr base = dptr;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         CUresult result;
 
         if (gr_shim_ready())
@@ -166,7 +162,6 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         if (entry)
                 gr_accounted_settle(gr_core.accounted, entry,
                                     result == CUDA_SUCCESS && (before == 0 || buffer_at(base) != before));
-        errno = saved_errno;
         return result;
 }
 

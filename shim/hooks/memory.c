@@ -32,7 +32,8 @@ static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
 __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,
                                                    CUdeviceptr *ret_ptr)
 {
-        int saved_errno = errno, rc = ptr ? 0 : gr_runtime_refused;
+        GR_KEEP_ERRNO;
+        int rc = ptr ? 0 : gr_runtime_refused;
 
         if (!ptr && !rc)
                 rc = gr_pool_alloc_slow(context, bytes, &ptr);
@@ -40,7 +41,6 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
                 *ret_ptr = ptr;
         if (gr_tracing() && rc == 0)
                 gr_trace_alloc(ptr, bytes);
-        errno = saved_errno;
         return rc;
 }
 
@@ -145,7 +145,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
 
 __attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close)
 {
-        int saved_errno = errno, rc = context ? 0 : gr_runtime_refused;
+        GR_KEEP_ERRNO;
+        int rc = context ? 0 : gr_runtime_refused;
 
         if (context) {
                 gr_pool_freed(context, should_close);
@@ -154,7 +155,6 @@ __attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CU
                         gr_trace_free(ptr);
                 rc = gr_pool_free_slow(&gr_core, ptr);
         }
-        errno = saved_errno;
         return rc;
 }
 

@@ -24,7 +24,8 @@ static int within_limit(void *arg)
 static bool fits(void)
 {
         struct gr_context *context;
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
         uint64_t over;
 
         if (!gr_overhead_counted() || !gr_shim_ready())
@@ -38,7 +39,6 @@ static bool fits(void)
                 rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
                                          context->device, rc);
         }
-        errno = saved_errno;
         return rc == 0;
 }
 

@@ -62,7 +62,7 @@ static bool find_real(void)
 {
         static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML_VIEWS);
         void *library, *found[HOOKS], *uuid, *index;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (atomic_load_explicit(&real.found, memory_order_acquire))
                 return true;
@@ -84,7 +84,6 @@ static bool find_real(void)
                 atomic_store_explicit(&real.found, true, memory_order_release);
         }
         gr_unlock(&lock);
-        errno = saved_errno;
         return atomic_load(&real.found);
 }
 
@@ -212,28 +211,27 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
 GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *memory)
 {
         unsigned long long reserved = 0;
-        int saved_errno, result;
+        int result;
 
         if (!find_real() || !real.nvmlDeviceGetMemoryInfo)
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo(nvml_device, memory);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         gr_process_options();
         if (result == 0 && memory && gr_options.nvml)
                 tell_share(nvml_device, memory, &reserved);
-        errno = saved_errno;
         return result;
 }
 
 GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *memory)
 {
         struct gr_nvml_memory share;
-        int saved_errno, result;
+        int result;
 
         if (!find_real() || !real.nvmlDeviceGetMemoryInfo_v2)
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo_v2(nvml_device, memory);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         gr_process_options();
         if (result == 0 && memory && gr_options.nvml) {
                 share = (struct gr_nvml_memory){memory->total, memory->free, memory->used};
@@ -242,6 +240,5 @@ GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *me
                 memory->free = share.free;
                 memory->used = share.used;
         }
-        errno = saved_errno;
         return result;
 }

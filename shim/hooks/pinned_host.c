@@ -40,7 +40,8 @@ static CUresult charge(struct request *request)
 {
         uint64_t footprint = (request->bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
         struct gr_context *context = gr_current_context();
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         rc = gr_accounted_charge(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
@@ -52,7 +53,6 @@ static CUresult charge(struct request *request)
                 else if (rc)
                         GR_REAL(cuMemFreeHost, request->ptr);
         }
-        errno = saved_errno;
         return gr_result(rc);
 }
 
@@ -77,7 +77,8 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
 static CUresult pin(struct request *request, unsigned int kind)
 {
         struct gr_context *context = gr_current_context();
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
         uint64_t ptr;
 
         if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
@@ -89,7 +90,6 @@ static CUresult pin(struct request *request, unsigned int kind)
                         gr_ledger_mark_exported(gr_core.ledger, ptr);
                 request->ptr = (void *)(uintptr_t)ptr;
         }
-        errno = saved_errno;
         return gr_result(rc);
 }
 

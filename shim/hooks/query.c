@@ -85,7 +85,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
 GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
         struct gr_context *context = NULL;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (gr_shim_ready() && free_bytes && total_bytes)
                 context = gr_current_context();
@@ -101,7 +101,6 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
                         gr_driver.sleep_ns(INFO_PAUSE_NS);
                         continue;
                 }
-                errno = saved_errno;
                 return result;
         }
 }
@@ -236,7 +235,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         CUresult result;
 
         if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS) {
-                int saved_errno = errno;
+                GR_KEEP_ERRNO;
 
                 gr_split_bar(&gr_core);
                 if (gr_block_at(dptr, &block, &info) == 0 && info.split) {
@@ -245,10 +244,8 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
                         if (!atomic_exchange(&said, true))
                                 gr_log(GR_LOG_WARN, "legacy IPC was asked for memory of a shared segment, and refused; "
                                                     "for programs that use it set GPURECLAIM_POOL=bins");
-                        errno = saved_errno;
                         return CUDA_ERROR_INVALID_VALUE;
                 }
-                errno = saved_errno;
         }
         result = GR_REAL(cuIpcGetMemHandle, handle, gr_unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())

@@ -46,11 +46,10 @@ static inline unsigned bit_of(const struct runtime *runtime)
 
 void gr_runtime_watched(const char *by)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (atomic_exchange(&way, WAY_SHUT) != WAY_SHUT)
                 gr_log(GR_LOG_DEBUG, "%s: from now on the runtime sees each cudaMalloc and cudaFree", by);
-        errno = saved_errno;
 }
 
 /* Whether the function is in some version of this library. */
@@ -228,12 +227,11 @@ typedef uintptr_t watch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t);
 
 static uintptr_t watch(const char *name, const char *library, const uintptr_t words[4])
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         bool stand_in;
         watch_function *function = (watch_function *)next(name, library, &stand_in);
 
         gr_runtime_watched(name);
-        errno = saved_errno;
         return function ? function(words[0], words[1], words[2], words[3]) : CUPTI_UNKNOWN;
 }
 

@@ -176,11 +176,10 @@ static bool is_without_work(const void *creator)
  */
 static void created(CUresult result, const void *creator)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.overlaps) && !is_without_work(creator))
                 gr_streams_overlap();
-        errno = saved_errno;
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
@@ -209,14 +208,13 @@ static _Atomic bool graphs_wait;
  */
 static bool will_wait(void)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (!gr_shim_ready())
                 return false;
         if (atomic_load(&gr_core.gate.captures) > 0)
                 atomic_store(&graphs_wait, true);
         gr_core_stream_will_wait(&gr_core);
-        errno = saved_errno;
         return true;
 }
 

@@ -358,7 +358,8 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
 {
         bool host = device == gr_core.host;
         struct gr_context *context = NULL;
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         gr_neighbour_retry();
         rc = attempt(request);
@@ -372,7 +373,6 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
                 rc = gr_pinned_retry(&gr_core, request->bytes, attempt, request, rc);
         if (rc == 0)
                 *dptr = request->ptr;
-        errno = saved_errno;
         return gr_result(rc);
 }
 
@@ -404,11 +404,10 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
 static void make_room(struct gr_device *device, size_t bytes)
 {
         struct gr_context *context = gr_climber(&gr_core, device, gr_current_context());
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (context)
                 gr_ladder_make_room(context, bytes);
-        errno = saved_errno;
 }
 
 static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool null_is_own,
@@ -479,7 +478,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_
 /* Enters a pool that the program has made or asked for into the table. */
 static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         enum gr_memory_kind kind;
         struct gr_device *device = place_of(location, type, &kind);
 
@@ -490,7 +489,6 @@ static void seen(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocati
                 remember(pool, device, kind);
                 gr_unlock(&lock);
         }
-        errno = saved_errno;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)

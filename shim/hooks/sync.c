@@ -9,15 +9,13 @@
 static void about_to_wait(void)
 {
         struct gr_context *context;
-        int saved_errno;
 
         if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.pressed, memory_order_relaxed))
                 return;
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         context = gr_current_context();
         if (context)
                 gr_proactive_run(context);
-        errno = saved_errno;
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)

@@ -184,13 +184,12 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         struct memory *memory;
         CUresult result;
-        int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemRelease, handle);
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRelease, handle);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find(handle) : NULL;
         if (memory) {
                 if (--memory->refs == 0)
@@ -198,7 +197,6 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
                 drop_if_unused(memory);
         }
         gr_unlock(&gr_mappings);
-        errno = saved_errno;
         return result;
 }
 
@@ -238,20 +236,18 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
 {
         struct memory *memory;
         CUresult result;
-        int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find(handle) : NULL;
         if (memory && !mapped(memory, base, bytes)) { /* its end would not be seen */
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
         gr_unlock(&gr_mappings);
-        errno = saved_errno;
         return gr_given(result, &base);
 }
 
@@ -281,17 +277,15 @@ GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         CUresult result;
-        int saved_errno;
 
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemUnmap, base, bytes);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         if (result == CUDA_SUCCESS)
                 range_unmapped(base, bytes);
         gr_unlock(&gr_mappings);
-        errno = saved_errno;
         return result;
 }
 
@@ -301,7 +295,6 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUmemGenericAllocationHandle retained;
         struct memory *memory;
         CUresult result;
-        int saved_errno;
 
         /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
         if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
@@ -310,7 +303,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
                 return GR_REAL(cuMemRetainAllocationHandle, handle, address);
         gr_lock(&gr_mappings);
         result = GR_REAL(cuMemRetainAllocationHandle, &retained, address);
-        saved_errno = errno;
+        GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find(retained) : NULL;
         if (memory) {
                 memory->refs++;
@@ -331,7 +324,6 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         if (result == CUDA_SUCCESS)
                 *handle = retained;
         gr_unlock(&gr_mappings);
-        errno = saved_errno;
         return result;
 }
 
@@ -363,7 +355,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                                                           CUmemAllocationHandleType type)
 {
         struct memory *memory, *fresh;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         CUresult result;
 
         gr_shim_ready();
@@ -380,7 +372,6 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
                 fresh = NULL;
         gr_unlock(&gr_mappings);
         free(fresh);
-        errno = saved_errno;
         return result;
 }
 

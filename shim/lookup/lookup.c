@@ -93,12 +93,12 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
 bool gr_shim_resolve(void)
 {
         uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
-        int saved_errno = errno, state = atomic_load(&gr_shim_state);
+        GR_KEEP_ERRNO;
+        int state = atomic_load(&gr_shim_state);
         void *found[SYMBOLS];
         CUcontext context;
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found)) {
-                errno = saved_errno;
                 return false;
         }
         gr_lock(&resolve_lock);
@@ -115,7 +115,6 @@ bool gr_shim_resolve(void)
                 atomic_store(&gr_shim_state, state);
         }
         gr_unlock(&resolve_lock);
-        errno = saved_errno;
         return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }
 

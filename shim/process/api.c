@@ -82,7 +82,8 @@ GR_HELD(lock) static struct registered *find(uint64_t id)
 GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id)
 {
         struct registered *slot;
-        int saved_errno = errno, rc = 0;
+        GR_KEEP_ERRNO;
+        int rc = 0;
 
         if (!reclaimable || !ret_id || reclaimable->struct_bytes < sizeof(*reclaimable) ||
             (!reclaimable->purge && !reclaimable->drop))
@@ -109,14 +110,14 @@ GR_EXPORT int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimab
                         *ret_id = slot->id = ++last_id;
         }
         gr_unlock(&lock);
-        errno = saved_errno;
         return rc;
 }
 
 GR_EXPORT int gpureclaim_unregister(uint64_t id)
 {
         struct registered *slot;
-        int saved_errno = errno, rc = 0;
+        GR_KEEP_ERRNO;
+        int rc = 0;
         bool ready;
 
         gr_lock(&lock);
@@ -134,7 +135,6 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         if (rc != -EBUSY)
                 slot->id = 0;
         gr_unlock(&lock);
-        errno = saved_errno;
         return rc;
 }
 
@@ -184,7 +184,7 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         enum gr_level last = GR_LEVEL_PURGE;
         struct gr_context *context;
         uint64_t back = 0;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         while (level && last <= GR_LEVEL_DROP && strcmp(gr_level_words[last], level) != 0)
                 last++;
@@ -208,7 +208,6 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
                 else if (rung != GR_LEVEL_PURGE)
                         back += run_rung(device, rung, want_bytes - back);
         }
-        errno = saved_errno;
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
 }
 
@@ -241,7 +240,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         uint64_t figures[GR_FIGURE_COUNT];
         struct gr_context *context;
         struct gr_device *of;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (!ret_status || ret_status->struct_bytes < offsetof(struct gpureclaim_status, peak_live_bytes) ||
             device < 0 || device >= GR_DEVICES_MAX)
@@ -264,6 +263,5 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #undef PUBLIC
         gr_core_each_context(&gr_core, device, ask_card, &status);
         memcpy(ret_status, &status, status.struct_bytes);
-        errno = saved_errno;
         return 0;
 }

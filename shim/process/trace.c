@@ -92,7 +92,7 @@ void gr_trace_end(void)
 static void note(const char *action, CUdeviceptr ptr, size_t bytes)
 {
         static _Thread_local long thread __attribute__((tls_model("initial-exec")));
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (!thread)
                 thread = syscall(SYS_gettid);
@@ -104,7 +104,6 @@ static void note(const char *action, CUdeviceptr ptr, size_t bytes)
                                          gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
         }
         gr_unlock(&lock);
-        errno = saved_errno;
 }
 
 void gr_trace_alloc(CUdeviceptr ptr, size_t bytes)
