@@ -367,6 +367,27 @@ static void test_own_import(void)
         GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
 }
 
+/*
+ * GPURECLAIM_POOL=split GPURECLAIM_HARD_LIMIT=256MiB. What is free between blocks in use serves a request that fits into
+ * no part of it, as its memory is mapped elsewhere.
+ */
+static void test_moves(void)
+{
+        enum { COUNT = 80, KEPT = 4 };
+        CUdeviceptr blocks[COUNT], large;
+
+        gt_open(&gt);
+        for (int i = 0; i < COUNT; i++)
+                blocks[i] = allocate(3 * MIB);
+        for (int i = 0; i < COUNT; i++)
+                if (i % KEPT)
+                        GR_MUST(cuMemFree(blocks[i]));
+        large = allocate(100 * MIB);
+        GR_MUST(cuMemFree(large));
+        for (int i = 0; i < COUNT; i += KEPT)
+                GR_MUST(cuMemFree(blocks[i]));
+}
+
 static void test_threshold(void)
 {
         enum { CLASSES = 3 };
@@ -559,6 +580,8 @@ int main(int argc, char **argv)
                 test_failing_hooks();
         else if (strcmp(mode, "own-import") == 0)
                 test_own_import();
+        else if (strcmp(mode, "moves") == 0)
+                test_moves();
         else if (strcmp(mode, "threshold") == 0)
                 test_threshold();
         else if (strcmp(mode, "spill") == 0)

@@ -316,6 +316,7 @@ static void test_drain(bool old_driver)
         gr_fence_forget(context->fence, other);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
 
+        gr_context_add(&core, sg_context_new(0), 0); /* to wait for it makes good no error of another */
         sg_fail(SG_CONTEXT_DRAIN, 1, 1, DRIVER_700);
         GR_CHECK_EQ(gr_fence_sync(context->fence), DRIVER_700);
         GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
@@ -695,6 +696,7 @@ static void test_reach_joined_epochs(void)
         for (int beyond = 0; beyond < 3; beyond++) {
                 uint64_t ptrs[3], epochs[3];
                 struct gr_context *late;
+                unsigned waits;
 
                 start();
                 for (int i = 0; i < 3; i++) {
@@ -709,7 +711,9 @@ static void test_reach_joined_epochs(void)
                         freed_after(50);
                         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                 }
+                waits = sg_calls(SG_CONTEXT_WAIT);
                 late = gr_context_add(&core, sg_context_new(0), 0);
+                GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), waits + 1); /* for the newest that the barrier covers */
                 for (int i = 0; i < 3; i++) {
                         GR_CHECK(gr_fence_usable(fence, epochs[i]));
                         sg_own(ptrs[i], 4096);

@@ -584,6 +584,7 @@ static void test_failing_hooks(void)
         struct holder bad = {.rc = -EIO}, good = {0};
         struct gr_reclaimable first = {.name = "bad", .purge = let_go, .arg = &bad};
         struct gr_reclaimable second = {.name = "good", .purge = let_go, .arg = &good};
+        uint64_t until_ns;
 
         start();
         gr_reclaimable_register(&core, &first);
@@ -594,14 +595,23 @@ static void test_failing_hooks(void)
         gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         bad.rc = -EIO;
         GR_CHECK_EQ(bad.calls, 3);
-        for (int i = 0; i < 10; i++)
+        for (int i = 0; i < 3; i++)
                 gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        until_ns = sg_now_ns() + GR_RECLAIMABLE_LEFT_OUT_NS;
+        for (int i = 0; i < 7; i++)
+                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        sg_advance(until_ns - 1 - sg_now_ns());
+        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 6); /* left out after three */
-        GR_CHECK_EQ(good.calls, 13);
+        GR_CHECK_EQ(good.calls, 14);
+        sg_advance(1);
+        for (int i = 0; i < 4; i++)
+                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        GR_CHECK_EQ(bad.calls, 9); /* once more */
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &first), 0);
         GR_CHECK_EQ(gr_reclaimable_register(&core, &first), 0); /* a new chance */
         gr_reclaim(context, GR_LEVEL_PURGE, MIB);
-        GR_CHECK_EQ(bad.calls, 7);
+        GR_CHECK_EQ(bad.calls, 10);
         finish();
 }
 

@@ -360,11 +360,55 @@ static void test_under_load(void)
         finish();
 }
 
+/* More memory than there is for the stack of each new thread: none can begin. */
+static void without_threads(bool without)
+{
+        static size_t before;
+        pthread_attr_t attributes;
+
+        GR_CHECK_EQ(pthread_getattr_default_np(&attributes), 0);
+        if (without)
+                pthread_attr_getstacksize(&attributes, &before);
+        pthread_attr_setstacksize(&attributes, without ? (size_t)1 << 60 : before);
+        GR_CHECK_EQ(pthread_setattr_default_np(&attributes), 0);
+        pthread_attr_destroy(&attributes);
+}
+
+static void count_call(void *arg)
+{
+        atomic_fetch_add((_Atomic unsigned *)arg, 1);
+}
+
+/* Each call is made once, whatever others wait with it; and none is taken that no thread will ever make. */
+static void test_calls(void)
+{
+        enum { CALLS = 8, TIMES = 50 };
+        _Atomic unsigned made[CALLS] = {0};
+
+        without_threads(true);
+        GR_CHECK(!gr_worker_call(count_call, &made[0]));
+        GR_CHECK_EQ(gr_worker_threads(), 0);
+        without_threads(false);
+        for (unsigned time = 1; time <= TIMES; time++) {
+                for (int i = 0; i < CALLS; i++)
+                        while (!gr_worker_call(count_call, &made[i])) /* many may wait already */
+                                sleep_ns(SG_MS);
+                for (int i = 0; i < CALLS; i++) {
+                        for (int wait = 0; wait < 10000 && atomic_load(&made[i]) < time; wait++)
+                                sleep_ns(SG_MS);
+                        GR_CHECK_EQ(atomic_load(&made[i]), time);
+                        if (GR_CHECK_RESULT())
+                                return;
+                }
+        }
+}
+
 int main(void)
 {
         gr_log_set_sink(hear, NULL);
         gr_log_set_level(GR_LOG_WARN);
         gr_worker_init(NULL);
+        test_calls();
         test_served_by_another_thread();
         test_hanging();
         test_neighbour_that_asks_back();
