@@ -210,7 +210,7 @@ static void look_through(CUgraph graph, struct walk *walk)
         nodes = calloc(count, sizeof(CUgraphNode));
         if (!nodes || gr_real.cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
                 count = 0;
-        ordered = count > 0 && put_in_order(graph, nodes, count);
+        ordered = put_in_order(graph, nodes, count);
         for (size_t i = 0; i < count; i++) {
                 if (gr_real.cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
                         continue;

@@ -539,7 +539,7 @@ void gr_neighbour_join(CUdevice dev)
         struct member *member;
         int cancel;
 
-        if (dev < 0 || dev >= GR_DEVICES_MAX || atomic_load(&members[dev].tried))
+        if (atomic_load(&members[dev].tried))
                 return;
         member = &members[dev];
         /* Opening files is a cancellation point: a cancelled thread would end there with the lock held. */

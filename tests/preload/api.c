@@ -412,6 +412,17 @@ static void test_threshold(void)
         for (int i = 0; i < 200 && status().cached_bytes > 64 * MIB; i++)
                 gt_sleep_us(10000);
         GR_CHECK(status().cached_bytes <= 64 * MIB);
+
+        /* What the GPU still uses goes back once it is done, though nothing is called any more. */
+        for (int i = 0; i < CLASSES; i++)
+                first[i] = allocate(64 * MIB);
+        GR_MUST(gt_spin(&gt, NULL, 200000));
+        for (int i = 0; i < CLASSES; i++)
+                GR_MUST(cuMemFree(first[i]));
+        GR_CHECK(status().cached_bytes > 64 * MIB);
+        for (int i = 0; i < 1000 && status().cached_bytes > 64 * MIB; i++)
+                gt_sleep_us(10000);
+        GR_CHECK(status().cached_bytes <= 64 * MIB);
 }
 
 /* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */

@@ -312,7 +312,7 @@ static void test_capture_threshold(void)
 
 static void test_straight_to_driver(void)
 {
-        uint64_t a, b;
+        uint64_t a, b, c;
 
         /* Exported: others may know the block. */
         start(GR_REUSE_AUTO);
@@ -332,15 +332,22 @@ static void test_straight_to_driver(void)
         free_ok(b);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
 
-        /* A broken fence: no reuse any more. */
+        /* A broken fence: no reuse any more, of what the GPU was done with before neither. */
         a = alloc(4 * MIB);
         b = alloc(4 * MIB);
+        c = alloc(8 * MIB);
+        free_ok(c);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        GR_CHECK_EQ(alloc(8 * MIB), c);
+        free_ok(c);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         free_ok(b);
         sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(700));
         GR_CHECK_EQ(gr_fence_close(context->fence), gr_driver_error(700));
         free_ok(a);
         GR_CHECK_EQ(sg_size(a), 0);
         GR_CHECK(alloc(4 * MIB) != b);
+        GR_CHECK(alloc(8 * MIB) != c);
         finish();
 
         /* More contexts reach the blocks than a fence can cover. */
