@@ -9,6 +9,7 @@ __attribute__((visibility("default"))) int behind_create(CUcontext *context, int
 __attribute__((visibility("default"))) int behind_end(CUcontext context);
 __attribute__((visibility("default"))) int behind_release(int device);
 __attribute__((visibility("default"))) int behind_current(CUcontext context);
+__attribute__((visibility("default"))) int behind_stream(CUstream *stream);
 
 int behind_free(CUdeviceptr ptr)
 {
@@ -65,4 +66,9 @@ int behind_release(int device)
 int behind_current(CUcontext context)
 {
         return (int)cuCtxSetCurrent(context);
+}
+
+int behind_stream(CUstream *stream)
+{
+        return (int)cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
 }

@@ -119,27 +119,6 @@ static void freed_elsewhere(void)
         GR_MUST(cuCtxDestroy(b));
 }
 
-/* Memory for a stream whose context the library has not seen yet, by a thread that has none: it has none after that. */
-static void of_a_stream(void)
-{
-        CUcontext context;
-        CUdeviceptr ptr, other;
-        CUstream stream;
-
-        GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
-        GR_MUST(cuCtxSetCurrent(context));
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-        GR_MUST(cuCtxSetCurrent(NULL));
-        printf("with none current, from a stream: %d, ", (int)cuMemAllocAsync(&ptr, BLOCK, stream));
-        printf("of none: %d\n", (int)cuMemAlloc(&other, BLOCK));
-        GR_MUST(cuCtxSetCurrent(context));
-        GR_MUST(cuMemFreeAsync(ptr, stream));
-        GR_MUST(cuStreamSynchronize(stream));
-        GR_MUST(cuStreamDestroy(stream));
-        GR_MUST(cuCtxSetCurrent(NULL));
-        GR_MUST(cuDevicePrimaryCtxRelease(0));
-}
-
 static void destroyed(void)
 {
         CUcontext a = create(), b;
@@ -898,7 +877,6 @@ int main(int argc, char **argv)
                 if (skipped)
                         return skipped;
         } else {
-                of_a_stream();
                 freed_elsewhere();
                 destroyed();
                 many();

@@ -5,6 +5,7 @@
  *
  *   contexts_behind PLUGIN           the lines; with two devices
  *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
+ *   contexts_behind PLUGIN stream    a line of a stream whose context is the only one
  *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
@@ -29,6 +30,7 @@ static int (*behind_create)(CUcontext *, int);
 static int (*behind_end)(CUcontext);
 static int (*behind_release)(int);
 static int (*behind_current)(CUcontext);
+static int (*behind_stream)(CUstream *);
 static unsigned long (*calls_of)(const char *);
 static size_t (*used_bytes)(int);
 static bool under_the_library;
@@ -501,12 +503,30 @@ static void find(void *where, const char *name, void *ret_function)
         memcpy(ret_function, &found, sizeof(found));
 }
 
+/* Memory for a stream whose context the library has not seen yet, by a thread that has none: it has none after that. */
+static void of_a_stream(void)
+{
+        CUdeviceptr ptr, other;
+        CUcontext context;
+        CUstream stream;
+
+        GR_MUST(behind_create(&context, 0));
+        GR_MUST(behind_current(context));
+        GR_MUST(behind_stream(&stream));
+        GR_MUST(behind_current(NULL));
+        printf("with none current, from a stream: %d, ", (int)cuMemAllocAsync(&ptr, BLOCK, stream));
+        printf("of none: %d\n", (int)cuMemAlloc(&other, BLOCK));
+        GR_MUST(cuMemFreeAsync(ptr, stream));
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(behind_end(context));
+}
+
 int main(int argc, char **argv)
 {
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released]\n");
+                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released | stream]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -515,6 +535,7 @@ int main(int argc, char **argv)
         find(plugin, "behind_end", &behind_end);
         find(plugin, "behind_release", &behind_release);
         find(plugin, "behind_current", &behind_current);
+        find(plugin, "behind_stream", &behind_stream);
         find(RTLD_DEFAULT, "grSimCallCount", &calls_of);
         find(RTLD_DEFAULT, "grSimUsedBytes", &used_bytes);
         under_the_library = dlsym(RTLD_DEFAULT, "gpureclaim_status") != NULL;
@@ -522,6 +543,8 @@ int main(int argc, char **argv)
         if (argc == 3) {
                 if (strcmp(argv[2], "released") == 0)
                         released();
+                else if (strcmp(argv[2], "stream") == 0)
+                        of_a_stream();
                 else
                         refused();
                 return GR_CHECK_RESULT();

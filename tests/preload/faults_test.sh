@@ -103,6 +103,15 @@ for symbol in $ordered; do
         [ "$(grep -c "$symbol(.*): 500$" "$folder/out")" -ge 2 ] || fail "no $symbol: it is not NOT_FOUND"
 done
 
+# Where the driver does not tell that it can map memory, none is made to be mapped.
+for symbol in cuDeviceGetAttribute cuMemGetAllocationGranularity; do
+        rm -f "$folder/trace"
+        under 0 "$symbol fails" "GRSIM_FAULT=$symbol:*=1" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
+        grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "$symbol fails: no memory of another kind"
+        ! grep '^cuMemCreate$' "$folder/trace" || fail "$symbol fails: memory to be mapped all the same"
+done
+rm -f "$folder/trace"
+
 # The card is full for one call: the ladder is climbed and the program does not notice.
 under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2 "$process" plain
 quiet "cuMemAlloc fails once"
