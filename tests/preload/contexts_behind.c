@@ -503,10 +503,21 @@ static void find(void *where, const char *name, void *ret_function)
         memcpy(ret_function, &found, sizeof(found));
 }
 
-/* Memory for a stream whose context the library has not seen yet, by a thread that has none: it has none after that. */
+static void *come_and_go(void *context)
+{
+        GR_MUST(cuCtxSetCurrent(context));
+        leave_two(1);
+        return NULL;
+}
+
+/*
+ * Memory for a stream whose context the library has not seen yet, by a thread that has none: it has none after that,
+ * whatever another thread has left in the cache.
+ */
 static void of_a_stream(void)
 {
         CUdeviceptr ptr, other;
+        pthread_t thread;
         CUcontext context;
         CUstream stream;
 
@@ -515,6 +526,8 @@ static void of_a_stream(void)
         GR_MUST(behind_stream(&stream));
         GR_MUST(behind_current(NULL));
         printf("with none current, from a stream: %d, ", (int)cuMemAllocAsync(&ptr, BLOCK, stream));
+        GR_CHECK_EQ(pthread_create(&thread, NULL, come_and_go, context), 0);
+        pthread_join(thread, NULL);
         printf("of none: %d\n", (int)cuMemAlloc(&other, BLOCK));
         GR_MUST(cuMemFreeAsync(ptr, stream));
         GR_MUST(cuStreamSynchronize(stream));
