@@ -7,6 +7,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <utlist.h>
@@ -54,6 +57,50 @@ static void test_no_expandable(bool known)
         gpu_give(small, 100 * KIB);
         gpu_settle();
         gpu_end();
+}
+
+/*
+ * Without memory for what is noted of a segment, as far as left pieces of it go, a request is refused, or is served in
+ * another way.
+ */
+static void test_no_memory(bool mapping)
+{
+        enum { PIECES = 8 };
+
+        for (int left = 0; left < PIECES; left++) {
+                int status = -1;
+                pid_t pid;
+
+                gpu_mapping = mapping;
+                gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+                pid = fork();
+                if (pid == 0) {
+                        struct gr_block *range = gr_block_new();
+                        struct rlimit most = {0};
+                        void *pieces[PIECES], *gpus[2 * PIECES]; /* every other one is for the scripted GPU */
+                        uint64_t ptr;
+
+                        for (int i = 0; i < PIECES; i++)
+                                pieces[i] = gr_metadata_alloc(sizeof(struct gr_segment));
+                        for (int i = 0; i < 2 * PIECES; i++)
+                                gpus[i] = malloc(768);
+                        setrlimit(RLIMIT_AS, &most);
+                        for (size_t bytes = 1 << 16; bytes >= 16; bytes /= 2)
+                                while (gr_metadata_alloc(bytes) || malloc(bytes))
+                                        ;
+                        for (int i = 0; i < left; i++)
+                                gr_metadata_free(pieces[i], sizeof(struct gr_segment));
+                        for (int i = 0; i < 2 * PIECES; i += 2)
+                                free(gpus[i]);
+                        if (left % 2 == 0)
+                                gr_block_free(range);
+                        _exit(sg_alloc(context, 5 * MIB, &ptr) == 0 ? 0 : 1);
+                }
+                GR_CHECK_EQ(waitpid(pid, &status, 0), pid);
+                GR_CHECK(WIFEXITED(status));
+                gpu_end();
+        }
+        gpu_mapping = true;
 }
 
 /* What a gap lacks is mapped, and only that; memory that nobody needs goes elsewhere before there is more, or back
@@ -1331,6 +1378,10 @@ int main(void)
         gr_log_set_sink(count_line, NULL);
         test_no_expandable(true);
         test_no_expandable(false);
+#ifndef __SANITIZE_THREAD__ /* which ends the program where the system has no memory left */
+        test_no_memory(true);
+        test_no_memory(false);
+#endif
         test_expandable(true);
         test_expandable(false);
         test_reserve_fails();

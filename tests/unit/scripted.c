@@ -452,6 +452,8 @@ static int mem_alloc(void *handle, size_t bytes, uint64_t *ret_ptr)
         if (!ptr)
                 return leave(-ENOMEM);
         allocation = calloc(1, sizeof(*allocation));
+        if (!allocation)
+                return leave(-ENOMEM);
         allocation->ptr = ptr;
         allocation->bytes = bytes;
         allocation->context = context;
