@@ -75,7 +75,6 @@ static void test_no_memory(bool mapping)
                 gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
                 pid = fork();
                 if (pid == 0) {
-                        struct gr_block *range = gr_block_new();
                         struct rlimit most = {0};
                         void *pieces[PIECES], *gpus[2 * PIECES]; /* every other one is for the scripted GPU */
                         uint64_t ptr;
@@ -92,8 +91,6 @@ static void test_no_memory(bool mapping)
                                 gr_metadata_free(pieces[i], sizeof(struct gr_segment));
                         for (int i = 0; i < 2 * PIECES; i += 2)
                                 free(gpus[i]);
-                        if (left % 2 == 0)
-                                gr_block_free(range);
                         _exit(sg_alloc(context, 5 * MIB, &ptr) == 0 ? 0 : 1);
                 }
                 GR_CHECK_EQ(waitpid(pid, &status, 0), pid);

@@ -17,6 +17,8 @@
 #include "core.h"
 #include "pool.h"
 #include "reclaim/trim.h"
+#include "segment/segments.h"
+#include "segment/split_trim.h"
 #include "split_gpu.h"
 
 static void test_cut_and_merge(void)
@@ -756,6 +758,31 @@ static void test_barred(void)
         gpu_end();
 }
 
+/* What was freed is free, once the GPU is done. */
+static void make_free(uint64_t ptr, size_t bytes)
+{
+        gpu_give(ptr, bytes);
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        gr_lock(&context->split->lock);
+        gr_segments_drain(context);
+        gr_unlock(&context->split->lock);
+}
+
+/* What was needed between two looks was not unneeded, though it is free again at both. */
+static void test_low_water(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        make_free(gpu_take(40 * MIB), 40 * MIB);
+        gr_split_unneeded(context);
+        GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
+        GR_CHECK_EQ(gr_split_unneeded(context), 40 * MIB);
+        make_free(gpu_take(40 * MIB), 40 * MIB);
+        GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
+        GR_CHECK_EQ(gr_split_unneeded(context), 0);
+        gpu_settle();
+        gpu_end();
+}
+
 int main(int argc, char **argv)
 {
         const bool mapped = argc == 2 && !strcmp(argv[1], "mapped");
@@ -767,6 +794,7 @@ int main(int argc, char **argv)
                 test_growth();
                 test_held();
                 test_held_at_last();
+                test_low_water();
         }
         test_left();
         test_all();
