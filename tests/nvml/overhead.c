@@ -3,6 +3,7 @@
  * a module 32 MiB:
  *
  *   overhead process      with GPURECLAIM_HARD_LIMIT=256MiB GPURECLAIM_LIMIT_INCLUDES=process: it counts
+ *   overhead one RESULT   the same with another limit: what the load of one module returns
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead unknown      where NVML does not list us: nothing is told, and a limit counts allocations
  */
@@ -109,6 +110,10 @@ int main(int argc, char **argv)
         if (strcmp(mode, "process") == 0) {
                 setenv("OWN_COUNTED", "1", 1);
                 counted();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "one") == 0) {
+                GR_CHECK_EQ(cuModuleLoadData(&modules[0], "image"), argc > 2 ? atoi(argv[2]) : 0);
                 return GR_CHECK_RESULT();
         }
         GR_CHECK_EQ(available(), LIMIT);
