@@ -10,6 +10,6 @@ static inline void gr_restore_errno(const int *kept)
 }
 
 /* From here on, errno has its present value again wherever the block is left, after the value of a return. */
-#define GR_KEEP_ERRNO __attribute__((cleanup(gr_restore_errno))) const int gr_kept_errno = errno
+#define GR_KEEP_ERRNO __attribute__((cleanup(gr_restore_errno), unused)) const int gr_kept_errno = errno
 
 #endif
