@@ -94,7 +94,7 @@ static void kinds_of_pools(void)
 
 static void use_of_pools(CUstream stream)
 {
-        CUmemoryPool standard, now, pool = pool_of(0), small = pool_of(64 * MIB);
+        CUmemoryPool standard, now, next, pool = pool_of(0), small = pool_of(64 * MIB);
         CUdeviceptr p, q, r, first;
         cuuint64_t keep = UINT64_MAX;
         CUmemPoolPtrExportData exported_pointer;
@@ -166,9 +166,18 @@ static void use_of_pools(CUstream stream)
         pool_is("trimmed", pool);
         GR_MUST(cuMemAllocFromPoolAsync(&p, 4096, pool, stream));
         fact_code("cuMemPoolDestroy with memory out", cuMemPoolDestroy(pool));
+        next = pool_of(0);
+        fact_yes("a new pool then has its handle", next == pool);
+        GR_MUST(cuMemPoolDestroy(next));
         fact_code("cuMemsetD8Async of that memory", cuMemsetD8Async(p, 1, 4096, stream));
+        fact_code("its pool, asked of that memory",
+                  cuPointerGetAttribute(&now, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
+        fact_yes("that is the destroyed pool", now == pool);
         fact_code("cuMemFreeAsync of that memory", cuMemFreeAsync(p, stream));
         GR_MUST(cuStreamSynchronize(stream));
+        next = pool_of(0);
+        fact_yes("a new pool after that has its handle", next == pool);
+        GR_MUST(cuMemPoolDestroy(next));
         fact_code("cuMemAllocFromPoolAsync of more than maxSize", cuMemAllocFromPoolAsync(&p, 65 * MIB, small, stream));
         fact_code("cuDeviceSetMemPool", cuDeviceSetMemPool(gt.device, small));
         fact_code("cuMemPoolDestroy of the current pool", cuMemPoolDestroy(small));
