@@ -186,11 +186,10 @@ static uint64_t trim_driver(struct gr_context *context)
 {
         const struct gr_driver *driver = context->core->driver;
         uint64_t before, after, total;
+        bool known = driver->mem_info(context->handle, &before, &total) == 0;
 
-        if (driver->mem_info(context->handle, &before, &total))
-                return 0;
         driver->trim_pools(context->handle, context->device->ordinal);
-        if (driver->mem_info(context->handle, &after, &total))
+        if (!known || driver->mem_info(context->handle, &after, &total))
                 return 0;
         return after > before ? after - before : 0;
 }

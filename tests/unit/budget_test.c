@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "account/budget.h"
+#include "account/pressure.h"
 #include "base/size_class.h"
 #include "check.h"
 
@@ -375,6 +376,43 @@ static void test_group(void)
         gr_budget_destroy(&device);
 }
 
+/* What comes nearest to its limit: the card's size, the process's own limits or the group's. */
+static void test_pressure(void)
+{
+        static const struct gr_group group = {10 * PAGE, group_reserve, group_adjust, group_room, group_excess, NULL};
+        struct gr_hold hold;
+        uint64_t reserved;
+
+        group_used = 0;
+        start(GR_UNLIMITED);
+        atomic_store(&device.total_bytes, 100 * PAGE);
+        GR_CHECK_EQ(gr_budget_reserve(&device, 8 * PAGE, &reserved), 0);
+        GR_CHECK_EQ(gr_budget_commit(&device, 64 * PAGE, 8 * PAGE, reserved), 0);
+        hold = gr_pressure_nearest(&device);
+        GR_CHECK_EQ(hold.reserved_bytes, 8 * PAGE);
+        GR_CHECK_EQ(hold.limit_bytes, 100 * PAGE);
+        GR_CHECK(gr_pressure_of(hold, 3 * PAGE) == 0.05);
+        GR_CHECK(gr_pressure_of(hold, 9 * PAGE) == 0);
+        atomic_store(&device.hard_bytes, 50 * PAGE);
+        GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 50 * PAGE);
+        atomic_store(&device.soft_bytes, 20 * PAGE);
+        GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 20 * PAGE);
+        atomic_store(&device.total_bytes, 16 * PAGE);
+        GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 16 * PAGE);
+        atomic_store(&device.group, &group);
+        group_used = 4 * PAGE; /* 0.4 of the group's limit, 0.5 of the card */
+        GR_CHECK_EQ(gr_pressure_nearest(&device).limit_bytes, 16 * PAGE);
+        group_used = 6 * PAGE;
+        hold = gr_pressure_nearest(&device);
+        GR_CHECK_EQ(hold.limit_bytes, 10 * PAGE);
+        GR_CHECK_EQ(hold.reserved_bytes, 6 * PAGE);
+        group_limit = 10 * PAGE;
+        group_used = 12 * PAGE;
+        atomic_store(&device.group, NULL);
+        gr_budget_release(&device, 64 * PAGE, 8 * PAGE);
+        gr_budget_destroy(&device);
+}
+
 /* A peak is what was held, and not what another thread asks the driver for meanwhile, who may refuse it. */
 static void test_peak(void)
 {
@@ -422,5 +460,6 @@ int main(void)
         test_threads();
         test_share_and_excess();
         test_peak();
+        test_pressure();
         return GR_CHECK_RESULT();
 }

@@ -25,6 +25,7 @@
 #include "segment/extent.h"
 #include "segment/range.h"
 #include "segment/remap.h"
+#include "segment/slack.h"
 #include "split_gpu.h"
 
 static unsigned told; /* lines of the log, from INFO on */
@@ -164,6 +165,24 @@ static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least
         gpu_give(b, 200 * MIB);
         gpu_give(c, 380 * MIB);
         gpu_settle();
+        gpu_end();
+}
+
+/* The time that may be spent on better fits is earned by waiting, up to a bound: nobody saves up for a long wait. */
+static void test_credit(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        context->split->credit_at_ns = sg_now_ns();
+        context->split->credit_ns = -5 * (int64_t)SG_MS;
+        sg_advance(32 * 7 * SG_MS);
+        gr_lock(&context->split->lock);
+        gr_slack_worth_opening(context, MIB);
+        GR_CHECK(context->split->credit_ns >= 2 * (int64_t)SG_MS);
+        GR_CHECK(context->split->credit_ns < 3 * (int64_t)SG_MS);
+        sg_advance(3600000 * SG_MS);
+        GR_CHECK_EQ(gr_slack_worth_opening(context, 16 * MIB), 18 * MIB);
+        GR_CHECK_EQ(context->split->credit_ns, 20 * SG_MS);
+        gr_unlock(&context->split->lock);
         gpu_end();
 }
 
@@ -1354,6 +1373,22 @@ static void test_structures(void)
         gpu_end();
 }
 
+/* Where the driver takes no memory back at a context's end, its addresses stay as well, and what it holds is charged. */
+static void test_refused_end(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu_take(3 * MIB);
+        gr_context_ending(context);
+        gpu_forget();
+        gpu_refuse(SG_MEM_UNMAP, true);
+        gr_context_drop(context);
+        gpu_refuse(SG_MEM_UNMAP, false);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
+        GR_CHECK_EQ(sg_reserved(), 1);
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        gpu_end();
+}
+
 /* What must not be reused shares its last page with a block: its account goes with the context. */
 static void test_stuck_end(void)
 {
@@ -1421,10 +1456,12 @@ int main(void)
         test_stuck_refused(false);
         test_stuck_refused(true);
         test_stuck_end();
+        test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
         test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
         test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
         test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
+        test_credit();
         test_hint();
         test_bins_leave(true);
         test_bins_leave(false);

@@ -285,6 +285,30 @@ static void test_gate(void)
         finish();
 }
 
+/* That a wait for the captures was vain holds until the last of them has ended; others that begin beside it change
+ * nothing. */
+static void test_gate_vain(void)
+{
+        start();
+        GR_CHECK(!gr_gate_is_vain(&core.gate));
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        GR_CHECK(!gr_gate_is_vain(&core.gate));
+        gr_gate_note_vain(&core.gate);
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        GR_CHECK(gr_gate_is_vain(&core.gate));
+        gr_gate_end(&core.gate);
+        GR_CHECK(gr_gate_is_vain(&core.gate));
+        gr_gate_end(&core.gate);
+        GR_CHECK(!gr_gate_is_vain(&core.gate));
+        gr_gate_begin_enter(&core.gate);
+        gr_gate_begin_leave(&core.gate, true);
+        GR_CHECK(!gr_gate_is_vain(&core.gate));
+        gr_gate_end(&core.gate);
+        finish();
+}
+
 /* Beside a capture the host can still wait: in each context that reaches the blocks, and for what was freed before. */
 static void test_drain(bool old_driver)
 {
@@ -886,6 +910,7 @@ int main(void)
         test_merge();
         test_wait_oldest();
         test_gate();
+        test_gate_vain();
         test_gate_threads();
         test_gate_turn();
         test_drain(false);

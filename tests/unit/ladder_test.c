@@ -279,6 +279,14 @@ static void test_trim(void)
         GR_CHECK_EQ(gr_reclaim(context, GR_LEVEL_TRIM, 8 * MIB), 0);
         GR_CHECK_EQ(sg_used_bytes(1), 40 * MIB);
         finish();
+
+        /* What is above a threshold goes back with an older driver, too, which is waited for. */
+        start_with(&sg_old_driver, GR_REUSE_POLL);
+        cache(3, 4 * MIB, 10 * SG_MS);
+        gr_budget_set_threshold(device, 4 * MIB);
+        GR_CHECK(!gr_trim_excess(&core));
+        GR_CHECK_EQ(sg_cached_bytes(device), 4 * MIB);
+        finish();
 }
 
 static void test_driver(void)
@@ -289,6 +297,16 @@ static void test_driver(void)
         check_tried_until(GR_LEVEL_DRIVER);
         GR_CHECK_EQ(BYTES(DRIVER), 40 * MIB);
         finish();
+
+        /* Also where the driver does not say how much is free: then nothing is told of it. */
+        for (unsigned nth = 1; nth <= 3; nth++) {
+                start();
+                sg_hold(0, 0, 40 * MIB);
+                sg_fail(SG_MEM_INFO, nth, 8, -EIO);
+                alloc(40 * MIB);
+                GR_CHECK_EQ(BYTES(DRIVER), 0);
+                finish();
+        }
 }
 
 static void test_sync(void)

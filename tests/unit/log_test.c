@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -156,6 +157,37 @@ static void *read_slowly(void *arg)
         return (void *)(strlen(got) == length ? got : "torn");
 }
 
+/* What the system answers to the next write instead of writing; 0: nothing. */
+static int refusal;
+
+ssize_t write(int fd, const void *bytes, size_t length)
+{
+        if (refusal) {
+                errno = refusal;
+                refusal = 0;
+                return -1;
+        }
+        return syscall(SYS_write, fd, bytes, length);
+}
+
+/* A signal, and another writer who was quicker, are no errors. */
+static void test_write_again(void)
+{
+        static const int refusals[] = {EINTR, EAGAIN, ENOSPC}, answers[] = {0, 0, -ENOSPC};
+        char got[3] = "";
+        int fds[2];
+
+        GR_CHECK_EQ(pipe(fds), 0);
+        for (int i = 0; i < 3; i++) {
+                refusal = refusals[i];
+                GR_CHECK_EQ(gr_write(fds[1], "x", 1, 1000), answers[i]);
+                GR_CHECK_EQ(refusal, 0);
+        }
+        GR_CHECK_EQ(read(fds[0], got, sizeof(got)), 2);
+        close(fds[0]);
+        close(fds[1]);
+}
+
 /* All of it, however little the reader takes at a time; and not for ever where nobody reads. */
 static void test_write(void)
 {
@@ -257,6 +289,7 @@ int main(void)
         test_levels();
         test_stderr();
         test_write();
+        test_write_again();
         test_closed_pipe();
         test_ratelimit();
         return GR_CHECK_RESULT();

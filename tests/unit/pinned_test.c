@@ -163,6 +163,7 @@ static const struct gr_config plain = {.reuse = GR_REUSE_AUTO, .pool = GR_POOL_B
 
 static void test_reuse(void)
 {
+        struct gr_block_info before, info;
         uint64_t a, b;
 
         begin(&sg_driver, &plain);
@@ -170,7 +171,10 @@ static void test_reuse(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(gr_pinned_free(&core, a) == -EALREADY);
         GR_CHECK(frees == 0 && gr_budget_cached(core.host) == 64 * MIB);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &before) == 0);
         GR_CHECK(get(one, 64 * MIB, KIND) == a);
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0);
+        GR_CHECK(info.live && info.generation != before.generation); /* the program's BUFFER_ID is another */
         GR_CHECK(allocs == 1 && sg_counter(&core, GR_STAT_pinned_hits) == 1);
         GR_CHECK(gr_budget_cached(core.host) == 0);
 

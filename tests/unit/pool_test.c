@@ -701,7 +701,10 @@ static void test_bypass(bool served)
         GR_CHECK_EQ(cached(), 120 * MIB);
         if (served)
                 free_ok(a);
+        GR_CHECK_EQ(sg_alloc(context, 1100 * MIB, &ptr), -ENOMEM);
+        GR_CHECK(gr_thread.bypass_until_ns > 0);
         finish();
+        GR_CHECK_EQ(gr_thread.bypass_until_ns, 0); /* the next pool of this thread has refused nothing */
 }
 
 /* A cached block that the driver gave to somebody else went in a way that nobody saw: no reason to fail. */
@@ -819,7 +822,8 @@ static void test_maintain(void)
 /* What goes back leaves nothing behind: its structures serve the next blocks. */
 static void test_structures(void)
 {
-        void *first, *then;
+        void *first = NULL, *then = NULL;
+        uint64_t ptr;
 
         start(GR_REUSE_AUTO);
         for (int i = 0; i < 4; i++) {
@@ -832,6 +836,13 @@ static void test_structures(void)
                         first = then;
         }
         GR_CHECK(!GR_METADATA_IN_CHUNKS || then == first); /* otherwise whoever looks for leaks says so */
+
+        /* Nor does what the driver refuses. */
+        sg_fail(SG_MEM_ALLOC, 1, 1, -EIO);
+        GR_CHECK_EQ(sg_alloc(context, 4 * MIB, &ptr), -EIO);
+        then = gr_block_new();
+        gr_block_free(then);
+        GR_CHECK(!GR_METADATA_IN_CHUNKS || then == first);
         finish();
 }
 

@@ -20,6 +20,16 @@ static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked 
 static struct gr_segment segment;
 static uint64_t seed = 1;
 
+static bool short_of_memory;
+
+/* In place of the C library's, from which structures get theirs. */
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+        void *ptr = NULL;
+
+        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
+}
+
 static uint64_t random_below(uint64_t end)
 {
         seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -296,6 +306,40 @@ static void test_states(void)
         GR_CHECK(gr_range_may_become(GR_RANGE_FREE, GR_RANGE_USED));
 }
 
+/* Without memory for a second cut the range stays free as a whole. */
+static void test_no_memory(void)
+{
+        struct piece {
+                struct piece *next;
+        } *pieces = NULL, *piece;
+        struct gr_range *range;
+
+        start(true, PAGES);
+        range = segment.first;
+        gr_range_free(split, range);
+        gr_range_leave(split, range);
+        GR_CHECK(gr_range_cut(range, PAGE)); /* and one structure is kept: there is memory for one cut only */
+        gr_range_enter(split, range);
+        gr_range_become(range->after, GR_RANGE_BUSY);
+        gr_range_free(split, range->after);
+        GR_CHECK_EQ(split->kept_count, 1);
+        short_of_memory = true;
+        while ((piece = gr_metadata_alloc(sizeof(*range)))) {
+                piece->next = pieces;
+                pieces = piece;
+        }
+        GR_CHECK(!gr_range_isolate(split, range, BASE + 2 * PAGE, PAGE));
+        GR_CHECK_EQ(split->free_count, 1);
+        GR_CHECK_EQ(segment.first->block.capacity_bytes, PAGES * PAGE);
+        check_all();
+        short_of_memory = false;
+        for (; pieces; pieces = piece) {
+                piece = pieces->next;
+                gr_metadata_free(pieces, sizeof(*range));
+        }
+        finish();
+}
+
 int main(void)
 {
         test_states();
@@ -307,5 +351,6 @@ int main(void)
         test_soon();
         test_most();
         test_end_of_lists();
+        test_no_memory();
         return GR_CHECK_RESULT();
 }

@@ -365,6 +365,37 @@ static int refused(void *arg)
         return -ENOMEM;
 }
 
+static uint64_t next_host_ptr;
+
+static int host_alloc_there(void *handle, size_t bytes, uint64_t *ret_ptr)
+{
+        (void)handle;
+        (void)bytes;
+        *ret_ptr = next_host_ptr;
+        return 0;
+}
+
+/* Host memory at an address that the ledger still holds: what was there went unseen, and is charged no more. */
+static void test_spill_stale(void)
+{
+        uint64_t ptr;
+
+        start((struct gr_config){0});
+        context->device->spill_bytes = 64 * MIB;
+        sg_hold(0, ROOM_BYTES, 0);
+        GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &next_host_ptr), 0);
+        driver.host_alloc = host_alloc_there;
+        GR_CHECK_EQ(gr_pool_alloc(context, 24 * MIB, &ptr), 0);
+        GR_CHECK_EQ(ptr, next_host_ptr);
+        GR_CHECK_EQ(context->device->spilled_bytes, 24 * MIB);
+        driver.host_alloc = host_alloc;
+        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
+        GR_CHECK(!gr_trim_excess(&core));
+        GR_CHECK_EQ(context->device->spilled_bytes, 0);
+        GR_CHECK_EQ(host_blocks, 0);
+        finish();
+}
+
 /* What does not come leaves all that is allowed for the next one, and other families than device memory get none. */
 static void test_spill_refused(void)
 {
@@ -712,6 +743,7 @@ int main(void)
         test_wait();
         test_spill();
         test_spill_returns();
+        test_spill_stale();
         test_spill_refused();
         test_spill_in_turn();
         test_report();
