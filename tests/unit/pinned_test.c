@@ -665,6 +665,46 @@ static void test_structures(void)
         end();
 }
 
+static bool short_of_memory;
+
+/* In place of the C library's, from which structures get theirs. */
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+        void *ptr = NULL;
+
+        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
+}
+
+/* Memory that the ledger has no room for goes back, and is charged no more. */
+static void test_no_ledger(void)
+{
+        struct piece {
+                struct piece *next;
+                size_t bytes;
+        } *pieces = NULL, *piece;
+        struct gr_block *block;
+        uint64_t ptr;
+
+        begin(&sg_driver, &plain);
+        block = gr_block_new();
+        short_of_memory = true;
+        for (size_t bytes = 1 << 16; bytes >= sizeof(struct gr_ledger_slot); bytes /= 2)
+                while ((piece = gr_metadata_alloc(bytes))) {
+                        *piece = (struct piece){pieces, bytes};
+                        pieces = piece;
+                }
+        gr_block_free(block); /* the one structure that there is */
+        GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM);
+        short_of_memory = false;
+        for (; pieces; pieces = piece) {
+                piece = pieces->next;
+                gr_metadata_free(pieces, pieces->bytes);
+        }
+        GR_CHECK(allocs == 1 && frees == 1);
+        GR_CHECK(core.host->reserved_bytes == 0);
+        end();
+}
+
 static void test_other_memory(void)
 {
         uint64_t a, device;
@@ -866,6 +906,7 @@ int main(void)
         test_ending();
         test_wakes();
         test_structures();
+        test_no_ledger();
         test_other_memory();
         test_no_fence();
 #ifndef GR_TEST_NO_FENCE /* where all is ready at once, and so looked at */

@@ -611,7 +611,8 @@ static void test_early_share(void)
                 sg_advance(cases[i].due_us * 20);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 1);
-                GR_CHECK(!core.proactive->fruitful); /* it freed nothing */
+                GR_CHECK(!core.proactive->fruitful);                                  /* it freed nothing */
+                GR_CHECK_EQ(atomic_load(&core.stats.levels[GR_LEVEL_TRIM].tries), 0); /* as nothing was cached */
                 GR_CHECK_EQ(core.proactive->fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
 
                 /* Nothing of nothing is no fruit either. */
