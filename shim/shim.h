@@ -28,6 +28,7 @@
 #include <cuda.h>
 
 #include "core.h"
+#include "driver/dlsym.h"
 #include "keep_errno.h"
 #include "pool.h"
 
@@ -79,8 +80,18 @@ extern _Atomic int gr_shim_state GR_HIDDEN;
 extern struct gr_core gr_core GR_HIDDEN;
 
 /*
- * lookup.c. Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks
- * whether the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
+ * What is set up once gr_real is filled, by the first call of any hook. It lies above all hooks, so the file that has it
+ * registers it: GR_SET_UP_BY puts its address into a section of its own. The linker does so, not a constructor, because
+ * hooks may be called before any constructor. Called once, under the lock of gr_shim_resolve.
+ */
+extern void (*const __start_gr_set_up)(void) GR_HIDDEN;
+#define GR_SET_UP() __start_gr_set_up()
+#define GR_SET_UP_BY(function)                                                                                         \
+        static void (*const gr_set_up_by)(void) __attribute__((used, section("gr_set_up"))) = function
+
+/*
+ * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether the
+ * driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
 bool gr_shim_resolve(void);
 
@@ -93,9 +104,6 @@ CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
 /* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
 #define GR_UUID_TEXT_BYTES 37
 bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
-
-/* dlsym as it would be without this library. */
-void *gr_real_symbol(void *handle, const char *name);
 
 /* Whether hooks may do their work. */
 static inline bool gr_shim_ready(void)
@@ -116,9 +124,6 @@ extern struct gr_options gr_options;
 
 /* Reads the options, at the first call only. Called before the first warning, so that warnings obey them. */
 void gr_process_options(void);
-
-/* process.c: sets up the core. Called once, by gr_shim_resolve, when gr_real is filled. */
-void gr_process_init(void);
 
 /* api.c: the core is set up, and reclaimables that were registered before are registered with it. */
 void gr_public_init(void);

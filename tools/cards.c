@@ -8,11 +8,17 @@
 
 #include "base/options.h"
 #include "command.h"
+#include "driver/dlsym.h"
 #include "driver/nvml.h"
 #include "process/platform.h"
 
 #define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
 #define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that shows them */
+
+void *gr_real_symbol(void *handle, const char *name)
+{
+        return dlsym(handle, name);
+}
 
 static bool ask_nvml(struct card *card)
 {

@@ -25,7 +25,7 @@
 #define GR_NOT_CHECKED GR_LOCK_ATTRIBUTE(no_thread_safety_analysis)
 
 enum gr_rank {
-        GR_RANK_RESOLVE,       /* shim/lookup: the driver is being found, or the process ends */
+        GR_RANK_RESOLVE,       /* shim/driver: the driver is being found, or the process ends */
         GR_RANK_API,           /* shim/process: what the program registered */
         GR_RANK_PRIMARY,       /* one device's primary context begins or ends; recursive, held across the driver */
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */

@@ -1,4 +1,5 @@
 #include "driver/nvml.h"
+#include "driver/dlsym.h"
 #include "keep_errno.h"
 
 #include <dlfcn.h>
@@ -36,8 +37,6 @@ struct nvml {
 static struct nvml nvml; /* constant once sought is true */
 static _Atomic bool sought;
 
-void *(*gr_nvml_dlsym)(void *library, const char *name) = dlsym;
-
 static void find(struct nvml *ret)
 {
         void *library = dlopen(GR_NVML_LIBRARY, RTLD_NOW | RTLD_LOCAL);
@@ -47,14 +46,14 @@ static void find(struct nvml *ret)
                 dlerror(); /* clears it: the error is not the program's */
                 return;
         }
-        *(void **)&init = gr_nvml_dlsym(library, "nvmlInit_v2");
-        *(void **)&ret->by_uuid = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByUUID");
-        *(void **)&ret->by_index = gr_nvml_dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-        *(void **)&ret->uuid = gr_nvml_dlsym(library, "nvmlDeviceGetUUID");
-        *(void **)&ret->memory = gr_nvml_dlsym(library, "nvmlDeviceGetMemoryInfo");
-        *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        *(void **)&init = gr_real_symbol(library, "nvmlInit_v2");
+        *(void **)&ret->by_uuid = gr_real_symbol(library, "nvmlDeviceGetHandleByUUID");
+        *(void **)&ret->by_index = gr_real_symbol(library, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&ret->uuid = gr_real_symbol(library, "nvmlDeviceGetUUID");
+        *(void **)&ret->memory = gr_real_symbol(library, "nvmlDeviceGetMemoryInfo");
+        *(void **)&ret->processes = gr_real_symbol(library, "nvmlDeviceGetComputeRunningProcesses_v3");
         if (!ret->processes)
-                *(void **)&ret->processes = gr_nvml_dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+                *(void **)&ret->processes = gr_real_symbol(library, "nvmlDeviceGetComputeRunningProcesses_v2");
         dlerror();
         ret->found = init && ret->by_uuid && ret->by_index && ret->uuid && ret->memory && init() == 0;
 }

@@ -15,9 +15,6 @@
 
 #define GR_NVML_LIBRARY "libnvidia-ml.so.1"
 
-/* How functions of NVML are looked up: dlsym, unless set, before the first call, to a function that finds no hooks. */
-extern void *(*gr_nvml_dlsym)(void *library, const char *name);
-
 struct gr_nvml_memory {
         unsigned long long total, free, used; /* bytes; laid out as NVML writes it */
 };

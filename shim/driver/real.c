@@ -1,9 +1,14 @@
 /* The driver's own functions, and what every part of the shim shares. */
-#include <errno.h>
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 
-#include "lookup/dlsym.h"
+#include "base/log.h"
+#include "process/platform.h"
 #include "shim.h"
+
+#define DRIVER_LIBRARY "libcuda.so.1"
 
 struct gr_real gr_real;
 /* Linked first of what is hot, so that all of it lies in one line. */
@@ -30,6 +35,84 @@ void *gr_real_symbol(void *handle, const char *name)
         return gr_find_real_dlsym()(handle, name);
 }
 
+static const struct symbol {
+        const char *name;
+        size_t offset; /* of its pointer in gr_real */
+        bool needed;
+} symbols[] = {
+#define GR_HOOK(symbol)        {#symbol, offsetof(struct gr_real, symbol), false},
+#define GR_HOOK_NEEDED(symbol) {#symbol, offsetof(struct gr_real, symbol), true},
+#define GR_CALL(symbol)        {#symbol, offsetof(struct gr_real, symbol), false},
+#define GR_NEED(symbol)        {#symbol, offsetof(struct gr_real, symbol), true},
+#include "lookup/hooks.def"
+#undef GR_HOOK
+#undef GR_CALL
+#undef GR_NEED
+};
+
+#define SYMBOLS (sizeof(symbols) / sizeof(symbols[0]))
+
+/*
+ * Must be called without a lock of this library. The look-ups take the loader's lock. Another thread may hold that
+ * while it runs the constructors of a library, which may call hooks and wait for a lock of this library. Threads that
+ * come here at the same time find the same symbols. False: the program has not loaded the driver. Once found, it stays
+ * loaded.
+ */
+static bool find_symbols(void *ret[SYMBOLS])
+{
+        void *driver = dlopen(DRIVER_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
+
+        for (size_t i = 0; driver && i < SYMBOLS; i++)
+                ret[i] = gr_real_symbol(driver, symbols[i].name);
+        dlerror(); /* clears it: a missing symbol is not an error of the program */
+        return driver != NULL;
+}
+
+static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE); /* held while UNRESOLVED or ENDING changes */
+
+GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
+{
+        gr_assert_locked(&resolve_lock);
+        gr_process_options();
+        for (size_t i = 0; i < SYMBOLS; i++)
+                *(void **)((char *)&gr_real + symbols[i].offset) = found[i];
+        for (size_t i = 0; i < SYMBOLS; i++)
+                if (!found[i] && symbols[i].needed) {
+                        gr_log(GR_LOG_WARN, "the driver lacks %s: every call passes through unchanged",
+                               symbols[i].name);
+                        return GR_SHIM_OFF;
+                }
+        GR_SET_UP();
+        return GR_SHIM_READY;
+}
+
+bool gr_shim_resolve(void)
+{
+        uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+        GR_KEEP_ERRNO;
+        int state = atomic_load(&gr_shim_state);
+        void *found[SYMBOLS];
+        CUcontext context;
+
+        if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
+                return false;
+        gr_lock(&resolve_lock);
+        if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
+                state = set_up_locked(found);
+                gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
+                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
+                atomic_store_explicit(&gr_shim_state, state, memory_order_release);
+        }
+        state = atomic_load(&gr_shim_state);
+        if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
+                /* The driver would refuse the program what the cache could still serve, so the cache must stop. */
+                state = GR_SHIM_OFF;
+                atomic_store(&gr_shim_state, state);
+        }
+        gr_unlock(&resolve_lock);
+        return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
+}
+
 bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
 {
         CUuuid uuid;
@@ -46,6 +129,7 @@ bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
                                        i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)uuid.bytes[i]);
         return true;
 }
+
 CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
 {
         GR_KEEP_ERRNO;

@@ -280,7 +280,8 @@ static void note_use(void)
         }
 }
 
-void gr_process_init(void)
+/* Sets up the core. */
+static void set_up(void)
 {
         struct gr_config config;
         pthread_condattr_t monotonic;
@@ -318,3 +319,5 @@ void gr_process_init(void)
         owner = getpid();
         pthread_atfork(NULL, NULL, in_child);
 }
+
+GR_SET_UP_BY(set_up);

@@ -13,7 +13,7 @@
 
 #include <cuda.h>
 
-#include "lookup/dlsym.h"
+#include "driver/dlsym.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../shim/lookup/dlsym.h"
+#include "../../shim/driver/dlsym.h"
 #include "check.h"
 
 dlsym_function *gr_real_dlsym;

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "lookup/dlsym.h"
+#include "driver/dlsym.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Whether each file of a static library calls and includes only files that its build lists before it.
 
-    rooms_test.py calls NM ARCHIVE [--but=SYMBOL] FILE...
+    rooms_test.py calls NM ARCHIVE FILE...
     rooms_test.py includes FOLDER FILE...
 
 The files are in the order of their list, from the bottom up. The symbols of their objects tell who calls whom. A header
 has the place of the source of its name, or one of its own. Each call or include upwards is printed. Exit status 1 when
-there was one, or when a file is not in the list. Calls of the symbol that --but names are left out.
+there was one, or when a file is not in the list.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ def symbols(nm, archive):
     text = subprocess.run([nm, "-A", "-P", archive], check=True, capture_output=True, text=True).stdout
     defined, used = defaultdict(set), defaultdict(set)
     for line in text.splitlines():
-        match = re.match(r".*\[(?:.*/)?([^\]/]+)\.c\.o\]: (\S+) (\w)", line)
+        match = re.match(r".*\[(?:.*/)?([^\]/]+)\.[cS]\.o\]: (\S+) (\w)", line)
         if match:
             name, symbol, kind = match.groups()
             (used if kind == "U" else defined if kind.isupper() else defaultdict(set))[name].add(symbol)
@@ -30,12 +30,11 @@ def symbols(nm, archive):
 
 def calls(files, nm, archive):
     """Who calls whom, and by what."""
-    but = files.pop(0) if files[0].startswith("--but=") else ""
-    names = {name.removesuffix(".c").replace("/", "_"): name for name in files}
+    names = {name[:-2].replace("/", "_"): name for name in files}
     defined, used = symbols(nm, archive)
     home = {symbol: name for name, all_of in defined.items() for symbol in all_of}
     for name in sorted(set(defined) | set(used)):
-        for symbol in sorted(used[name] - {but.removeprefix("--but=")}):
+        for symbol in sorted(used[name]):
             yield names.get(name, name), names.get(home.get(symbol, name)), f"calls {symbol} of"
 
 

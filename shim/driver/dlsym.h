@@ -22,4 +22,10 @@ static inline dlsym_function *gr_next_dlsym(void)
         return (dlsym_function *)dlvsym(RTLD_NEXT, "dlsym", GR_DLSYM_VERSION);
 }
 
+/*
+ * dlsym as it would be without this library. Any thread. Who uses nvml.c without the rest of the library has one of its
+ * own.
+ */
+void *gr_real_symbol(void *handle, const char *name);
+
 #endif
