@@ -78,19 +78,21 @@ static int purge_slowly(void *arg, int device, uint64_t want_bytes)
         return purge(arg, device, want_bytes);
 }
 
+#define DEVICES_MOST 64
+#define LIST_MOST    32 /* reclaimables at a time */
+
 /* As many as there may be, again and again: each that is taken off the list makes room. */
 static void fill_list(void)
 {
-        enum { MOST = 32 };
         struct gpureclaim_reclaimable reclaimable = {.struct_bytes = sizeof(reclaimable), .purge = purge};
-        uint64_t ids[MOST], more = 4711;
+        uint64_t ids[LIST_MOST], more = 4711;
 
         for (int round = 0; round < 2; round++) {
-                for (int i = 0; i < MOST; i++)
+                for (int i = 0; i < LIST_MOST; i++)
                         GR_CHECK_EQ(enlist(&reclaimable, &ids[i]), 0);
                 GR_CHECK_EQ(enlist(&reclaimable, &more), -ENOSPC);
                 GR_CHECK_EQ(more, 4711);
-                for (int i = 0; i < MOST; i++)
+                for (int i = 0; i < LIST_MOST; i++)
                         GR_CHECK_EQ(unlist(ids[i]), 0);
         }
 }
@@ -140,6 +142,9 @@ static void test_hooks(void)
         GR_CHECK_EQ(status().live_bytes, 200 * MIB);
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
         GR_CHECK_EQ(status_of(gt.device, &small), 0);
+        GR_CHECK_EQ(status_of(-1, &small), -EINVAL);
+        GR_CHECK_EQ(status_of(DEVICES_MOST, &small), -EINVAL);
+        GR_CHECK_EQ(status_of(DEVICES_MOST - 1, &small), -ENODEV);
         GR_CHECK_EQ(small.live_bytes, 200 * MIB);
         GR_CHECK_EQ(small.peak_live_bytes, 12345); /* beyond what the caller knows */
 
@@ -187,6 +192,9 @@ static void test_busy(void)
                 gt_sleep_us(1000);
         GR_CHECK_EQ(unlist(id), -EBUSY);
         GR_CHECK_EQ(unlist(id), -ENOENT);
+        for (int i = 1; i < LIST_MOST; i++) /* its place is not given to others: it still runs */
+                GR_CHECK_EQ(enlist(&endless, &id), 0);
+        GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
         atomic_store(&hook_may_end, true);
 }
 
@@ -493,6 +501,7 @@ static void test_wait(void)
 /* GPURECLAIM_HARD_LIMIT=64MiB; early: whether it is on. */
 static void test_early(bool proactive)
 {
+        CUcontext context;
         CUstream stream;
 
         enlist_purge();
@@ -508,6 +517,10 @@ static void test_early(bool proactive)
                 return;
         atomic_store(&held, allocate(48 * MIB));
         gt_sleep_us(100000);
+        GR_MUST(cuCtxPopCurrent(&context));
+        GR_CHECK_EQ(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT); /* without a context there is none to look at */
+        GR_MUST(cuCtxPushCurrent(context));
+        GR_CHECK_EQ(purges, 1);
         GR_MUST(cuStreamSynchronize(stream));
         GR_CHECK_EQ(purges, 2);
 }

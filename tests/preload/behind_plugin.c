@@ -3,6 +3,7 @@
 
 __attribute__((visibility("default"))) int behind_free(CUdeviceptr ptr);
 __attribute__((visibility("default"))) int behind_free_host(void *ptr);
+__attribute__((visibility("default"))) int behind_release_handle(CUmemGenericAllocationHandle handle);
 __attribute__((visibility("default"))) int behind_green(CUgreenCtx *green, CUcontext *context, int device);
 __attribute__((visibility("default"))) int behind_green_end(CUgreenCtx green);
 __attribute__((visibility("default"))) int behind_create(CUcontext *context, int device);
@@ -19,6 +20,11 @@ int behind_free(CUdeviceptr ptr)
 int behind_free_host(void *ptr)
 {
         return (int)cuMemFreeHost(ptr);
+}
+
+int behind_release_handle(CUmemGenericAllocationHandle handle)
+{
+        return (int)cuMemRelease(handle);
 }
 
 /* A green context of the device, and its handle to be current. */

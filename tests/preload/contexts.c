@@ -84,8 +84,14 @@ static unsigned long misuses(void)
 /* In a thread without a context. */
 static void *ask_without(void *block)
 {
-        CUdeviceptr base = 0;
+        CUdeviceptr base = 0, ptr = 0;
         size_t size = 0;
+        void *host = NULL;
+
+        printf("managed memory with none current: %d", (int)cuMemAllocManaged(&ptr, BLOCK, CU_MEM_ATTACH_GLOBAL));
+        printf(", pitched %d", (int)cuMemAllocPitch(&ptr, &size, 1000, 1000, 4));
+        printf(", of the host %d", (int)cuMemAllocHost(&host, BLOCK));
+        printf(", told %d\n", ptr != 0 || host);
 
         printf("its range with none current: %d",
                (int)cuMemGetAddressRange(&base, &size, *(CUdeviceptr *)block + BLOCK / 2));

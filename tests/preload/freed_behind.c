@@ -4,7 +4,8 @@
  * as it is, and no later allocation may be handed that address. Every line must be the same natively and under the
  * library.
  *
- *   freed_behind PLUGIN
+ *   freed_behind PLUGIN           blocks
+ *   freed_behind PLUGIN handles   of mapped memory, under a limit that has room for a few
  */
 #define __CUDA_API_VERSION_INTERNAL /* the per-thread forms, too */
 #include <cuda.h>
@@ -24,6 +25,7 @@
 #define TRIES 64
 static int (*behind_free)(CUdeviceptr);
 static int (*behind_free_host)(void *);
+static int (*behind_release_handle)(CUmemGenericAllocationHandle);
 static CUmemoryPool pool;
 static CUgraph graph;
 static void *host_memory;
@@ -318,6 +320,33 @@ static void come_again(const struct kind *kind)
         printf("\n");
 }
 
+/* Handles that come again after a release behind the library: what they stood for before is charged no more. */
+static void handles_come_again(void)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        CUmemGenericAllocationHandle handle, before = 0;
+        int again = 0;
+
+        for (int i = 0; i < TRIES; i++) {
+                CUresult result = cuMemCreate(&handle, BLOCK, &prop, 0);
+
+                if (result != CUDA_SUCCESS)
+                        printf("handle %d: %d\n", i, (int)result);
+                if (result != CUDA_SUCCESS || behind_release_handle(handle) != 0)
+                        break;
+                again += handle == before;
+                before = handle;
+        }
+        if (again < TRIES / 2) {
+                fprintf(stderr, "%d handles came again, so nothing was tested\n", again);
+                exit(EXIT_FAILURE);
+        }
+        GR_MUST(cuMemCreate(&handle, BLOCK, &prop, 0));
+        printf("the next one: %d", (int)cuMemRelease(handle));
+        printf(", once more %d\n", (int)cuMemRelease(handle));
+}
+
 static void *find(void *plugin, const char *name)
 {
         void *found = dlsym(plugin, name);
@@ -331,22 +360,29 @@ int main(int argc, char **argv)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-        void *plugin = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL, *found;
+        void *plugin = argc >= 2 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL, *found;
         size_t before, after, total;
         CUcontext context;
 
         if (!plugin) {
-                fprintf(stderr, "usage: freed_behind PLUGIN\n");
+                fprintf(stderr, "usage: freed_behind PLUGIN [handles]\n");
                 return 2;
         }
         found = find(plugin, "behind_free");
         memcpy(&behind_free, &found, sizeof(found));
         found = find(plugin, "behind_free_host");
         memcpy(&behind_free_host, &found, sizeof(found));
-        begin_neighbour();
+        found = find(plugin, "behind_release_handle");
+        memcpy(&behind_release_handle, &found, sizeof(found));
+        if (argc == 2)
+                begin_neighbour();
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
+        if (argc > 2) {
+                handles_come_again();
+                return EXIT_SUCCESS;
+        }
         GR_MUST(cuMemPoolCreate(&pool, &props));
         GR_MUST(cuGraphCreate(&graph, 0));
         GR_MUST(cuMemGetInfo_v2(&before, &total));

@@ -590,11 +590,11 @@ static unsigned long long blocked_in(const char *tid)
 static int helper_mask(void)
 {
         /* But for what cannot be blocked, what the C library keeps for itself, and a thread's own faults. */
-        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31 |
-                                         1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) | 1ull << (SIGFPE - 1) |
-                                         1ull << (SIGILL - 1) | 1ull << (SIGTRAP - 1) | 1ull << (SIGSYS - 1));
+        const unsigned long long faults = 1ull << (SIGSEGV - 1) | 1ull << (SIGBUS - 1) | 1ull << (SIGFPE - 1) |
+                                          1ull << (SIGILL - 1) | 1ull << (SIGTRAP - 1) | 1ull << (SIGSYS - 1);
+        const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31 | faults);
         struct timespec pause = {.tv_nsec = 20000000};
-        int before_work, others = 0, open_ones = 0;
+        int before_work, others = 0, open_ones = 0, deaf_ones = 0;
         sigset_t before, after;
         struct dirent *entry;
         DIR *tasks;
@@ -614,6 +614,8 @@ static int helper_mask(void)
                 others++;
                 if ((blocked_in(entry->d_name) & all) != all)
                         open_ones++;
+                if ((blocked_in(entry->d_name) & faults) != 0)
+                        deaf_ones++;
         }
         if (tasks)
                 closedir(tasks);
@@ -621,7 +623,7 @@ static int helper_mask(void)
                 printf("no thread of the library's, among %d\n", others);
                 return 8;
         }
-        printf("threads that take signals: %d\n", open_ones);
+        printf("threads that take signals: %d, that take no faults: %d\n", open_ones, deaf_ones);
         return 0;
 }
 

@@ -92,11 +92,14 @@ static void *work(void *unused);
 
 static void start_worker(void)
 {
+        static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
         sigset_t all, old;
         pthread_t thread;
 
         /* Workers block all signals, so that the program's threads get them. */
         sigfillset(&all);
+        for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
+                sigdelset(&all, faults[i]);
         pthread_sigmask(SIG_SETMASK, &all, &old);
         if (pthread_create(&thread, NULL, work, NULL) == 0) {
                 pthread_detach(thread);
