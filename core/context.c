@@ -2,7 +2,7 @@
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 
-/* A visit that the calling thread is in, and those around it. */
+/* A call of visit that the calling thread is in; such calls may be nested. */
 struct visit {
         const struct gr_context *context;
         const struct visit *outer;

@@ -41,7 +41,10 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
         return block ? block : gr_pool_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
 
-/* Whether the calling thread's own bin has blocks of one size for the request, none of which is usable. */
+/*
+ * Whether the calling thread's own bin of the request's class has blocks; only for classes in which all blocks have one
+ * size. Called after the fast path found none of them usable.
+ */
 static bool own_waiting(struct gr_context *context, size_t bytes)
 {
         unsigned class;

@@ -442,7 +442,7 @@ CUresult gr_free_accounted(CUdeviceptr ptr);
 
 /* query.c */
 
-/* The block of the pool that ptr lies in, and in *ret_base its first byte. -ENOENT: none. */
+/* Describes the block of the pool that ptr lies in; *ret_base is its first byte. 0; -ENOENT: there is none. */
 int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info);
 
 /* The pointer to ask the driver about: GR_NO_POINTER where ptr lies in cached memory, else ptr. */

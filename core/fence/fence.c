@@ -245,7 +245,10 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence)
 {
         uint64_t bytes;
 
-        /* Not a part of live memory: that sum reads a cache line of every thread that each of its hits writes. */
+        /*
+         * A part of the card, not of live memory: adding up live memory reads a cache line of each arena, which its
+         * threads write at every hit.
+         */
         if (gr_fence_barrier_is_cheap(fence))
                 return gr_max(atomic_load_explicit(&fence->device->total_bytes, memory_order_relaxed) / CLOSE_CARD_PART,
                               GR_FENCE_CLOSE_BYTES);

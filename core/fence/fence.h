@@ -158,7 +158,7 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
 {
         uint64_t epoch;
 
-        /* The load must not come before the program's submissions. On x86-64 gr_ledger_claim was a full barrier. */
+        /* The load must not come before the program's submissions. On x86-64 the claim before was a full barrier. */
 #ifndef __x86_64__
         atomic_thread_fence(memory_order_seq_cst);
 #endif

@@ -118,7 +118,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
                 return;
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 idle_bytes += gr_trim_unneeded(context, class);
-        /* What the first look finds covers no known time. */
+        /* At the first look it is not known for how long the memory has been idle. */
         atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);
         decay->stepped_ns = now_ns;
 }

@@ -17,10 +17,9 @@
  *              now empties its own cache and tries again, and that must not refill the pool's cache
  *
  * DRIVER takes what the driver keeps without use and can return without harm: idle memory of memory pools (the default
- * one, the current one, those that the program made) and of graphs. The library must not make
- * the calls that would return what else the driver holds: modules, libraries, graph executables and streams have handles
- * that the program holds; the device-side heap has the program's data; and the sizes of local memory and of the printf
- * buffer are limits that the program may have set and running kernels rely on.
+ * one, the current one, those that the program made) and of graphs. It leaves the rest alone. Modules, libraries, graph
+ * executables and streams have handles that the program holds. The device-side heap has the program's data. The sizes
+ * of local memory and of the printf buffer are limits that the program may have set, and running kernels rely on them.
  */
 #ifndef GR_LADDER_H
 #define GR_LADDER_H

@@ -31,8 +31,8 @@ struct gr_context;
 int gr_expandable_open(struct gr_context *context, bool small);
 
 /*
- * Returns the extents inside a busy range, which alone knows them now; fresh: only those that nothing has used since
- * they were mapped. Returns their bytes. Calls the driver; no lock held.
+ * Gives the mapped extents that lie wholly inside a busy range back to the driver. fresh: only those that nothing has
+ * used since they were mapped. Returns how many bytes went back. Calls the driver; no lock held.
  */
 uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range, bool fresh);
 
@@ -56,8 +56,9 @@ void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
- * Such a range has been freed: waits for the context as the driver would, and returns the extents at
- * its two ends. The caller has counted itself into busy, and is counted out. Calls the driver; no lock held.
+ * Such a range has been freed: waits for the context as the driver would, and gives the extents at its two ends back,
+ * where nothing of them is used any more. The caller has added itself to split->busy; this takes it off again. Calls
+ * the driver; no lock held.
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 

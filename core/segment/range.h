@@ -140,7 +140,7 @@ struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range
 /* Takes after, the neighbour of range, into it; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
-/* Frees the structures that were kept for ranges to come. */
+/* Frees the unused structures in split->kept, which were there for new ranges. */
 void gr_range_forget_kept(struct gr_split *split);
 
 #endif

@@ -11,7 +11,7 @@
 
 #include "shim.h"
 
-#define STEP_BYTES ((uint64_t)64 << 10) /* small allocations take less than a page of the device */
+#define STEP_BYTES ((uint64_t)64 << 10) /* small allocations take a multiple of it, not whole pages */
 
 struct request {
         CUdeviceptr ptr;

@@ -89,7 +89,10 @@ void *gr_dlsym_hook(void *handle, const char *name)
         if (!found)
                 return AS_IF_ABSENT;
         ready = gr_shim_ready();
-        /* RTLD_DEFAULT and the program's handle find the exports of this library: these must not stand for a driver. */
+        /*
+         * RTLD_DEFAULT and the program's handle find what this library exports, also where there is no driver. The
+         * program must not take that for one.
+         */
         if (is_hollow(found, ready)) {
                 found = gr_real_symbol(RTLD_NEXT, name);
                 return found ? found : ANSWER_NULL;
