@@ -110,26 +110,31 @@ static bool settle_charge(struct gr_device *device, enum gr_memory_kind kind, ui
         return within;
 }
 
-/* What the program has of the pool, as the driver counts; `otherwise` where the driver does not tell. */
-static uint64_t used(const struct pool *pool, uint64_t otherwise)
+/* An amount of the pool, asked for once more where the driver does not tell; then `otherwise`. */
+static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
 {
         cuuint64_t bytes;
 
-        return gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS
+        return gr_real.cuMemPoolGetAttribute(pool->handle, attribute, &bytes) == CUDA_SUCCESS ||
+                               gr_real.cuMemPoolGetAttribute(pool->handle, attribute, &bytes) == CUDA_SUCCESS
                        ? bytes
                        : otherwise;
+}
+
+/* What the program has of the pool, as the driver counts. */
+static uint64_t used(const struct pool *pool, uint64_t otherwise)
+{
+        return amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
 }
 
 /* Lock held. As settle_charge, for one pool; also corrects its idle bytes. */
 GR_HELD(lock) static bool settle(struct pool *pool, uint64_t ahead_bytes)
 {
-        cuuint64_t now_bytes, used_bytes;
+        uint64_t now_bytes, used_bytes;
         bool within;
 
         gr_assert_locked(&lock);
-        if (gr_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now_bytes) !=
-            CUDA_SUCCESS)
-                now_bytes = pool->reserved_bytes + ahead_bytes;
+        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->reserved_bytes + ahead_bytes);
         used_bytes = used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
@@ -521,16 +526,23 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
         return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
+/* An attribute of the address; asked once more where the driver does not tell: what is charged has no second look. */
+static bool told(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+        return gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS ||
+               gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS;
+}
+
 /* The pool of memory at ptr, which may be destroyed already, its device and bytes. False: ptr is not of a pool. */
 static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
 {
         CUmemoryPool handle = NULL;
         size_t bytes = 0;
 
-        if (gr_real.cuPointerGetAttribute(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) != CUDA_SUCCESS ||
-            !handle || gr_real.cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) != CUDA_SUCCESS ||
-            gr_real.cuPointerGetAttribute(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) != CUDA_SUCCESS ||
-            *ret_device < 0 || *ret_device >= GR_DEVICES_MAX)
+        if (!told(&handle, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ptr) || !handle ||
+            !told(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) ||
+            !told(ret_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr) || *ret_device < 0 ||
+            *ret_device >= GR_DEVICES_MAX)
                 return false;
         *ret_pool = handle;
         *ret_bytes = bytes;

@@ -374,7 +374,10 @@ static void pools(void)
         TRY(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
         TRY(cuMemPoolTrimTo(usual, 0));
         TRY(cuMemPoolTrimTo(pool, 0));
-        TRY(cuMemPoolDestroy(pool));
+        TRY(cuMemAllocFromPoolAsync(&q, LARGE, pool, stream));
+        TRY(cuMemPoolDestroy(pool)); /* with memory out */
+        TRY(cuMemFreeAsync(q, stream));
+        TRY(cuStreamSynchronize(stream));
         TRY(cuStreamDestroy(stream));
 }
 
