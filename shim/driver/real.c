@@ -1,6 +1,8 @@
 /* The driver's own functions, and what every part of the shim shares. */
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -86,6 +88,33 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
         return GR_SHIM_READY;
 }
 
+static _Thread_local bool locked_to_fork;
+
+/*
+ * A child of fork has only the thread that forked, so a set-up that another thread had begun would never end there: fork
+ * waits for it. The program may have used nothing of the driver yet, so the child may use all of it. Later the lock is
+ * left alone, as the driver, too, forks, to load its module, and may be called under any lock.
+ */
+GR_NOT_CHECKED static void before_fork(void)
+{
+        locked_to_fork = atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED;
+        if (locked_to_fork)
+                gr_lock(&resolve_lock);
+}
+
+GR_NOT_CHECKED static void after_fork(void)
+{
+        if (locked_to_fork)
+                gr_unlock(&resolve_lock);
+        locked_to_fork = false;
+}
+
+/* Not at the first call: the lock is then held, or about to be. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+        pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 bool gr_shim_resolve(void)
 {
         uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
@@ -93,9 +122,13 @@ bool gr_shim_resolve(void)
         int state = atomic_load(&gr_shim_state);
         void *found[SYMBOLS];
         CUcontext context;
+        sigset_t all, before;
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
                 return false;
+        /* A handler that runs in this thread may fork, which takes the lock. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
         gr_lock(&resolve_lock);
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
                 state = set_up_locked(found);
@@ -110,6 +143,7 @@ bool gr_shim_resolve(void)
                 atomic_store(&gr_shim_state, state);
         }
         gr_unlock(&resolve_lock);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
         return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }
 

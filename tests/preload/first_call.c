@@ -1,9 +1,13 @@
 /*
+ * first_call [fork]
+ *
  * Any function of the driver may be the first that a program calls. Each is that in a process of its own, with and
  * without cuInit before, and must answer as it does natively.
  */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,9 +71,51 @@ static void *found;
 
 static int number;
 
-int main(void)
+static void *first(void *arg)
+{
+        (void)arg;
+        printf("first call: %d\n", (int)cuMemFree_v2(0));
+        return NULL;
+}
+
+/*
+ * Forks while another thread is in its first call: standard error is a pipe that nobody reads, so that a debug line of
+ * the library's set-up waits there for a second. The driver is not in use yet, so the child may use all of it.
+ */
+static int fork_beside(void)
+{
+        static const char filler[4096];
+        int ends[2], error = dup(STDERR_FILENO), status = 1;
+        pthread_t thread;
+
+        if (error < 0 || pipe2(ends, O_NONBLOCK) != 0 || dup2(ends[1], STDERR_FILENO) < 0)
+                return EXIT_FAILURE;
+        while (write(ends[1], filler, sizeof(filler)) > 0)
+                ;
+        if (pthread_create(&thread, NULL, first, NULL) != 0)
+                return EXIT_FAILURE;
+        usleep(200000);
+        if (fork() == 0) {
+                alarm(20);
+                dup2(error, STDERR_FILENO);
+                printf("cuInit: %d\n", (int)cuInit(0));
+                printf("retain: %d\n", (int)cuDevicePrimaryCtxRetain(&context, 0));
+                printf("current: %d\n", (int)cuCtxSetCurrent(context));
+                printf("allocate: %d\n", (int)cuMemAlloc_v2(&ptr, 4096));
+                printf("free: %d\n", (int)cuMemFree_v2(ptr));
+                exit(EXIT_SUCCESS);
+        }
+        pthread_join(thread, NULL);
+        wait(&status);
+        printf("child: %d\n", status);
+        return EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
 {
         setvbuf(stdout, NULL, _IONBF, 0);
+        if (argc > 1 && strcmp(argv[1], "fork") == 0)
+                return fork_beside();
         for (int with_init = 0; with_init <= 1; with_init++) {
 #define CALL(call)                                                                                                     \
         if (fork() == 0) {                                                                                             \
