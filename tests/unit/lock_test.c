@@ -1,14 +1,15 @@
 /*
- * A thread that waits long for a lock goes to sleep. Yielding alone would let no thread of lower priority run, and the
- * holder may be one.
+ * Locks, built with the checks of ranks: who waits, and how; what is no lock's order ends the process.
  */
 #include "base/lock.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@ static void *wait_for_it(void *arg)
         (void)arg;
         atomic_store(&waiter, syscall(SYS_gettid));
         gr_spin_lock(&spin, GR_RANK_ARENA);
+        GR_CHECK_EQ(atomic_load(&spin.taken), 1); /* by this one now */
         atomic_store(&got, true);
         gr_spin_unlock(&spin, GR_RANK_ARENA);
         return NULL;
@@ -48,7 +50,11 @@ static char state_of(long thread)
         return name_end && name_end[1] ? name_end[2] : 0;
 }
 
-int main(void)
+/*
+ * A thread that waits long for a lock goes to sleep. Yielding alone would let no thread of lower priority run, and the
+ * holder may be one.
+ */
+static void test_sleep(void)
 {
         time_t until = time(NULL) + PATIENCE_S;
         bool slept = false;
@@ -65,5 +71,107 @@ int main(void)
         gr_spin_unlock(&spin, GR_RANK_ARENA);
         pthread_join(thread, NULL);
         GR_CHECK(atomic_load(&got));
+}
+
+static unsigned yields;
+
+/* In place of the C library's. */
+int sched_yield(void)
+{
+        yields++;
+        return 0;
+}
+
+/* A short wait keeps the processor, a longer one offers it to others. */
+static void test_pause(void)
+{
+        yields = 0;
+        for (unsigned n = 1; n < 100; n++)
+                gr_pause(n);
+        GR_CHECK_EQ(yields, 0);
+        gr_pause(100);
+        GR_CHECK_EQ(yields, 1);
+        gr_pause(3200);
+        GR_CHECK_EQ(yields, 2);
+        gr_pause(3300); /* sleeps */
+        GR_CHECK_EQ(yields, 2);
+}
+
+static void *try(void *lock)
+{
+        bool taken = gr_trylock(lock);
+
+        if (taken)
+                gr_unlock(lock);
+        return taken ? lock : NULL;
+}
+
+static void test_try(void)
+{
+        struct gr_lock lock = GR_LOCK_INIT(GR_RANK_LEDGER);
+        pthread_t thread;
+        void *taken;
+
+        for (int free = 0; free < 2; free++) {
+                if (!free)
+                        gr_lock(&lock);
+                GR_CHECK_EQ(pthread_create(&thread, NULL, try, &lock), 0);
+                pthread_join(thread, &taken);
+                GR_CHECK(taken == (free ? &lock : NULL));
+                if (!free)
+                        gr_unlock(&lock);
+        }
+}
+
+/* Whether a process that takes these (a negative one: leaves it), and then asserts that it holds `last`, goes on. */
+static bool goes_on(const int *ranks, int last)
+{
+        pid_t child = fork();
+        int status;
+
+        if (child == 0) {
+                signal(SIGABRT, SIG_DFL);
+                fclose(stderr);
+                for (; *ranks; ranks++)
+                        if (*ranks > 0)
+                                gr_rank_enter((enum gr_rank) * ranks);
+                        else
+                                gr_rank_leave((enum gr_rank) - *ranks);
+                gr_rank_assert_held((enum gr_rank)last);
+                _exit(0);
+        }
+        GR_CHECK_EQ(waitpid(child, &status, 0), child);
+        return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+#define GOES_ON(last, ...) goes_on((const int[]){__VA_ARGS__, 0}, last)
+
+/* A lower rank is not taken behind a higher one, nor one twice, but for the primary context's. */
+static void test_ranks(void)
+{
+        enum { LOW = GR_RANK_API, PRIMARY = GR_RANK_PRIMARY, HIGH = GR_RANK_LEDGER };
+
+        GR_CHECK(GOES_ON(LOW, LOW, HIGH));
+        GR_CHECK(GOES_ON(HIGH, LOW, HIGH));
+        GR_CHECK(!GOES_ON(HIGH, LOW));
+        GR_CHECK(!GOES_ON(LOW, HIGH, LOW));
+        GR_CHECK(!GOES_ON(LOW, LOW, LOW));
+        GR_CHECK(GOES_ON(LOW, HIGH, -HIGH, LOW)); /* in turn */
+        GR_CHECK(!GOES_ON(HIGH, HIGH, -HIGH));
+
+        GR_CHECK(GOES_ON(PRIMARY, PRIMARY));
+        GR_CHECK(GOES_ON(PRIMARY, PRIMARY, HIGH, PRIMARY));
+        GR_CHECK(GOES_ON(PRIMARY, PRIMARY, PRIMARY, -PRIMARY)); /* held once more */
+        GR_CHECK(!GOES_ON(PRIMARY, PRIMARY, PRIMARY, -PRIMARY, -PRIMARY));
+        GR_CHECK(!GOES_ON(PRIMARY, HIGH, PRIMARY));
+        GR_CHECK(!GOES_ON(PRIMARY, PRIMARY, -PRIMARY, HIGH, PRIMARY));
+}
+
+int main(void)
+{
+        test_sleep();
+        test_pause();
+        test_try();
+        test_ranks();
         return GR_CHECK_RESULT();
 }
