@@ -5,10 +5,6 @@
 void gr_gate_init(struct gr_gate *gate)
 {
         pthread_rwlock_init(&gate->lock, NULL);
-        atomic_init(&gate->captures, 0);
-        atomic_init(&gate->awaited, 0);
-        atomic_init(&gate->times, 0);
-        atomic_init(&gate->vain, 0);
 }
 
 void gr_gate_destroy(struct gr_gate *gate)

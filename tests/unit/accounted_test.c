@@ -273,9 +273,11 @@ static void *add_one(void *arg)
 
 static void *take_one(void *arg)
 {
+        struct gr_accounted *entry = gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1);
+
         (void)arg;
-        gr_accounted_settle(core.accounted, gr_accounted_take(core.accounted, GR_MEMORY_MAPPED, 1), 1);
         atomic_fetch_add(&done, 1);
+        gr_accounted_settle(core.accounted, entry, 1);
         return NULL;
 }
 

@@ -180,7 +180,7 @@ static void test_credit(void)
         GR_CHECK(context->split->credit_ns >= 2 * (int64_t)SG_MS);
         GR_CHECK(context->split->credit_ns < 3 * (int64_t)SG_MS);
         sg_advance(3600000 * SG_MS);
-        GR_CHECK_EQ(gr_slack_worth_opening(context, 16 * MIB), 18 * MIB);
+        GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
         GR_CHECK_EQ(context->split->credit_ns, 20 * SG_MS);
         gr_unlock(&context->split->lock);
         gpu_end();

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cache/block.h"
 #include "check.h"
 #include "core.h"
 #include "pool.h"
@@ -433,19 +434,23 @@ static void test_decay(void)
         end();
 }
 
-/* It goes when it is due, and not a moment later. */
+/* They go when they are due, and not a moment later; and then no time is spent on any. */
 static void test_decay_due(void)
 {
         static const struct gr_config config = {
                 .reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = 10000 * SG_MS};
-        uint64_t next_ns;
+        uint64_t next_ns, a, b;
 
         begin(&sg_driver, &config);
-        GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
+        a = get(one, MIB, KIND);
+        b = get(one, MIB, KIND);
+        GR_CHECK(sg_counter(&core, GR_STAT_pinned_allocs) == 2);
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && gr_pinned_free(&core, b) == 0);
         next_ns = gr_decay_run(&core, sg_driver.now_ns());
         sg_advance(next_ns - sg_driver.now_ns());
-        GR_CHECK(gr_decay_run(&core, next_ns) == 0 && frees == 1);
-        GR_CHECK(sg_counter(&core, GR_STAT_pinned_returned_bytes) == MIB);
+        GR_CHECK(gr_decay_run(&core, next_ns) == 0 && frees == 2);
+        GR_CHECK(sg_driver.now_ns() < next_ns + 20 * SG_MS);
+        GR_CHECK(sg_counter(&core, GR_STAT_pinned_returned_bytes) == 2 * MIB);
         end();
 }
 
@@ -558,6 +563,7 @@ static void test_ladder(void)
                 core.devices[0].integrated = i;
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
                 GR_CHECK(gr_reclaim(one, GR_LEVEL_TRIM, 1) == (i ? MIB : 0));
+                GR_CHECK(frees == (unsigned)i);
                 GR_CHECK(gr_reclaim(one, GR_LEVEL_SYNC, 1) == 0);
                 GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 0);
                 end();
@@ -693,6 +699,7 @@ static void test_no_ledger(void)
                         *piece = (struct piece){pieces, bytes};
                         pieces = piece;
                 }
+        GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM && allocs == 0);
         gr_block_free(block); /* the one structure that there is */
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM);
         short_of_memory = false;
@@ -718,6 +725,67 @@ static void test_other_memory(void)
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(frees == 1 && atomic_load(&core.host->reserved_bytes) == 0);
         GR_CHECK(sg_free(&core, device) == 0);
+        end();
+}
+
+/* What has no class is refused, and nothing else. */
+static void test_largest(void)
+{
+        uint64_t ptr;
+
+        begin(&sg_driver, &plain);
+        GR_CHECK(gr_pinned_alloc(one, GR_BLOCK_MAX_BYTES + 1, KIND, allocate, one->handle, &ptr) == -E2BIG);
+        GR_CHECK(allocs == 0);
+        GR_CHECK(gr_pinned_free(&core, get(one, GR_BLOCK_MAX_BYTES, KIND)) == 0 && frees == 1);
+        end();
+}
+
+static void end_one(void)
+{
+        gr_ledger_drop_context(core.ledger, one, gr_block_drop);
+}
+
+static int group_reserve(void *arg, uint64_t bytes)
+{
+        (void)arg, (void)bytes;
+        return 0;
+}
+
+static void group_adjust(void *arg, int64_t bytes)
+{
+        (void)arg, (void)bytes;
+        end_one();
+}
+
+/* Another thread ends the context meanwhile: whoever frees has nothing left to do, whoever allocates tries again. */
+static void test_gone_meanwhile(void)
+{
+        static const struct gr_config sync = {.reuse = GR_REUSE_SYNC, .pool = GR_POOL_BINS};
+        static const struct gr_group group = {
+                .limit_bytes = GR_UNLIMITED, .reserve = group_reserve, .adjust = group_adjust};
+        struct gr_block_info info;
+        uint64_t a, b;
+
+        begin(&sg_driver, &sync);
+        a = get(one, MIB, KIND);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(999));
+        sg_before[SG_CONTEXT_RECORD] = end_one;
+        GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 0);
+        sg_before[SG_CONTEXT_RECORD] = NULL;
+        GR_CHECK(gr_ledger_find(core.ledger, a, &info) == -ENOENT);
+        GR_CHECK(core.host->reserved_bytes == 0);
+        end();
+
+        begin(&sg_driver, &plain);
+        a = get(two, MIB, KIND);
+        find(a)->ptr =
+                0; /* the driver gives its address once more, and when the old block leaves, the new one's context ends */
+        next_ptr = a;
+        atomic_store(&core.host->group, &group);
+        b = get(one, MIB, KIND);
+        atomic_store(&core.host->group, NULL);
+        GR_CHECK(b != a && gr_ledger_find(core.ledger, b, &info) == 0);
+        GR_CHECK(core.host->reserved_bytes == MIB);
         end();
 }
 
@@ -908,6 +976,8 @@ int main(void)
         test_structures();
         test_no_ledger();
         test_other_memory();
+        test_largest();
+        test_gone_meanwhile();
         test_no_fence();
 #ifndef GR_TEST_NO_FENCE /* where all is ready at once, and so looked at */
         test_short_looks();

@@ -148,7 +148,7 @@ static void test_names(void)
                 gr_count(&core, (enum gr_stat)i, 7000 + i);
         gr_count(&core, (enum gr_stat)(GR_STAT_COUNT - 1), UINT64_MAX - 7000 - (GR_STAT_COUNT - 1));
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++)
-                atomic_store(&core.stats.levels[i].tries, 9000 + i);
+                core.stats.levels[i] = (struct gr_level_stats){9000 + i, 8000 + i, 6000 + i};
         check_json();
 #define GR_STAT(name, unit, words)                                                                                     \
         GR_CHECK_EQ(value_of(#name), GR_STAT_##name == GR_STAT_COUNT - 1 ? UINT64_MAX : 7000 + n);                     \
@@ -163,7 +163,8 @@ static void test_names(void)
 #undef GR_STAT
         GR_CHECK_EQ(n, GR_STAT_COUNT);
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
-                snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,", gr_level_words[i], 9000 + i);
+                snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,\"bytes\":%u,\"ns\":%u}", gr_level_words[i],
+                         9000 + i, 8000 + i, 6000 + i);
                 GR_CHECK(strstr(json_now(), wanted) != NULL);
                 snprintf(wanted, sizeof(wanted), "ladder, %s: %u times", gr_level_words[i], 9000 + i);
                 GR_CHECK(strstr(text_now(), wanted) != NULL);
@@ -226,6 +227,8 @@ static void test_figures(void)
         gr_budget_force(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         GR_CHECK(strstr(text_now(), "reserved for the driver's own memory: 6.000 MiB\n") != NULL);
         GR_CHECK(strstr(text, "5.000 MiB") == NULL);
+        GR_CHECK(strstr(json_now(), "\"memory_kinds\":{") != NULL);
+        GR_CHECK_EQ(value_of("driver"), 6 * MIB);
         gr_budget_uncharge(&core.devices[0], GR_MEMORY_DRIVER, 6 * MIB);
         atomic_store(&core.devices[0].spilled_bytes, 0);
 
@@ -365,16 +368,18 @@ static void test_together(void)
         context = gr_context_add(&core, sg_context_new(0), 0);
         arena = gr_metadata_alloc(sizeof(*arena));
         atomic_store(&context->arenas[1], arena);
-        for (int i = 0; i < 3; i++) {
-                if (i == 0)
-                        gr_lock(&context->split->lock);
+        for (int i = 0; i < 4; i++) {
+                struct gr_lock *lock = i == 0 ? &context->split->lock : i == 3 ? &core.contexts_lock : NULL;
+
+                if (lock)
+                        gr_lock(lock);
                 else
                         gr_arena_lock(i == 1 ? arena : context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
                 usleep(50000);
-                ++*(i == 0 ? &context->split->hits : i == 1 ? &arena->bins[3].hits : &context->fastbins->hits);
-                if (i == 0)
-                        gr_unlock(&context->split->lock);
+                ++*(lock ? &context->split->hits : i == 1 ? &arena->bins[3].hits : &context->fastbins->hits);
+                if (lock)
+                        gr_unlock(lock);
                 else
                         gr_arena_unlock(i == 1 ? arena : context->first_arena);
                 pthread_join(thread, &found);
