@@ -157,9 +157,9 @@ static bool close_before(struct gr_context *context, void *arg)
 
 void gr_core_will_wait(struct gr_core *core)
 {
-        if (!atomic_exchange(&core->waits_for_others, true))
-                while (atomic_load(&core->barriers_begun) > 0)
-                        core->driver->sleep_ns(VISIT_LOOK_NS);
+        atomic_store(&core->waits_for_others, true);
+        while (atomic_load(&core->barriers_begun) > 0) /* also where another thread waits for them */
+                core->driver->sleep_ns(VISIT_LOOK_NS);
         gr_core_each_context(core, -1, close_before, NULL);
 }
 

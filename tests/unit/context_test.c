@@ -5,6 +5,7 @@
 #include <semaphore.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "core.h"
@@ -502,7 +503,7 @@ static void *barrier(void *arg)
 static void test_will_wait(void)
 {
         struct gr_context *context;
-        pthread_t layer, waiter;
+        pthread_t layer, waiters[2];
 
         start_slow(GR_REUSE_AUTO);
         context = gr_context_add(&core, sg_context_new(0), 0);
@@ -510,15 +511,18 @@ static void test_will_wait(void)
         pthread_create(&layer, NULL, barrier, context);
         sem_wait(&inside);
         done = false;
-        pthread_create(&waiter, NULL, will_wait, NULL);
-        while (!atomic_load(&core.waits_for_others))
-                sched_yield();
-        for (int i = 0; i < 1000; i++)
-                sched_yield();
-        GR_CHECK(!done);
+        for (int n = 0; n < 2; n++) { /* the second one, too */
+                pthread_create(&waiters[n], NULL, will_wait, NULL);
+                while (!atomic_load(&core.waits_for_others))
+                        sched_yield();
+                for (int i = 0; i < 20 && !done; i++)
+                        usleep(500);
+                GR_CHECK(!done);
+        }
         sem_post(&go_on);
         pthread_join(layer, NULL);
-        pthread_join(waiter, NULL);
+        for (int n = 0; n < 2; n++)
+                pthread_join(waiters[n], NULL);
         GR_CHECK_EQ(sg_free(&core, alloc(context, 8 * MIB)), 0);
         sg_log_clear();
         GR_CHECK_EQ(gr_fence_barrier(context->fence), -EBUSY);
