@@ -150,10 +150,9 @@ static void run_slot(void *arg)
 }
 
 /*
- * Runs the slot's reclaimable, or waits for its run. Returns whether it ran. Registry lock held, but released
- * meanwhile.
+ * Runs the slot's reclaimable, or waits for its run. Registry lock held, but released meanwhile.
  */
-GR_NOT_CHECKED static bool call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
+GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
                                      uint64_t want_bytes, uint64_t patience_ns)
 {
         struct gr_registry *registry = core->registry;
@@ -171,7 +170,7 @@ GR_NOT_CHECKED static bool call_slot(struct gr_core *core, struct gr_reclaimable
                  */
                 if (!slot->late)
                         wait_for(core, slot, run, now_ns + limit_ns);
-                return false;
+                return;
         }
         slot->running = true;
         slot->started = slot->late = false;
@@ -187,29 +186,23 @@ GR_NOT_CHECKED static bool call_slot(struct gr_core *core, struct gr_reclaimable
                 run_slot(slot);
         gr_lock(&registry->lock);
         if (!apart)
-                return true;
+                return;
         if (!posted) { /* no worker: it does not run this time */
                 slot->runs++;
                 slot->running = false;
-                return false;
-        }
-        if (wait_for(core, slot, run, now_ns + limit_ns))
-                return true;
-        if (!patience_ns) {
+        } else if (!wait_for(core, slot, run, now_ns + limit_ns) && !patience_ns) {
                 slot->late = true;
                 if (slot->entry)
                         judge(core, slot, -ETIMEDOUT);
         }
-        return false;
 }
 
-unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns)
+void gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns)
 {
         struct gr_registry *registry = core->registry;
-        unsigned ran = 0;
 
         if (inside)
-                return 0;
+                return;
         gr_lock(&registry->lock);
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++) {
                 struct gr_reclaimable_slot *slot = &registry->slots[i];
@@ -217,8 +210,7 @@ unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64
                 if (!slot->entry || !(drop ? slot->entry->drop : slot->entry->purge) ||
                     slot->left_out_until_ns > core->driver->now_ns())
                         continue;
-                ran += call_slot(core, slot, drop, device, want_bytes, patience_ns);
+                call_slot(core, slot, drop, device, want_bytes, patience_ns);
         }
         gr_unlock(&registry->lock);
-        return ran;
 }

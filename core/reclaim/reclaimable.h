@@ -83,9 +83,9 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 /*
  * Calls purge or drop of all reclaimables, for want_bytes of device. One that another thread runs already is waited for
  * instead. patience_ns > 0 shortens the deadlines, and one that is late then has not failed. Does nothing inside a
- * reclaimable. Returns how many ran. No lock of core/ is held.
+ * reclaimable. No lock of core/ is held.
  */
-unsigned gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns);
+void gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns);
 
 /* Whether the calling thread is inside a reclaimable. */
 bool gr_reclaimable_inside(void);

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -559,10 +560,66 @@ static void test_one_run(void)
         start_with(&driver, GR_REUSE_AUTO);
         core.registry->apart = post;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &busy), 0);
-        GR_CHECK_EQ(gr_reclaimables_run(&core, false, 0, MIB, 0), 1);
+        gr_reclaimables_run(&core, false, 0, MIB, 0);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + SG_MS);
         posted->running = false;
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &busy), 0);
+        finish();
+}
+
+static sem_t asleep, awake;
+static pthread_t beside;
+static unsigned beside_sleeps;
+
+static void *run_beside(void *arg)
+{
+        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        return arg;
+}
+
+static void sleep_until_again(uint64_t ns)
+{
+        sg_driver.sleep_ns(ns);
+        if (++beside_sleeps == 1) {
+                sem_post(&asleep);
+                sem_wait(&awake);
+        }
+}
+
+/* No worker can be started: at first while another thread comes to wait, then while it wakes. */
+static bool refuse_worker(void (*work)(void *arg), void *arg)
+{
+        (void)work, (void)arg;
+        if (beside_sleeps == 0) {
+                GR_CHECK_EQ(pthread_create(&beside, NULL, run_beside, NULL), 0);
+                sem_wait(&asleep);
+        } else {
+                sem_post(&awake);
+                pthread_join(beside, NULL);
+        }
+        return false;
+}
+
+/* A run that could not begin is waited for no longer, even where the next one has begun. */
+static void test_no_run(void)
+{
+        static struct gr_reclaimable idle = {.name = "idle", .purge = let_go, .apart = true};
+        static struct gr_driver driver;
+
+        driver = sg_driver;
+        driver.sleep_ns = sleep_until_again;
+        start_with(&driver, GR_REUSE_AUTO);
+        core.registry->apart = refuse_worker;
+        sem_init(&asleep, 0, 0);
+        sem_init(&awake, 0, 0);
+        beside_sleeps = 0;
+        GR_CHECK_EQ(gr_reclaimable_register(&core, &idle), 0);
+        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        gr_reclaimables_run(&core, false, 0, MIB, 0);
+        GR_CHECK_EQ(beside_sleeps, 1);
+        GR_CHECK_EQ(gr_reclaimable_unregister(&core, &idle), 0);
+        sem_destroy(&asleep);
+        sem_destroy(&awake);
         finish();
 }
 
@@ -1154,6 +1211,21 @@ static void test_what_lacks(bool by_limit)
         finish();
 }
 
+/* A request that the pool does not serve takes no block of the driver's on the way. */
+static void test_no_block(void)
+{
+        sg_reset(CARD);
+        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        device = context->device;
+        GR_CHECK(gr_split_serves(context, 8 * MIB));
+        sg_hold(0, CARD - 4 * MIB, 0);
+        attempt_next = refused_by_card;
+        GR_CHECK_EQ(gr_ladder_climb_for(context, 8 * MIB, attempt, NULL, -ENOMEM), -ENOMEM);
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 0);
+        finish();
+}
+
 /* Another error of the driver on the way up is the answer. */
 static void test_other_error(void)
 {
@@ -1401,6 +1473,7 @@ int main(void)
         test_order();
         test_registry();
         test_one_run();
+        test_no_run();
         test_left_before();
         test_failing_hooks();
         test_reentrant_hook();
@@ -1425,6 +1498,7 @@ int main(void)
         test_hard_limit();
         test_what_lacks(true);
         test_what_lacks(false);
+        test_no_block();
         test_other_error();
         return GR_CHECK_RESULT();
 }
