@@ -291,7 +291,7 @@ static void test_first_alone(void)
         unsigned class = gr_class_of(4096);
         struct gr_block *first, *second, *third, *taken;
         struct gr_arena *arena;
-        uint64_t ptrs[3];
+        uint64_t ptrs[3], hits;
         bool much;
 
         start();
@@ -309,7 +309,9 @@ static void test_first_alone(void)
         first->next = second;
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         second->next = gr_check_wall();
+        hits = arena->hits;
         taken = gr_arena_take(arena, class, class, 4096, SIZE_MAX);
+        GR_CHECK_EQ(arena->hits, hits + 1); /* so that the peak of live memory is noted */
         second->next = third;
         GR_CHECK(taken == first);
         gr_arena_put(context, taken, true, &much);

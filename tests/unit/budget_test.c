@@ -252,6 +252,39 @@ static void test_threads(void)
         gr_budget_destroy(&device);
 }
 
+enum { KEPT = 20000 };
+static struct gr_cached kept[THREADS][KEPT];
+static pthread_barrier_t together;
+
+static void *keep(void *arg)
+{
+        struct gr_cached *own = arg;
+
+        pthread_barrier_wait(&together);
+        for (int i = 0; i < KEPT; i++)
+                gr_budget_keep(&device, &own[i]);
+        return NULL;
+}
+
+/* Threads that make known what holds cached memory, at once: all of it is known. */
+static void test_keep(void)
+{
+        pthread_t threads[THREADS];
+        unsigned known = 0;
+
+        start(GR_UNLIMITED);
+        pthread_barrier_init(&together, NULL, THREADS);
+        for (int i = 0; i < THREADS; i++)
+                pthread_create(&threads[i], NULL, keep, kept[i]);
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&together);
+        for (struct gr_cached *each = device.cached_elsewhere; each; each = each->next)
+                known++;
+        GR_CHECK_EQ(known, THREADS * KEPT);
+        gr_budget_destroy(&device);
+}
+
 static void check_share(uint64_t card_free, uint64_t card_total, uint64_t wanted_free, uint64_t wanted_total)
 {
         uint64_t free_bytes, total;
@@ -458,6 +491,7 @@ int main(void)
         test_slab_between();
         test_slab_model();
         test_threads();
+        test_keep();
         test_share_and_excess();
         test_peak();
         test_pressure();

@@ -1,8 +1,10 @@
 #include <errno.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/metadata.h"
+#include "cache/block.h"
 #include "check.h"
 #include "core.h"
 #include "pool.h"
@@ -391,6 +393,52 @@ static int take_in_order(void *arg, uint64_t ptr)
 {
         *(uint64_t *)arg = ptr;
         return 0;
+}
+
+static void *leave(void *ptr)
+{
+        uint64_t gone;
+
+        GR_CHECK_EQ(gr_pool_free_in_order(&core, *(uint64_t *)ptr, take_in_order, &gone), 0);
+        return NULL;
+}
+
+static void *drop_leaving(void *arg)
+{
+        gr_blocks_drop_leaving(context);
+        return arg;
+}
+
+/* What is on its way back is looked at by one thread at a time; once it is there it counts as given back. */
+static void test_leaving(void)
+{
+        uint64_t ptr;
+
+        start_with(&sg_driver, GR_REUSE_AUTO, GR_POOL_NONE);
+        atomic_store(&device->hard_bytes, 64 * MIB);
+        for (int drops = 0; drops < 2; drops++) {
+                ptr = alloc(20 * MIB);
+                GR_CHECK(sg_disown(ptr));
+                sg_work(context->handle, 0, 0, 10 * SG_MS);
+                for (int i = 0; i <= drops; i++) {
+                        struct gr_block *before = context->leaving;
+                        pthread_t thread;
+
+                        gr_arena_lock(context->first_arena);
+                        pthread_create(&thread, NULL, i ? drop_leaving : leave, &ptr);
+                        for (int n = 0; n < 20 && context->leaving == before; n++)
+                                usleep(500);
+                        GR_CHECK(context->leaving == before);
+                        gr_arena_unlock(context->first_arena);
+                        pthread_join(thread, NULL);
+                        GR_CHECK(context->leaving != before);
+                }
+                sg_advance(20 * SG_MS);
+                GR_CHECK_EQ(sg_driver.mem_free(ptr), 0);
+                GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
+                GR_CHECK_EQ(gr_trim(context, MIB), drops ? 0 : 20 * MIB);
+        }
+        finish();
 }
 
 static int refuse(void *arg, uint64_t ptr)
@@ -846,6 +894,25 @@ static void test_structures(void)
         finish();
 }
 
+/* Where memory is short the smallest request takes a block of up to 1 KiB. */
+static void test_smallest(void)
+{
+        struct gr_block *block;
+        uint64_t a;
+        bool much;
+
+        start(GR_REUSE_AUTO);
+        a = alloc(1024);
+        free_ok(a);
+        settle();
+        GR_CHECK(!gr_pool_take_from_bins(context, 100, false));
+        block = gr_pool_take_from_bins(context, 100, true);
+        GR_CHECK(block && block->ptr == a);
+        if (block)
+                gr_arena_put(context, block, true, &much);
+        finish();
+}
+
 struct pitched {
         uint64_t bytes;
         int rc;
@@ -880,6 +947,7 @@ static void test_alloc_by(void)
         GR_CHECK(alloc(6 * MIB) != a);
         pitched.rc = gr_driver_error(1);
         GR_CHECK_EQ(gr_pool_alloc_by(context, 4 * MIB, allocate_pitched, &pitched, &ptr), gr_driver_error(1));
+        GR_CHECK_EQ(gr_pool_alloc_by(context, GR_BLOCK_MAX_BYTES + 1, allocate_pitched, &pitched, &ptr), -E2BIG);
         GR_CHECK_EQ(ptr, 42);
         check_accounts();
 
@@ -984,6 +1052,7 @@ int main(void)
         test_capture_threshold();
         test_straight_to_driver();
         test_free_in_order();
+        test_leaving();
         test_threshold();
         test_threshold_unasked(GR_POOL_BINS);
         test_threshold_unasked(GR_POOL_AUTO);
@@ -1001,6 +1070,7 @@ int main(void)
         test_structures();
         test_short_looks();
         test_alloc_by();
+        test_smallest();
         for (int live = 0; live < 2; live++) {
                 test_given(4 * MIB, live);
                 test_given(4096, live);

@@ -196,6 +196,7 @@ static void test_earned(bool alone)
         gr_arena_own(context)->bins[gr_class_of(MIB / 2)].cooldown = 3;
         pairs(MIB / 2, 4);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), MIB);
+        GR_CHECK_EQ(gr_arena_own(context)->bins[gr_class_of(MIB / 2)].fences, 3);
         pairs(MIB / 2, 1);
         GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), MIB + MIB / 2);
 
@@ -204,6 +205,28 @@ static void test_earned(bool alone)
         pairs(MIB / 4, 4);
         GR_CHECK_EQ(gr_arena_own(context)->bins[gr_class_of(MIB / 4)].cooldown, alone ? 0 : 64);
         atomic_fetch_sub(&device->preallocated_bytes, 4096 * MIB / 256);
+
+        /* Nor is there one where the cache is a byte too large. */
+        for (int more = 0; more < 2; more++) {
+                gr_arena_own(context)->bins[gr_class_of(MIB / 4)].fences = 100;
+                gr_arena_own(context)->bins[gr_class_of(MIB / 4)].cooldown = 0;
+                gr_budget_set_threshold(device, gr_budget_cached(device) - 1 + more);
+                GR_CHECK_EQ(gr_preallocate_wanted(context, MIB / 4), more);
+        }
+        finish();
+}
+
+/* Where nothing could go back those that are there still count. */
+static void test_trim_in_vain(void)
+{
+        start(4096 * MIB);
+        sg_work(context->handle, 0, 0, 3600000 * SG_MS);
+        pairs(MIB, 20);
+        GR_CHECK(atomic_load(&device->preallocated_bytes) > 0);
+        for (uint64_t before = device->preallocated_bytes, n = 0; n < 2; n++) {
+                GR_CHECK_EQ(gr_trim(context, n ? MIB : UINT64_MAX), 0);
+                GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), before);
+        }
         finish();
 }
 
@@ -532,6 +555,7 @@ int main(void)
         test_earned(true);
         test_earned(false);
         test_locked();
+        test_trim_in_vain();
         test_bounds();
         test_ends();
         test_many();

@@ -157,10 +157,12 @@ static void test_served_by_another_thread(void)
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
         giver.purge = NULL;
         giver.drop = give_up;
+        giver.apart = false; /* and this one runs here */
         GR_CHECK_EQ(gr_reclaimable_register(core, &giver), 0);
         GR_CHECK_EQ(sg_alloc(context, 40 * MIB, &ptr), 0);
         atomic_store(&held, ptr);
         GR_CHECK_EQ(sg_alloc(context, 60 * MIB, &ptr), 0);
+        GR_CHECK(on_caller);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
         finish();
 }
