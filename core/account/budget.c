@@ -46,16 +46,23 @@ void gr_budget_destroy(struct gr_device *device)
         gr_lock_destroy(&device->ladder_lock);
 }
 
+bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most)
+{
+        uint64_t sum = atomic_load(account);
+
+        do {
+                if (sum > most || bytes > most - sum)
+                        return false;
+        } while (!atomic_compare_exchange_weak(account, &sum, sum + bytes));
+        return true;
+}
+
 static bool charge(struct gr_device *device, uint64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
-        uint64_t hard = atomic_load(&device->hard_bytes);
-        uint64_t charged = atomic_load(&device->reserved_bytes);
 
-        do {
-                if (charged > hard || bytes > hard - charged)
-                        return false;
-        } while (!atomic_compare_exchange_weak(&device->reserved_bytes, &charged, charged + bytes));
+        if (!gr_account_reserve(&device->reserved_bytes, bytes, atomic_load(&device->hard_bytes)))
+                return false;
         if (group && group->reserve(group->arg, bytes) != 0) {
                 gr_account_add(&device->reserved_bytes, -bytes);
                 return false;

@@ -112,6 +112,9 @@ static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
         (void)sum;
 }
 
+/* Adds bytes; false, and nothing is added, where that would be more than most. */
+bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most);
+
 void gr_budget_init(struct gr_device *device, int ordinal);
 void gr_budget_destroy(struct gr_device *device);
 

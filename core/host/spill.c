@@ -17,18 +17,6 @@
 #define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */
 #define LOOK_NS UINT64_C(50000)
 
-/* Charges bytes of host memory to the device. -EDQUOT: that is more than is allowed. */
-static int reserve(struct gr_device *device, uint64_t bytes)
-{
-        uint64_t most = atomic_load(&device->spill_bytes), now = atomic_load(&device->spilled_bytes);
-
-        do {
-                if (now > most || bytes > most - now)
-                        return -EDQUOT;
-        } while (!atomic_compare_exchange_weak(&device->spilled_bytes, &now, now + bytes));
-        return 0;
-}
-
 static bool collect_one(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
@@ -37,7 +25,10 @@ static bool collect_one(struct gr_context *context, void *arg)
         return true;
 }
 
-/* As reserve, but waits up to WAIT_NS for freed blocks: until their fence has passed and they are returned. */
+/*
+ * Charges bytes of host memory to the device, and waits up to WAIT_NS for freed blocks: until their fence has passed and
+ * they are returned. -EDQUOT: that is more than is allowed.
+ */
 static int reserve_patiently(struct gr_context *context, uint64_t bytes)
 {
         const struct gr_driver *driver = context->core->driver;
@@ -47,12 +38,12 @@ static int reserve_patiently(struct gr_context *context, uint64_t bytes)
         for (;;) {
                 uint64_t ended = atomic_load(&device->spill_ended);
                 bool waiting = false;
-                int rc;
 
                 gr_core_each_context(context->core, device->ordinal, collect_one, &waiting);
-                rc = reserve(device, bytes);
-                if (!rc || (!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
-                        return rc;
+                if (gr_account_reserve(&device->spilled_bytes, bytes, atomic_load(&device->spill_bytes)))
+                        return 0;
+                if ((!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
+                        return -EDQUOT;
                 driver->sleep_ns(LOOK_NS);
         }
 }

@@ -26,6 +26,18 @@ static void start(uint64_t hard_bytes)
         atomic_store(&device.hard_bytes, hard_bytes);
 }
 
+static bool short_of_memory;
+
+/* In place of the C library's. */
+void *calloc(size_t count, size_t bytes)
+{
+        void *ptr = NULL;
+
+        if (short_of_memory || posix_memalign(&ptr, 16, count * bytes))
+                return NULL;
+        return memset(ptr, 0, count * bytes);
+}
+
 /* A small block at ptr, all the way. */
 static int take(uint64_t ptr, size_t bytes)
 {
@@ -33,6 +45,19 @@ static int take(uint64_t ptr, size_t bytes)
         int rc = gr_budget_reserve(&device, bytes, &reserved);
 
         return rc ? rc : gr_budget_commit(&device, ptr, bytes, reserved);
+}
+
+/* A slab that cannot be noted is not charged. */
+static void test_no_memory(void)
+{
+        start(GR_UNLIMITED);
+        short_of_memory = true;
+        GR_CHECK_EQ(take(BASE, 512), -ENOMEM);
+        short_of_memory = false;
+        GR_CHECK_EQ(charged(), 0);
+        GR_CHECK_EQ(take(BASE, 512), 0);
+        GR_CHECK_EQ(gr_budget_release(&device, BASE, 512), PAGE);
+        gr_budget_destroy(&device);
 }
 
 static void test_large(void)
@@ -255,6 +280,35 @@ static void test_threads(void)
 enum { KEPT = 20000 };
 static struct gr_cached kept[THREADS][KEPT];
 static pthread_barrier_t together;
+static _Atomic uint64_t account, got;
+
+static void *reserve(void *most)
+{
+        uint64_t had = 0;
+
+        pthread_barrier_wait(&together);
+        for (uint64_t i = 0; i < 2 * *(uint64_t *)most / THREADS; i++)
+                had += gr_account_reserve(&account, 1, *(uint64_t *)most);
+        atomic_fetch_add(&got, had);
+        return NULL;
+}
+
+/* Threads that reserve at once get no more than there is, and all that there is. */
+static void test_reserve(void)
+{
+        uint64_t most = UINT64_C(4000000);
+        pthread_t threads[THREADS];
+
+        pthread_barrier_init(&together, NULL, THREADS);
+        for (int i = 0; i < THREADS; i++)
+                pthread_create(&threads[i], NULL, reserve, &most);
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&together);
+        GR_CHECK_EQ(account, most);
+        GR_CHECK_EQ(got, most);
+        GR_CHECK(gr_account_reserve(&account, 0, most) && !gr_account_reserve(&account, 1, most));
+}
 
 static void *keep(void *arg)
 {
@@ -485,6 +539,7 @@ static void test_peak(void)
 int main(void)
 {
         test_group();
+        test_no_memory();
         test_large();
         test_other_size();
         test_limit_full_of_slabs();
@@ -492,6 +547,7 @@ int main(void)
         test_slab_model();
         test_threads();
         test_keep();
+        test_reserve();
         test_share_and_excess();
         test_peak();
         test_pressure();
