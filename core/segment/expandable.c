@@ -88,11 +88,8 @@ refuse:
                        "no mapped memory here: pool kind split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
-        if (segment) {
-                free(segment->pages);
-                free(segment->begins);
-        }
-        gr_metadata_free(segment, sizeof(*segment));
+        if (segment)
+                gr_segment_destroy(segment); /* with no ranges yet */
         gr_block_free(range);
         return -ENOSPC;
 }

@@ -259,10 +259,10 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
         const struct gr_driver *driver = context->core->driver;
         struct gr_split *split = context->split;
         uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
-        bool known = driver->mem_info(context->handle, &free_bytes, &total) == 0;
 
+        driver->mem_info(context->handle, &free_bytes, &total); /* not known: as if it had none */
         gr_lock(&split->lock);
-        split->refused_bytes = known ? bytes : 0;
+        split->refused_bytes = bytes;
         split->refused_free_bytes = free_bytes;
         split->refused_ns = now_ns;
         gr_unlock(&split->lock);

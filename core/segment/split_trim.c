@@ -86,8 +86,7 @@ uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
 
         if (gone > 0)
                 return gone;
-        gr_lock(&split->lock);
-        gr_segments_drain(context);
+        gr_lock(&split->lock); /* the queue was looked at just now */
         for (size_t i = 0; i < split->segment_count && !segment; i++) {
                 if (split->segments[i]->bytes > most_bytes || !segment_idle(context, split->segments[i]))
                         continue;
