@@ -5,6 +5,7 @@
 #include "segment/split.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
@@ -1194,10 +1195,10 @@ static void test_large_extents(void)
 
 /* An extent moves for the same price whatever its size: the large ones first, though small ones lie in smaller ranges.
  */
-static void test_large_moves(bool small_too)
+static void test_large_moves(int small_count, bool hole)
 {
+        uint64_t all, large[2], small[8], kept[10], block, bytes = (hole ? 44 : 42) * MIB, moved_bytes;
         unsigned remaps;
-        uint64_t all, large[2], small[8], kept[10], block;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         all = gpu_take(600 * MIB);
@@ -1207,20 +1208,29 @@ static void test_large_moves(bool small_too)
                 *p = gpu_take(i < 2 ? 24 * MIB : 2 * MIB);
                 kept[i] = gpu_take(2 * MIB);
         }
+        if (hole) { /* behind the first of the small ones, whose end is no page of an extent then */
+                gpu_give(kept[2], 2 * MIB);
+                GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+                GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 2 * MIB);
+        }
         for (int i = 0; i < 2; i++)
                 gpu_give(large[i], 24 * MIB);
-        for (int i = 0; i < 8 && small_too; i++)
+        for (int i = 0; i < small_count; i++)
                 gpu_give(small[i], 2 * MIB);
         gpu_give(all, 600 * MIB);
         GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
         remaps = sg_calls(SG_MEM_REMAP);
-        block = gpu_take(42 * MIB);
-        GR_CHECK_EQ(sg_calls(SG_MEM_REMAP) - remaps, small_too ? 11 : 10); /* the last hole has one page */
-        gpu_give(block, 42 * MIB);
-        for (int i = 0; i < 8 && !small_too; i++)
+        moved_bytes = core.stats.counters[GR_STAT_moved_bytes];
+        block = gpu_take(bytes);
+        moved_bytes = core.stats.counters[GR_STAT_moved_bytes] - moved_bytes;
+        GR_CHECK_EQ(moved_bytes, small_count ? bytes : 40 * MIB);
+        GR_CHECK_EQ(sg_calls(SG_MEM_REMAP) - remaps, small_count ? 11 : 10); /* of 42 MiB the last hole has one page */
+        gpu_give(block, bytes);
+        for (int i = small_count; i < 8; i++)
                 gpu_give(small[i], 2 * MIB);
         for (int i = 0; i < 10; i++)
-                gpu_give(kept[i], 2 * MIB);
+                if (!hole || i != 2)
+                        gpu_give(kept[i], 2 * MIB);
         gpu_give(all, 598 * MIB);
         gpu_settle();
         gpu_end();
@@ -1265,6 +1275,111 @@ static void test_old_addresses(void)
                 GR_CHECK(!split->stale_pages);
         }
         gr_unlock(&split->lock);
+        gpu_end();
+}
+
+/* And where it has not gone by the end of the context, it goes then. */
+static void test_old_addresses_end(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        context->split->credit_at_ns = sg_now_ns(); /* no time for waits */
+        context->split->credit_ns = -1;
+        given = gpu_take(100 * MIB);
+        gpu_take(2 * MIB);
+        gpu_give(given, 100 * MIB);
+        gpu_take(120 * MIB);
+        GR_CHECK(context->split->stale_pages); /* else this tests nothing */
+        gr_context_ending(context);
+        gpu_forget();
+        gr_context_drop(context);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+        GR_CHECK_EQ(sg_used_bytes(0), 0);
+        GR_CHECK_EQ(sg_reserved(), 0);
+        context = gr_context_add(&core, sg_context_new(0), 0);
+        gpu_end();
+}
+
+static void open_first(void)
+{
+        memset(sg_before, 0, sizeof(sg_before));
+        GR_CHECK_EQ(gr_expandable_open(context, false), 0);
+}
+
+/* Of two threads that open a segment at once the second one gives its addresses back. */
+static void test_opened_twice(void)
+{
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        sg_before[SG_MEM_RESERVE] = open_first;
+        GR_CHECK_EQ(gr_expandable_open(context, false), 0);
+        GR_CHECK_EQ(sg_reserved(), 1);
+        GR_CHECK_EQ(context->split->segment_count, 1);
+        gpu_settle();
+        gpu_end();
+}
+
+static bool short_of_memory;
+
+/* In place of the C library's, from which structures get theirs. */
+void *aligned_alloc(size_t alignment, size_t bytes)
+{
+        void *ptr = NULL;
+
+        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
+}
+
+/* Bytes that the C library has handed out, where it tells. */
+static size_t handed_out(void)
+{
+        struct mallinfo2 info = mallinfo2();
+
+        return info.uordblks + info.hblkhd;
+}
+
+/* Where there is no structure for the range of a new segment, nothing of the segment is left. */
+static void test_not_opened(void)
+{
+        struct piece {
+                struct piece *next;
+                size_t bytes;
+        } *pieces = NULL, *piece;
+        size_t before;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        short_of_memory = true;
+        for (size_t bytes = 1 << 16; bytes >= sizeof(*piece); bytes /= 2)
+                while ((piece = gr_metadata_alloc(bytes))) {
+                        *piece = (struct piece){pieces, bytes};
+                        pieces = piece;
+                }
+        piece = gr_metadata_alloc(sizeof(struct gr_segment));
+        before = handed_out();
+        GR_CHECK_EQ(gr_expandable_open(context, false), -ENOSPC);
+        GR_CHECK_EQ(handed_out(), before);
+        GR_CHECK_EQ(sg_reserved(), 0);
+        short_of_memory = false;
+        for (; pieces; pieces = piece) {
+                piece = pieces->next;
+                gr_metadata_free(pieces, pieces->bytes);
+        }
+        gpu_settle();
+        gpu_end();
+}
+
+/* Where nothing says when the work on it ends, what must not be reused keeps its memory. */
+static void test_not_quiet(void)
+{
+        static const enum sg_op waits[] = {SG_CONTEXT_RECORD, SG_CONTEXT_SYNC, SG_CONTEXT_DRAIN};
+        uint64_t a;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(6 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
+        for (int i = 0; i < 3; i++)
+                gpu_refuse(waits[i], true);
+        gpu_give(a, 6 * MIB);
+        for (int i = 0; i < 3; i++)
+                gpu_refuse(waits[i], false);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 6 * MIB);
         gpu_end();
 }
 
@@ -1451,6 +1566,10 @@ int main(void)
         test_held();
         test_old_addresses();
         test_old_addresses_shared();
+        test_old_addresses_end();
+        test_opened_twice();
+        test_not_opened();
+        test_not_quiet();
         test_no_addresses();
         test_structures();
         test_stuck_refused(false);
@@ -1484,7 +1603,8 @@ int main(void)
         test_quick_refused();
         test_quick_refused_much();
         test_large_extents();
-        test_large_moves(true);
-        test_large_moves(false);
+        test_large_moves(8, false);
+        test_large_moves(0, false);
+        test_large_moves(1, true);
         return GR_CHECK_RESULT();
 }

@@ -414,6 +414,43 @@ static void test_made_at_once(void)
         lock_error = 0;
 }
 
+static int attach_error; /* what shmat says; 0: it attaches */
+
+void *shmat(int id, const void *at, int how)
+{
+        if (!attach_error)
+                return (void *)syscall(SYS_shmat, id, at, how);
+        errno = attach_error;
+        return (void *)-1;
+}
+
+/* The segment goes with its last process between a look at it and the use of it; or there is no room for it here. */
+static void test_not_attached(void)
+{
+        struct gr_region *one = join_as(1, "late"), late;
+
+        attach_error = EIDRM;
+        GR_CHECK_EQ(gr_region_open(&late, &ops, &one->self, dir, "late", false), -ENOENT);
+        attach_error = ENOMEM;
+        GR_CHECK_EQ(gr_region_open(&late, &ops, &one->self, dir, "late", false), -ENOMEM);
+        attach_error = 0;
+        drop(one);
+}
+
+/* Who leaves after the file was replaced removes none of those who have joined since. */
+static void test_leave_replaced(void)
+{
+        struct gr_region *one = join_as(1, "replaced"), *two;
+        char path[256];
+
+        snprintf(path, sizeof(path), "%s/replaced", dir);
+        GR_CHECK_EQ(unlink(path), 0);
+        two = join_as(2, "replaced");
+        drop(one);
+        GR_CHECK(gr_region_member(two) && access(path, F_OK) == 0);
+        drop(two);
+}
+
 /* Growing a file past this limit is a signal. */
 static void test_file_limit(void)
 {
@@ -1083,6 +1120,8 @@ int main(void)
         test_hostile_files();
         test_file_changes();
         test_made_at_once();
+        test_not_attached();
+        test_leave_replaced();
         test_file_limit();
         test_hostile_tickets();
         test_garbage_inside();

@@ -291,6 +291,44 @@ static void test_would_help(void)
         gpu_end();
 }
 
+/* Also what waits in a segment that is far too large, but used. */
+static void test_would_help_used(void)
+{
+        uint64_t a, b, c;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(20 * MIB);
+        gpu_give(a, 20 * MIB);
+        context->split->credit_ns = 1; /* twice as large is worth it */
+        context->split->credit_at_ns = sg_now_ns();
+        b = gpu_take(12 * MIB);
+        c = gpu_take(7 * MIB);
+        GR_CHECK(b == a && c == a + 12 * MIB);
+        atomic_store(&core.overlaps, true);
+        gpu_give(c, 7 * MIB);
+        context->split->credit_ns = 20 * SG_MS;
+        GR_CHECK(gr_split_would_help(context, 7 * MIB));
+        gpu_give(b, 12 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A free segment that is too large for a request serves it only where the footprint would pass its bound. */
+static void test_bad_fit(bool room)
+{
+        size_t bytes = (room ? 10 : 40) * MIB, request_bytes = (room ? 7 : 30) * MIB;
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(bytes);
+        gpu_give(a, bytes);
+        b = gpu_take(request_bytes);
+        GR_CHECK_EQ(b != a, room);
+        gpu_give(b, request_bytes);
+        gpu_settle();
+        gpu_end();
+}
+
 /* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
 static void test_ahead(void)
 {
@@ -792,6 +830,9 @@ int main(int argc, char **argv)
         if (!mapped) {
                 test_cut_and_merge();
                 test_growth();
+                test_would_help_used();
+                test_bad_fit(true);
+                test_bad_fit(false);
                 test_held();
                 test_held_at_last();
                 test_low_water();
