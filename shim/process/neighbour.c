@@ -601,7 +601,8 @@ void gr_neighbour_leave(void)
                 /* A slot whose thread did not stop is left to neighbours, which will see that this process is gone. */
                 if (!region || (atomic_load(&members[i].running) && !self))
                         continue;
-                atomic_store(&members[i].device->group, NULL);
+                /* From here on the group's limit holds for this process alone. */
+                atomic_store(&members[i].region, NULL);
                 gr_region_leave(region);
         }
 }

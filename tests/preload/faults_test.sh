@@ -36,7 +36,7 @@ stat() {
         python3 -c 'import json, sys
 stats = json.load(open(sys.argv[1]))
 for part in sys.argv[2].split("."):
-    stats = stats[part]
+    stats = stats[int(part) if part.isdigit() else part]
 print(stats)' "$folder/stats" "$1"
 }
 
@@ -95,6 +95,23 @@ done
 under 0 "no cuMemFreeAsync" "$(old cuMemFreeAsync cuMemFreeAsync_ptsz)" GRSIM_MISSING=cuMemFreeAsync \
         GPURECLAIM_RELEASE_THRESHOLD=0 "$process" plain
 quiet "no cuMemFreeAsync"
+
+# The card's UUID names a group's region: it is found by either function, and without both the process works alone.
+under 0 "no cuDeviceGetUuid_v2" "$(old cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
+quiet "no cuDeviceGetUuid_v2"
+[ "$(stat devices.0.group_limit_bytes)" = 1073741824 ] || fail "no cuDeviceGetUuid_v2: not the group's limit"
+under 0 "no UUID" "$(old cuDeviceGetUuid cuDeviceGetUuid_v2)" GPURECLAIM_GROUP_LIMIT=1GiB "$process" plain
+[ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "the driver does not tell the card's UUID" "$folder/err" ||
+        fail "no UUID: expected one warning"
+
+# Without one of the functions that map memory, the driver allocates.
+for symbol in cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemAddressReserve cuMemAddressFree \
+        cuMemGetAllocationGranularity; do
+        under 0 "no $symbol" "$(old $symbol)" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
+        grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "no $symbol: no memory of another kind"
+        ! grep -E '^cuMem(Create|AddressReserve)$' "$folder/trace" || fail "no $symbol: memory to be mapped all the same"
+        rm -f "$folder/trace"
+done
 
 # A program may find the library's function where the driver has none.
 ordered="cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemFreeAsync cuMemFreeAsync_ptsz"
