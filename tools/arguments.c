@@ -162,6 +162,7 @@ static const char *value_name(const struct gr_option *option, char *buf, size_t 
 {
         switch (option->kind) {
         case GR_KIND_SIZES:
+        case GR_KIND_SIZE:
                 return " SIZE";
         case GR_KIND_ENUM:
                 buf[0] = ' ';
@@ -197,7 +198,8 @@ static void print_options(void)
                 group = option->group;
                 printf("  %s%s  (%s)\n", option->flag, value_name(option, values, sizeof(values)), option->env);
                 print_wrapped(option->help);
-                if (option->kind == GR_KIND_SIZES || option->kind == GR_KIND_INT || option->kind == GR_KIND_DURATION)
+                if (option->kind == GR_KIND_SIZES || option->kind == GR_KIND_SIZE || option->kind == GR_KIND_INT ||
+                    option->kind == GR_KIND_DURATION)
                         printf("      Value: %s.\n", gr_option_values(option, values, sizeof(values)));
                 printf("      Default: %s.\n", option->default_text[0] ? option->default_text : "none");
         }

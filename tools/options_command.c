@@ -91,6 +91,7 @@ static void write_value(struct gr_json *json, const struct gr_option *option, co
 {
         switch (option->kind) {
         case GR_KIND_SIZES:
+        case GR_KIND_SIZE:
                 write_sizes(json, value);
                 break;
         case GR_KIND_ENUM:

@@ -151,6 +151,8 @@ static int sizes_parse(const struct gr_option *option, const char *text, struct 
         rc = gr_size_list_parse(text, &list);
         if (rc < 0)
                 return rc;
+        if (option->kind == GR_KIND_SIZE && list.device_mask)
+                return -EINVAL;
         if (!size_in_range(option, &list.all))
                 return -ERANGE;
         for (device = 0; device < GR_SIZE_DEVICES_MAX; device++)
@@ -164,6 +166,7 @@ int gr_option_parse(const struct gr_option *option, const char *text, void *ret_
 {
         switch (option->kind) {
         case GR_KIND_SIZES:
+        case GR_KIND_SIZE:
                 return sizes_parse(option, text, ret_value);
         case GR_KIND_ENUM:
                 return enum_parse(option->words, text, ret_value);
@@ -198,8 +201,10 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
 
         switch (option->kind) {
         case GR_KIND_SIZES:
-                snprintf(buf, buf_bytes, "%s such as 4GiB, 512MB or 50%%; per device 0=8GiB,1=25%%; or none",
-                         option->min > 0 ? "size above 0" : "size");
+        case GR_KIND_SIZE:
+                snprintf(buf, buf_bytes, "%s such as 4GiB, 512MB or 50%%%s or none",
+                         option->min > 0 ? "size above 0" : "size",
+                         option->kind == GR_KIND_SIZES ? "; per device 0=8GiB,1=25%;" : ",");
                 break;
         case GR_KIND_ENUM:
                 snprintf(buf, buf_bytes, "%s", "");
@@ -238,6 +243,7 @@ const char *gr_option_format(const struct gr_options *options, enum gr_option_id
 
         switch (option->kind) {
         case GR_KIND_SIZES:
+        case GR_KIND_SIZE:
                 gr_size_list_format(value, buf, buf_bytes);
                 break;
         case GR_KIND_ENUM:

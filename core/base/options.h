@@ -62,6 +62,7 @@ enum gr_option_id {
 
 enum gr_option_kind {
         GR_KIND_SIZES,    /* struct gr_size_list */
+        GR_KIND_SIZE,     /* the same, with one size for all: of the host, not of devices */
         GR_KIND_ENUM,     /* an enum whose values index words */
         GR_KIND_BOOL,     /* bool */
         GR_KIND_PATH,     /* struct gr_path */

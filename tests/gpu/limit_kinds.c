@@ -413,8 +413,14 @@ static void odd_arrays(void)
                 {.Width = 1 << 17, .Height = 9, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
                 {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
         };
+        /* Wider and higher than the driver makes any, and beyond every limit: the error is the driver's. */
+        static const CUDA_ARRAY3D_DESCRIPTOR refused = {
+                .Width = 1 << 20, .Height = 1 << 20, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
         enum { EACH_SHAPE = 8 };
+        CUarray none;
+        CUresult result = cuArray3DCreate(&none, &refused);
 
+        gt_check(result == CUDA_ERROR_INVALID_VALUE, "an array larger than the driver makes", "error %d", (int)result);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
                 CUarray arrays[EACH_SHAPE];
                 struct figures before, now;

@@ -126,6 +126,8 @@ static void test_bad_values(void)
                 "GPURECLAIM_HARD_LIMIT=0%",
                 "GPURECLAIM_HARD_LIMIT=4GiB,1=0",
                 "GPURECLAIM_HARD_LIMIT=9223372036854775808",
+                "GPURECLAIM_PINNED_CACHE=0=8GiB",
+                "GPURECLAIM_PINNED_LIMIT=8GiB,1=4GiB",
                 "GPURECLAIM_SOFT_LIMIT=99999999999999999999",
                 "GPURECLAIM_RELEASE_THRESHOLD=lots",
                 "GPURECLAIM_REUSE=barriers",
