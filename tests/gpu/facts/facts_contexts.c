@@ -270,6 +270,7 @@ static void open_handle(const CUipcMemHandle *handle)
         fact_code("cuMemFree of it there", cuMemFree(p));
         fact_code("cuMemFreeAsync of it there", cuMemFreeAsync(p, NULL));
         fact_code("cuIpcGetMemHandle of it there", cuIpcGetMemHandle(&(CUipcMemHandle){{0}}, p));
+        fact_code("closed inside", cuIpcCloseMemHandle(p + MIB));
         fact_code("closed", cuIpcCloseMemHandle(p));
         fact_code("closed twice", cuIpcCloseMemHandle(p));
         fact_code("closed thrice", cuIpcCloseMemHandle(p));
