@@ -270,7 +270,7 @@ static void irregular(void)
 }
 
 /* An end that is refused for its arguments ends nothing: a fence on the legacy stream would still lose the capture. */
-static void refused_end(void)
+static void refused_end(CUresult CUDAAPI end(CUstream stream, CUgraph *graph))
 {
         CUdeviceptr p = block(), q = 0;
         CUstream blocking;
@@ -279,7 +279,7 @@ static void refused_end(void)
 
         GR_MUST(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
         GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
-        code = cuStreamEndCapture(blocking, NULL);
+        code = end(blocking, NULL);
         printf("end without a place for the graph: %d\n", (int)code);
         code = cuMemFree(p);
         printf("free after that: %d", (int)code);
@@ -291,7 +291,7 @@ static void refused_end(void)
                         code = cuMemFree(q);
         }
         printf(", then %d", (int)code);
-        code = cuStreamEndCapture(blocking, &graph);
+        code = end(blocking, &graph);
         printf(", the capture ended with %d\n", (int)code);
         if (graph)
                 GR_MUST(cuGraphDestroy(graph));
@@ -362,6 +362,7 @@ int main(void)
         freed_during();
         per_thread();
         irregular();
-        refused_end();
+        refused_end(cuStreamEndCapture);
+        refused_end(cuStreamEndCapture_ptsz);
         return wrong ? 1 : 0;
 }
