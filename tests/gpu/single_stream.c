@@ -76,6 +76,16 @@ static void refused_share(void)
         GR_MUST(cuMemPoolDestroy(pool));
 }
 
+static void refused_import(void)
+{
+        __typeof__(&cuMemPoolImportFromShareableHandle) import = GT_OPTIONAL(cuMemPoolImportFromShareableHandle);
+        CUmemoryPool pool;
+
+        if (import &&
+            import(&pool, (void *)(uintptr_t)STDIN_FILENO, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS)
+                gt_die("a pool was imported that nobody had exported");
+}
+
 /*
  * Work on the stream that a thread has by itself: by the functions whose stream 0 it is, as nvcc's --default-stream
  * per-thread has them, or by its handle.
@@ -121,16 +131,26 @@ static void launch_cooperative(void)
         GR_MUST(SUBMIT(cuLaunchCooperativeKernel)(gt.spin, 1, 1, 1, 1, 1, 1, 0, stream_of(), values));
 }
 
-static void launch_graph(void)
+static void launch_graph_by(CUresult CUDAAPI launch_it(CUgraphExec exec, CUstream stream), CUstream stream)
 {
         CUgraphExec exec;
         CUgraph graph; /* an empty one is one, too */
 
         GR_MUST(cuGraphCreate(&graph, 0));
         GR_MUST(cuGraphInstantiate(&exec, graph, 0));
-        GR_MUST(SUBMIT(cuGraphLaunch)(exec, stream_of()));
+        GR_MUST(launch_it(exec, stream));
         GR_MUST(cuGraphExecDestroy(exec));
         GR_MUST(cuGraphDestroy(graph));
+}
+
+static void launch_graph(void)
+{
+        launch_graph_by(SUBMIT(cuGraphLaunch), stream_of());
+}
+
+static void graph_alone(void)
+{
+        launch_graph_by(cuGraphLaunch, NULL);
 }
 
 static void copy(void)
@@ -252,7 +272,9 @@ static const struct way {
 } ways[] = {
         {"the default stream alone", nothing, .overlaps = false},
         {"a stream of cuBLAS", by_cublas, .overlaps = false},
+        {"a graph in the default stream", graph_alone, .overlaps = false},
         {"a pool that is not to be shared", refused_share, .overlaps = false},
+        {"a pool that nobody shares", refused_import, .overlaps = false},
         {"a stream", created, .overlaps = true},
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
