@@ -90,7 +90,7 @@ struct gr_driver {
         void (*refresh_pools)(int device);
 
         /* Trims the driver's own caches of the device: memory pools and graph memory. */
-        int (*trim_pools)(void *context, int device);
+        void (*trim_pools)(void *context, int device);
 
         /* The same for pools of host memory. NULL: there are none. */
         void (*trim_host_pools)(void);

@@ -396,9 +396,8 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
         if (!device)
                 return real(dptr, bytes, stream);
         remember_default(device);
-        request.limited = gr_budget_limited(device);
-        if (request.limited && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) != CUDA_SUCCESS)
-                return real(dptr, bytes, stream);
+        request.limited =
+                gr_budget_limited(device) && gr_real.cuDeviceGetMemPool(&request.pool, device->ordinal) == CUDA_SUCCESS;
         return allocate(&request, device, dptr);
 }
 

@@ -170,18 +170,17 @@ static void refresh_pools(int device)
         gr_async_refresh(&gr_core.devices[device]);
 }
 
-static int trim_pools(void *context, int device)
+static void trim_pools(void *context, int device)
 {
         CUcontext left;
 
         if (gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-                return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
+                return;
         gr_async_trim(&gr_core.devices[device]);
         gr_real.cuCtxPopCurrent_v2(&left);
         /* The trim may also have freed code and stacks. The figure falls only at the second look (overhead.c). */
         for (int i = 0; i < 2 && gr_overhead_counted(); i++)
                 gr_overhead_look(&gr_core.devices[device], 0);
-        return 0;
 }
 
 /* A child after fork has no background thread and, by CUDA's rules, no usable driver: the library is off there. */

@@ -2,6 +2,7 @@
  * The public functions and what goes on by itself, in a whole program under the library. One mode per run; `modes`
  * below says with which settings. Exit status 1 when a check failed.
  */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -198,10 +199,23 @@ static void test_busy(void)
         atomic_store(&hook_may_end, true);
 }
 
+static int threads(void)
+{
+        DIR *tasks = opendir("/proc/self/task");
+        int count = -2; /* . and .. */
+
+        while (tasks && readdir(tasks))
+                count++;
+        if (tasks)
+                closedir(tasks);
+        return count;
+}
+
 /* GPURECLAIM_DECAY=1s */
 static void test_decay(void)
 {
         CUdeviceptr ptrs[8];
+        int most_threads = 0;
         size_t before, cached;
 
         gt_open(&gt);
@@ -221,8 +235,13 @@ static void test_decay(void)
         GR_CHECK_EQ(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
         GR_MUST(cuCtxSynchronize());
         GR_MUST(cuMemFree(allocate(16 * MIB))); /* and again */
-        gt_sleep_us(1700000);
+        for (int i = 0; i < 17; i++) {
+                gt_sleep_us(100000);
+                if (threads() > most_threads)
+                        most_threads = threads();
+        }
         GR_CHECK_EQ(status().cached_bytes, 0);
+        GR_CHECK(threads() < most_threads); /* with nothing left to do, the background thread has ended */
 }
 
 /* GPURECLAIM_DECAY=0 */

@@ -704,14 +704,14 @@ static int context_drain(void *handle)
         return leave(rc);
 }
 
-static int trim_pools(void *handle, int device)
+static void trim_pools(void *handle, int device)
 {
         int rc = enter(SG_TRIM_POOLS);
 
         check_context(handle, "a trim");
         if (!rc)
                 sg.cache_bytes[device] = 0;
-        return leave(rc);
+        leave(rc);
 }
 
 static uint64_t now_ns(void)

@@ -157,10 +157,9 @@ static int context_sync(void *context)
         return 0;
 }
 
-static int trim_pools(void *context, int device)
+static void trim_pools(void *context, int device)
 {
         (void)context, (void)device;
-        return 0;
 }
 
 static uint64_t now_ns(void)
