@@ -3,6 +3,7 @@
  * and serves the requests of neighbours: to return memory, to change a limit. It is a thread of its own because it has
  * to answer within the deadline of the asking process, whatever else this process does.
  */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -539,6 +540,7 @@ void gr_neighbour_join(CUdevice dev)
         struct member *member;
         int cancel;
 
+        assert(dev >= 0 && dev < GR_DEVICES_MAX);
         if (atomic_load(&members[dev].tried))
                 return;
         member = &members[dev];

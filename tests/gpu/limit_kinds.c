@@ -781,6 +781,25 @@ static bool find_newer_pools(void)
                get(&newer_pools[2], &host, CU_MEM_ALLOCATION_TYPE_PINNED) == CUDA_SUCCESS;
 }
 
+/* Pinned memory is counted in pages of 4 KiB: exactly as much as the limit fits, and not a page more. */
+static void pinned_to_the_page(void)
+{
+        void *memory = NULL;
+        CUresult fits, more;
+
+        if (posix_memalign(&memory, 4096, pinned_limit + 4096) != 0)
+                gt_die("no memory");
+        fits = cuMemHostRegister(memory, pinned_limit, 0);
+        if (fits == CUDA_SUCCESS)
+                GR_MUST(cuMemHostUnregister(memory));
+        more = cuMemHostRegister(memory, pinned_limit + 1, 0);
+        if (more == CUDA_SUCCESS)
+                GR_MUST(cuMemHostUnregister(memory));
+        gt_check(fits == CUDA_SUCCESS && more == CUDA_ERROR_OUT_OF_MEMORY, "pinned memory, to the page",
+                 "all of the limit: %d, a byte more: %d", (int)fits, (int)more);
+        free(memory);
+}
+
 int main(int argc, char **argv)
 {
         CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -802,6 +821,8 @@ int main(int argc, char **argv)
                 family_count -= FAMILIES_NEWER;
         }
         origin_known = look(&origin);
+        if (pinned_limit)
+                pinned_to_the_page();
         for (int i = 0; i < family_count; i++)
                 if (families[i].host ? pinned_limit != 0 : !(card && families[i].on_demand))
                         fill(&families[i]);
