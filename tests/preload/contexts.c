@@ -87,9 +87,13 @@ static void *ask_without(void *block)
         CUdeviceptr base = 0, ptr = 0;
         size_t size = 0;
         void *host = NULL;
+        const CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmipmappedArray array = NULL;
 
         printf("managed memory with none current: %d", (int)cuMemAllocManaged(&ptr, BLOCK, CU_MEM_ATTACH_GLOBAL));
         printf(", pitched %d", (int)cuMemAllocPitch(&ptr, &size, 1000, 1000, 4));
+        printf(", layered %d", (int)cuMipmappedArrayCreate(&array, &shape, 2));
         printf(", of the host %d", (int)cuMemAllocHost(&host, BLOCK));
         printf(", told %d\n", ptr != 0 || host);
 

@@ -188,6 +188,9 @@ static void beside(void)
 
 int main(int argc, char **argv)
 {
+        const CUmemAllocationProp there = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                           .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 64}};
+        CUmemGenericAllocationHandle nowhere;
         size_t before, after, total;
 
         GR_MUST(cuInit(0));
@@ -198,6 +201,7 @@ int main(int argc, char **argv)
                 beside();
                 return EXIT_SUCCESS;
         }
+        printf("on a device that is not there: %d\n", (int)cuMemCreate(&nowhere, piece_bytes, &there, 0));
         GR_MUST(cuMemGetInfo(&before, &total));
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);

@@ -60,18 +60,23 @@ cd - >/dev/null || exit 2
 worked "a program that goes elsewhere"
 [ -d "$folder/begin/region" ] && [ ! -e "$folder/begin/elsewhere/region" ] || fail "its region's folder went with it"
 
-# The same where the whole path is longer than paths can be: then it is as it was named.
+# The same where the whole path is a byte longer than paths can be: then it is as it was named.
 (
         cd "$folder" || exit 2
         for _ in $(seq 50); do
-                part=$(head -c $((4094 - ${#PWD} > 251 ? 250 : 4093 - ${#PWD})) /dev/zero | tr '\0' d)
+                part=$(head -c $((4089 - ${#PWD} > 251 ? 250 : 4088 - ${#PWD})) /dev/zero | tr '\0' d)
                 mkdir "$part" && cd "$part" || exit 2
-                [ ${#PWD} -lt 4094 ] || break
+                [ ${#PWD} -lt 4089 ] || break
         done
         timeout 20 env GPURECLAIM_REGION_DIR=region "LD_PRELOAD=$GR_TEST_SHIM" "$program" plain >"$folder/out" 2>"$folder/err"
         status=$?
-        [ ${#PWD} -eq 4094 ] && [ $status -eq 0 ] && [ "$(cat "$folder/out")" = worked ] && [ -d region ]
+        [ ${#PWD} -eq 4089 ] && [ $status -eq 0 ] && [ "$(cat "$folder/out")" = worked ] && [ -d region ]
 ) || fail "a program far down"
+
+# A program without standard input: the first file that is opened gets its number.
+run plain GPURECLAIM_GROUP_LIMIT=1GiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err" <&-
+worked "no standard input"
+[ ! -s "$folder/err" ] && grep -q '"group_limit_bytes":1073741824' "$folder/stats" || fail "no standard input: $(cat "$folder/stats")"
 
 # The summary tells how each card is in the end.
 run two-cards GRSIM_DEVICES=2 "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
