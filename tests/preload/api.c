@@ -179,8 +179,10 @@ static int purge_without_end(void *arg, int device, uint64_t want_bytes)
         return 0;
 }
 
-/* GPURECLAIM_HARD_LIMIT=256MiB. Who takes a hook that does not come back off the list is told that it still runs. */
-static void test_busy(void)
+/*
+ * GPURECLAIM_HARD_LIMIT=256MiB. Who takes a hook that does not come back off the list is told that it still runs. The
+ * process ends though the hook does not. */
+static void test_busy(bool ends)
 {
         struct gpureclaim_reclaimable endless = {
                 .struct_bytes = sizeof(endless), .name = "endless", .purge = purge_without_end, .limit_ms = 1};
@@ -196,7 +198,7 @@ static void test_busy(void)
         for (int i = 1; i < LIST_MOST; i++) /* its place is not given to others: it still runs */
                 GR_CHECK_EQ(enlist(&endless, &id), 0);
         GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
-        atomic_store(&hook_may_end, true);
+        atomic_store(&hook_may_end, ends);
 }
 
 static int threads(void)
@@ -608,7 +610,9 @@ int main(int argc, char **argv)
         if (strcmp(mode, "hooks") == 0)
                 test_hooks();
         else if (strcmp(mode, "busy") == 0)
-                test_busy();
+                test_busy(true);
+        else if (strcmp(mode, "endless") == 0)
+                test_busy(false);
         else if (strcmp(mode, "refusal") == 0)
                 test_refusal();
         else if (strcmp(mode, "decay") == 0)
