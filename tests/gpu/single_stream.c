@@ -9,6 +9,7 @@
  */
 #include "gputest.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -37,9 +38,16 @@ static void by_cublas(void)
         GR_MUST(cublas_makes_stream(&stream, true));
 }
 
+/* The library looks up who makes the stream, and leaves no file open. */
 static void created(void)
 {
+        int before = open("/dev/null", O_RDONLY | O_CLOEXEC), after;
+
         gt_stream();
+        after = dup(before);
+        GR_CHECK_EQ(after, before + 1);
+        close(after);
+        close(before);
 }
 
 static void with_priority(void)
