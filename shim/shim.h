@@ -82,12 +82,16 @@ extern struct gr_core gr_core GR_HIDDEN;
 /*
  * What is set up once gr_real is filled, by the first call of any hook. It lies above all hooks, so the file that has it
  * registers it: GR_SET_UP_BY puts its address into a section of its own. The linker does so, not a constructor, because
- * hooks may be called before any constructor. Called once, under the lock of gr_shim_resolve.
+ * hooks may be called before any constructor. set_up is called once, under the lock of gr_shim_resolve; in_child in a
+ * child after fork, also where nothing was set up.
  */
-extern void (*const __start_gr_set_up)(void) GR_HIDDEN;
-#define GR_SET_UP() __start_gr_set_up()
-#define GR_SET_UP_BY(function)                                                                                         \
-        static void (*const gr_set_up_by)(void) __attribute__((used, section("gr_set_up"))) = function
+struct gr_set_up {
+        void (*set_up)(void), (*in_child)(void);
+};
+
+extern const struct gr_set_up __start_gr_set_up GR_HIDDEN;
+#define GR_SET_UP_BY(set_up, in_child)                                                                                 \
+        static const struct gr_set_up gr_set_up_by __attribute__((used, section("gr_set_up"))) = {set_up, in_child}
 
 /*
  * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether the

@@ -84,7 +84,7 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
                                symbols[i].name);
                         return GR_SHIM_OFF;
                 }
-        GR_SET_UP();
+        __start_gr_set_up.set_up();
         return GR_SHIM_READY;
 }
 
@@ -97,28 +97,36 @@ static _Thread_local bool locked_to_fork;
  */
 GR_NOT_CHECKED static void before_fork(void)
 {
-        locked_to_fork = atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED;
-        if (locked_to_fork)
-                gr_lock(&resolve_lock);
+        if (locked_to_fork || atomic_load(&gr_shim_state) != GR_SHIM_UNRESOLVED)
+                return;
+        gr_lock(&resolve_lock);
+        locked_to_fork = true;
 }
 
 GR_NOT_CHECKED static void after_fork(void)
 {
-        if (locked_to_fork)
-                gr_unlock(&resolve_lock);
+        if (!locked_to_fork)
+                return;
         locked_to_fork = false;
+        gr_unlock(&resolve_lock);
 }
 
-/* Not at the first call: the lock is then held, or about to be. */
-__attribute__((constructor)) static void watch_forks(void)
+static void in_child(void)
 {
-        pthread_atfork(before_fork, after_fork, after_fork);
+        after_fork();
+        __start_gr_set_up.in_child();
+}
+
+static void watch_forks(void)
+{
+        pthread_atfork(before_fork, after_fork, in_child);
 }
 
 bool gr_shim_resolve(void)
 {
         uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
         GR_KEEP_ERRNO;
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
         int state = atomic_load(&gr_shim_state);
         void *found[SYMBOLS];
         CUcontext context;
@@ -126,6 +134,8 @@ bool gr_shim_resolve(void)
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
                 return false;
+        /* Without the lock: a fork may hold what the C library locks for its handlers, and wait for the lock in one. */
+        pthread_once(&once, watch_forks);
         /* A handler that runs in this thread may fork, which takes the lock. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -316,7 +316,6 @@ static void set_up(void)
                 gr_core.wait_for_neighbours = gr_neighbour_wait;
         }
         owner = getpid();
-        pthread_atfork(NULL, NULL, in_child);
 }
 
-GR_SET_UP_BY(set_up);
+GR_SET_UP_BY(set_up, in_child);
