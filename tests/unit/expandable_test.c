@@ -27,6 +27,7 @@
 #include "segment/range.h"
 #include "segment/remap.h"
 #include "segment/slack.h"
+#include "short_of_memory.h"
 #include "split_gpu.h"
 
 static unsigned told; /* lines of the log, from INFO on */
@@ -1317,16 +1318,6 @@ static void test_opened_twice(void)
         gpu_end();
 }
 
-static bool short_of_memory;
-
-/* In place of the C library's, from which structures get theirs. */
-void *aligned_alloc(size_t alignment, size_t bytes)
-{
-        void *ptr = NULL;
-
-        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
-}
-
 /* Bytes that the C library has handed out, where it tells. */
 static size_t handed_out(void)
 {
@@ -1338,29 +1329,20 @@ static size_t handed_out(void)
 /* Where there is no structure for the range of a new segment, nothing of the segment is left. */
 static void test_not_opened(void)
 {
-        struct piece {
-                struct piece *next;
-                size_t bytes;
-        } *pieces = NULL, *piece;
+        struct gr_segment *segment;
         size_t before;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        short_of_memory = true;
-        for (size_t bytes = 1 << 16; bytes >= sizeof(*piece); bytes /= 2)
-                while ((piece = gr_metadata_alloc(bytes))) {
-                        *piece = (struct piece){pieces, bytes};
-                        pieces = piece;
-                }
-        piece = gr_metadata_alloc(sizeof(struct gr_segment));
+        segment = gr_metadata_alloc(sizeof(*segment));
+        memory_runs_out(GR_LINE_BYTES);
+        gr_metadata_free(segment, sizeof(*segment)); /* the one structure that there is */
         before = handed_out();
         GR_CHECK_EQ(gr_expandable_open(context, false), -ENOSPC);
         GR_CHECK_EQ(handed_out(), before);
+        GR_CHECK(!GR_METADATA_IN_CHUNKS || gr_metadata_alloc(sizeof(*segment)) == segment);
+        gr_metadata_free(GR_METADATA_IN_CHUNKS ? segment : NULL, sizeof(*segment));
         GR_CHECK_EQ(sg_reserved(), 0);
-        short_of_memory = false;
-        for (; pieces; pieces = piece) {
-                piece = pieces->next;
-                gr_metadata_free(pieces, pieces->bytes);
-        }
+        memory_is_back();
         gpu_settle();
         gpu_end();
 }

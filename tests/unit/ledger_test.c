@@ -7,6 +7,7 @@
 #include "check.h"
 #include "core.h"
 #include "pool.h"
+#include "short_of_memory.h"
 
 #define BASE    UINT64_C(0x7f0000000000)
 #define THREADS 8
@@ -14,16 +15,6 @@
 #define SLOTS   64 /* addresses per thread */
 
 static struct gr_ledger ledger;
-
-static bool short_of_memory;
-
-/* In place of the C library's, from which structures get theirs. */
-void *aligned_alloc(size_t alignment, size_t bytes)
-{
-        void *ptr = NULL;
-
-        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
-}
 
 /* The ledger asks nothing of contexts but their arenas, and these have none. */
 static struct gr_context *name_of(int i)
@@ -309,9 +300,6 @@ static void test_count_live(void)
 static void test_no_memory(void)
 {
         enum { ROOM = 16, MORE = 2 * ROOM * sizeof(struct gr_ledger_slot) };
-        struct piece {
-                struct piece *next;
-        } *pieces = NULL, *piece;
         struct gr_block *blocks[ROOM], *stale;
         struct gr_block_info info;
         uint64_t ptr = BASE;
@@ -321,22 +309,14 @@ static void test_no_memory(void)
                 if (gr_ledger_mix(ptr) >> 58 == gr_ledger_mix(BASE) >> 58)
                         blocks[i++] = block_new(ptr, 512, name_of(0));
         add(blocks[0]);
-        short_of_memory = true;
-        while ((piece = gr_metadata_alloc(MORE))) {
-                piece->next = pieces;
-                pieces = piece;
-        }
+        memory_runs_out(MORE);
         for (unsigned i = 1; i < ROOM - 1; i++)
                 add(blocks[i]);
         alarm(20); /* or a look may go on for ever */
         GR_CHECK_EQ(enter(blocks[ROOM - 1], &stale), -ENOMEM);
         GR_CHECK_EQ(gr_ledger_find(&ledger, blocks[ROOM - 1]->ptr, &info), -ENOENT);
         alarm(0);
-        short_of_memory = false;
-        for (; pieces; pieces = piece) {
-                piece = pieces->next;
-                gr_metadata_free(pieces, MORE);
-        }
+        memory_is_back();
         add(blocks[ROOM - 1]);
         for (unsigned i = 0; i < ROOM; i++)
                 GR_CHECK_EQ(gr_ledger_find(&ledger, blocks[i]->ptr, &info), 0);

@@ -13,6 +13,7 @@
 #include "core.h"
 #include "pool.h"
 #include "scripted.h"
+#include "short_of_memory.h"
 
 #define BLOCKS  4096
 #define KIND    1u
@@ -672,42 +673,19 @@ static void test_structures(void)
         end();
 }
 
-static bool short_of_memory;
-
-/* In place of the C library's, from which structures get theirs. */
-void *aligned_alloc(size_t alignment, size_t bytes)
-{
-        void *ptr = NULL;
-
-        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
-}
-
 /* Memory that the ledger has no room for goes back, and is charged no more. */
 static void test_no_ledger(void)
 {
-        struct piece {
-                struct piece *next;
-                size_t bytes;
-        } *pieces = NULL, *piece;
         struct gr_block *block;
         uint64_t ptr;
 
         begin(&sg_driver, &plain);
         block = gr_block_new();
-        short_of_memory = true;
-        for (size_t bytes = 1 << 16; bytes >= sizeof(struct gr_ledger_slot); bytes /= 2)
-                while ((piece = gr_metadata_alloc(bytes))) {
-                        *piece = (struct piece){pieces, bytes};
-                        pieces = piece;
-                }
+        memory_runs_out(sizeof(struct gr_ledger_slot));
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM && allocs == 0);
         gr_block_free(block); /* the one structure that there is */
         GR_CHECK(gr_pinned_alloc(one, MIB, KIND, allocate, one->handle, &ptr) == -ENOMEM);
-        short_of_memory = false;
-        for (; pieces; pieces = piece) {
-                piece = pieces->next;
-                gr_metadata_free(pieces, pieces->bytes);
-        }
+        memory_is_back();
         GR_CHECK(allocs == frees && (frees == 1 || !GR_METADATA_IN_CHUNKS)); /* else there is no structure either */
         GR_CHECK(core.host->reserved_bytes == 0);
         end();

@@ -6,6 +6,7 @@
 #include "base/size_class.h"
 #include "check.h"
 #include "core.h"
+#include "short_of_memory.h"
 
 #define PAGE  ((uint64_t)GR_PAGE_BYTES)
 #define BASE  (UINT64_C(1) << 40)
@@ -19,16 +20,6 @@ static struct gr_range *begins[PAGES];
 static struct gr_page *const mapped = (struct gr_page *)begins; /* never looked into here */
 static struct gr_segment segment;
 static uint64_t seed = 1;
-
-static bool short_of_memory;
-
-/* In place of the C library's, from which structures get theirs. */
-void *aligned_alloc(size_t alignment, size_t bytes)
-{
-        void *ptr = NULL;
-
-        return short_of_memory || posix_memalign(&ptr, alignment, bytes) ? NULL : ptr;
-}
 
 static uint64_t random_below(uint64_t end)
 {
@@ -309,9 +300,6 @@ static void test_states(void)
 /* Without memory for a cut the range stays free as a whole. */
 static void test_no_memory(void)
 {
-        struct piece {
-                struct piece *next;
-        } *pieces = NULL, *piece;
         struct gr_range *range;
 
         start(true, PAGES);
@@ -323,27 +311,15 @@ static void test_no_memory(void)
         gr_range_become(range->after, GR_RANGE_BUSY);
         gr_range_free(split, range->after);
         GR_CHECK_EQ(split->kept_count, 1);
-        short_of_memory = true;
-        while ((piece = gr_metadata_alloc(sizeof(*range)))) {
-                piece->next = pieces;
-                pieces = piece;
-        }
         for (int i = 0; i < 2; i++) { /* for the second cut, or the first one */
+                memory_runs_out(sizeof(*range));
                 GR_CHECK(!gr_range_isolate(split, range, BASE + 2 * PAGE, PAGE));
                 GR_CHECK_EQ(split->free_count, 1);
                 GR_CHECK_EQ(segment.first->block.capacity_bytes, PAGES * PAGE);
                 check_all();
                 gr_range_forget_kept(split);
-                while ((piece = gr_metadata_alloc(sizeof(*range)))) {
-                        piece->next = pieces;
-                        pieces = piece;
-                }
         }
-        short_of_memory = false;
-        for (; pieces; pieces = piece) {
-                piece = pieces->next;
-                gr_metadata_free(pieces, sizeof(*range));
-        }
+        memory_is_back();
         finish();
 }
 
