@@ -17,7 +17,7 @@ struct gr_gate {
         _Atomic unsigned times, vain; /* how often captures went from 0 to 1; times when a wait for them was in vain */
 };
 
-/* Of zero bytes. */
+/* The gate consists of zero bytes before. */
 void gr_gate_init(struct gr_gate *gate);
 void gr_gate_destroy(struct gr_gate *gate);
 

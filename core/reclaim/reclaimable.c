@@ -149,9 +149,7 @@ static void run_slot(void *arg)
         gr_unlock(&registry->lock);
 }
 
-/*
- * Runs the slot's reclaimable, or waits for its run. Registry lock held, but released meanwhile.
- */
+/* Runs the slot's reclaimable, or waits for its run. Registry lock held, but released meanwhile. */
 GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable_slot *slot, bool drop, int device,
                                      uint64_t want_bytes, uint64_t patience_ns)
 {

@@ -134,11 +134,11 @@ bool gr_shim_resolve(void)
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
                 return false;
-        /* Without the lock: a fork may hold what the C library locks for its handlers, and wait for the lock in one. */
-        pthread_once(&once, watch_forks);
-        /* A handler that runs in this thread may fork, which takes the lock. */
+        /* A handler of a signal may fork, which would wait in this thread for what this thread has locked. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
+        /* Outside the lock: registering waits for a fork that is going on, and that one may wait for the lock. */
+        pthread_once(&once, watch_forks);
         gr_lock(&resolve_lock);
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
                 state = set_up_locked(found);

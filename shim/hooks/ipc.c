@@ -141,27 +141,25 @@ static unsigned long long buffer_at(CUdeviceptr ptr)
         return id;
 }
 
-/* The driver counts how often memory was opened: opened twice, it is still open after the first close. */
+/*
+ * The driver counts how often memory was opened: opened twice, it is still open after the first close. It refuses an
+ * address inside of the memory.
+ */
 GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
         struct gr_accounted *entry = NULL;
         unsigned long long before = 0;
-        CUdeviceptr base = dptr;
         GR_KEEP_ERRNO;
         CUresult result;
 
         if (gr_shim_ready())
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);
-        /* Only the driver knows whether it accepts an address inside of the memory. */
-        if (gr_shim_ready() && !entry && gr_real.cuMemGetAddressRange_v2 &&
-            gr_real.cuMemGetAddressRange_v2(&base, NULL, dptr) == CUDA_SUCCESS)
-                entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, base);
         if (entry)
-                before = buffer_at(base);
+                before = buffer_at(dptr);
         result = GR_REAL(cuIpcCloseMemHandle, dptr);
         if (entry)
                 gr_accounted_settle(gr_core.accounted, entry,
-                                    result == CUDA_SUCCESS && (before == 0 || buffer_at(base) != before));
+                                    result == CUDA_SUCCESS && (before == 0 || buffer_at(dptr) != before));
         return result;
 }
 

@@ -56,8 +56,7 @@ static uint64_t told(void)
         return status.driver_bytes;
 }
 
-/* Bytes got until it is refused, all of them freed again, into the cache. */
-/* Allocates as much as there is, or most blocks, and frees it. */
+/* Allocates blocks until one is refused, most at most, and frees them into the cache. Returns their bytes. */
 static size_t fill(size_t most)
 {
         size_t count = 0;

@@ -181,7 +181,8 @@ static int purge_without_end(void *arg, int device, uint64_t want_bytes)
 
 /*
  * GPURECLAIM_HARD_LIMIT=256MiB. Who takes a hook that does not come back off the list is told that it still runs. The
- * process ends though the hook does not. */
+ * process ends even where the hook does not.
+ */
 static void test_busy(bool ends)
 {
         struct gpureclaim_reclaimable endless = {
