@@ -71,10 +71,9 @@ static void *found;
 
 static int number;
 
-static void *first(void *arg)
+static void *first(void *ret_result)
 {
-        (void)arg;
-        printf("first call: %d\n", (int)cuMemFree_v2(0));
+        *(CUresult *)ret_result = cuMemFree_v2(0);
         return NULL;
 }
 
@@ -86,13 +85,14 @@ static int fork_beside(void)
 {
         static const char filler[4096];
         int ends[2], error = dup(STDERR_FILENO), status = 1;
+        CUresult result = CUDA_ERROR_UNKNOWN;
         pthread_t thread;
 
         if (error < 0 || pipe2(ends, O_NONBLOCK) != 0 || dup2(ends[1], STDERR_FILENO) < 0)
                 return EXIT_FAILURE;
         while (write(ends[1], filler, sizeof(filler)) > 0)
                 ;
-        if (pthread_create(&thread, NULL, first, NULL) != 0)
+        if (pthread_create(&thread, NULL, first, &result) != 0)
                 return EXIT_FAILURE;
         usleep(200000);
         if (fork() == 0) {
@@ -107,7 +107,7 @@ static int fork_beside(void)
         }
         pthread_join(thread, NULL);
         wait(&status);
-        printf("child: %d\n", status);
+        printf("child: %d, first call: %d\n", status, (int)result);
         return EXIT_SUCCESS;
 }
 
