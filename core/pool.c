@@ -137,7 +137,7 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
         struct gr_block *block;
 
         if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context->fence) &&
-            !atomic_load_explicit(&context->fence->broken, memory_order_relaxed)) {
+            !gr_fence_is_broken(context->fence)) {
                 if (context->core->config.reuse == GR_REUSE_AUTO && gr_preallocate_wanted(context, bytes))
                         return NULL;
                 return take_behind_barrier(context, bytes);
@@ -187,7 +187,7 @@ GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uin
         struct gr_block *block;
         bool looks;
 
-        looks = gr_split_serves(context, bytes) && !atomic_load_explicit(&context->fence->broken, memory_order_relaxed);
+        looks = gr_split_serves(context, bytes) && !gr_fence_is_broken(context->fence);
         block = looks ? gr_split_take(context, bytes, false) : NULL;
         if (block && hand_out(block, bytes, ret_ptr))
                 return 0;
@@ -266,8 +266,7 @@ static int free_split(struct gr_core *core, struct gr_block *block)
 {
         struct gr_context *context = block->context;
         struct gr_fence *fence = context->fence;
-        bool never = block->flags & GR_BLOCK_EXPORTED || fence->accessor_overflow ||
-                     atomic_load_explicit(&fence->broken, memory_order_relaxed);
+        bool never = block->flags & GR_BLOCK_EXPORTED || gr_fence_overflow(fence) || gr_fence_is_broken(fence);
         bool by_driver = never || bypassed(core), should_close = false;
         uint64_t epoch = GR_SPLIT_NEVER;
         int rc;
@@ -341,8 +340,8 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
                 return free_host(core, block);
         if (block->flags & GR_BLOCK_SPLIT)
                 return free_split(core, block);
-        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE ||
-            atomic_load_explicit(&fence->broken, memory_order_relaxed) || gr_fence_overflow(fence) || bypassed(core))
+        if (block->flags & GR_BLOCK_EXPORTED || core->config.pool == GR_POOL_NONE || gr_fence_is_broken(fence) ||
+            gr_fence_overflow(fence) || bypassed(core))
                 return free_by_driver(core, block, order);
 
         rc = core->config.reuse == GR_REUSE_SYNC ? gr_fence_sync(context->fence) : -EBUSY;

@@ -45,7 +45,7 @@ __attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_cont
 
 GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
-        if (atomic_load_explicit(&context->fence->broken, memory_order_relaxed))
+        if (gr_fence_is_broken(context->fence))
                 return NULL;
         if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);

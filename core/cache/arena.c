@@ -165,7 +165,7 @@ static inline bool is_ready(const struct gr_block *block, struct gr_context *con
 {
         return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && may_hit(context) &&
                atomic_load_explicit(&block->state, memory_order_relaxed) == GR_BLOCK_CACHED &&
-               !atomic_load_explicit(&fence->broken, memory_order_relaxed);
+               !gr_fence_is_broken(fence);
 }
 
 /* Hands a block that is ready and in no list to the program, with this arena as its home. Arena lock held. */
@@ -289,8 +289,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         block = *place;
         if (__builtin_expect(!block || block->ptr != ptr ||
                                      atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
-                                     atomic_load_explicit(&fence->broken, memory_order_relaxed) ||
-                                     gr_fence_overflow(fence) || gr_thread.bypass_until_ns,
+                                     gr_fence_is_broken(fence) || gr_fence_overflow(fence) || gr_thread.bypass_until_ns,
                              0)) {
                 gr_arena_unlock(arena);
                 return false;

@@ -70,8 +70,7 @@ uint64_t gr_blocks_left(struct gr_context *context)
         uint64_t bytes = 0;
 
         gr_arena_lock(context->first_arena);
-        while ((block = context->leaving) &&
-               (gr_fence_idle(fence, block->freed_epoch) || atomic_load(&fence->broken))) {
+        while ((block = context->leaving) && (gr_fence_idle(fence, block->freed_epoch) || gr_fence_is_broken(fence))) {
                 DL_DELETE(context->leaving, block);
                 DL_APPEND(left, block);
         }

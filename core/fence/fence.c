@@ -568,7 +568,7 @@ static int drain(struct gr_fence *fence)
 static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
 {
         uint64_t epoch;
-        int rc = atomic_load(&fence->broken) ? -ENOTSUP : close_by(fence, true, &epoch);
+        int rc = gr_fence_is_broken(fence) ? -ENOTSUP : close_by(fence, true, &epoch);
 
         /* Spin first: the work may be nearly done, and a sleep takes longer. */
         for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {

@@ -114,6 +114,13 @@ void gr_fence_reset(struct gr_fence *fence);
 /* Whether any freed bytes are not known to be idle yet. */
 bool gr_fence_waiting(struct gr_fence *fence);
 
+/* Whether the fence is broken: the driver's events have failed, so no block may be handed out again. */
+static inline bool gr_fence_is_broken(const struct gr_fence *fence)
+{
+        return atomic_load_explicit(&fence->broken, memory_order_relaxed) != 0;
+}
+
+/* Whether more contexts can reach the blocks than the fence covers: what is freed goes to the driver. */
 static inline bool gr_fence_overflow(struct gr_fence *fence)
 {
         return atomic_load_explicit(&fence->accessor_overflow, memory_order_relaxed);

@@ -54,7 +54,7 @@ void gr_pinned_destroy(struct gr_core *core)
 
 static bool broken(struct gr_core *core)
 {
-        return atomic_load_explicit(&core->process_fence->broken, memory_order_relaxed) != 0;
+        return gr_fence_is_broken(core->process_fence);
 }
 
 static struct gr_pinned_bin *bin_of(struct gr_core *core, unsigned class, struct gr_context *context, unsigned kind)

@@ -105,7 +105,7 @@ bool gr_spill_collect(struct gr_context *context)
         struct gr_core *core = context->core;
         struct gr_spilled *spilled = context->spilled;
         struct gr_block *block;
-        bool waiting, broken = atomic_load(&context->fence->broken);
+        bool waiting, broken = gr_fence_is_broken(context->fence);
 
         gr_lock(&spilled->lock);
         waiting = spilled->blocks != NULL;

@@ -134,7 +134,7 @@ static bool decay_one(struct gr_context *context, void *arg)
         uint64_t step_ns = gr_decay_step_ns(context->core), passed;
         unsigned steps = step_count(context->core);
 
-        if (atomic_load(&context->fence->broken))
+        if (gr_fence_is_broken(context->fence))
                 return true;
         if (gr_pool_empty(context)) {
                 decay->stepped_ns = 0;

@@ -389,7 +389,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 {
         struct gr_context *context = climb->context;
 
-        if (climb->allocate || climb->attempt || !gr_split_active(context) || atomic_load(&context->fence->broken))
+        if (climb->allocate || climb->attempt || !gr_split_active(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
         *ret_block = gr_split_take_any(context, climb->bytes, opens);
         return *ret_block ? 0 : climb->error;

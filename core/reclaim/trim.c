@@ -51,7 +51,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
         uint64_t unwanted = atomic_exchange(&context->split->unwanted_bytes, 0);
 
         *waiting |= gr_spill_collect(context);
-        if (gr_max(excess, unwanted) == 0 || atomic_load(&context->fence->broken))
+        if (gr_max(excess, unwanted) == 0 || gr_fence_is_broken(context->fence))
                 return true;
         /*
          * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
