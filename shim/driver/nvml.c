@@ -1,6 +1,4 @@
 #include "driver/nvml.h"
-#include "driver/dlsym.h"
-#include "keep_errno.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,6 +11,8 @@
 #include <string.h>
 
 #include "base/lock.h"
+#include "driver/dlsym.h"
+#include "keep_errno.h"
 
 #define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
 #define PROCESSES         64

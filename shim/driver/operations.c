@@ -4,6 +4,8 @@
  * event, cuMemFree and cuMemFreeAsync need no current context; creating events and streams, cuMemGetInfo and
  * cuCtxSynchronize do (docs/measurements.md, current-context).
  */
+#include "driver/operations.h"
+
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -11,7 +13,7 @@
 #include <time.h>
 
 #include "base/hash.h"
-#include "shim.h"
+#include "driver/real.h"
 
 #define DRAIN_BYTES    4096
 #define READY_TRIES    100

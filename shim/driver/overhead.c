@@ -14,6 +14,8 @@
  * beside allocations that go to the driver; lazily loaded code counts from the next measurement on. Otherwise it is
  * measured for reports only.
  */
+#include "driver/overhead.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,7 +23,8 @@
 
 #include "base/log.h"
 #include "driver/nvml.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
 
 /* By how much the charge may exceed the truth: the size of arrays is computed, and pages are shared. */
 #define SLACK_BYTES (UINT64_C(64) << 20)

@@ -1,4 +1,6 @@
 /* The driver's own functions, and what every part of the shim shares. */
+#include "driver/real.h"
+
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -7,8 +9,9 @@
 #include <stdio.h>
 
 #include "base/log.h"
+#include "driver/dlsym.h"
+#include "process/environment.h"
 #include "process/platform.h"
-#include "shim.h"
 
 #define DRIVER_LIBRARY "libcuda.so.1"
 

@@ -14,7 +14,9 @@
  */
 #include <errno.h>
 
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
 
 #define TILE_BYTES UINT64_C(64)
 #define TILE_ROWS  UINT64_C(8)

@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "driver/real.h"
+
 static struct gr_lock capturing_lock = GR_LOCK_INIT(GR_RANK_CAPTURING);
 static struct gr_capture *capturing GR_GUARDED_BY(capturing_lock);
 static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR_GUARDED_BY(capturing_lock);

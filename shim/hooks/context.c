@@ -1,11 +1,17 @@
 /* Contexts: finds the pool of the current context, and cleans up when a context ends. */
+#include "hooks/context.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "driver/operations.h"
+#include "driver/overhead.h"
+#include "driver/real.h"
 #include "hooks/captures.h"
+#include "hooks/device.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */

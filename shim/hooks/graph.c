@@ -19,7 +19,14 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/overhead.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/device.h"
+#include "hooks/stream.h"
+#include "hooks/stream_ordered.h"
+#include "hooks/submit.h"
 
 struct exec {
         UT_hash_handle hh;
@@ -357,8 +364,8 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
 
         gr_shim_ready();
         gr_submits(stream, false);
-        told = gr_graph_will_wait();
-        return gr_graph_waits(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
+        told = gr_stream_graph_begins();
+        return gr_stream_graph_began(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
@@ -367,8 +374,8 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 
         gr_shim_ready();
         gr_submits(stream, true);
-        told = gr_graph_will_wait();
-        return gr_graph_waits(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
+        told = gr_stream_graph_begins();
+        return gr_stream_graph_began(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream)
@@ -478,7 +485,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, cons
         CUresult result;
 
         if (params)
-                gr_graph_node_seen(params->type);
+                gr_stream_graph_node(params->type);
         result = GR_REAL(cuGraphAddNode, node, graph, dependencies, count, params);
         return node_added(result, params);
 }
@@ -489,7 +496,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, c
         CUresult result;
 
         if (params)
-                gr_graph_node_seen(params->type);
+                gr_stream_graph_node(params->type);
         result = GR_REAL(cuGraphAddNode_v2, node, graph, dependencies, edges, count, params);
         return node_added(result, params);
 }

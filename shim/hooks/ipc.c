@@ -17,11 +17,15 @@
  * - A watch (epoll) calls into the driver's file, does not work with every kind of file, and needs an open descriptor
  *   as well.
  */
+#include "hooks/ipc.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "shim.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/device.h"
 
 void gr_memory_shared(void)
 {

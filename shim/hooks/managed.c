@@ -7,9 +7,14 @@
  * and accessed-by unset for every processor, attachment global (which no query tells), no page left where the last
  * owner had it (which no call undoes). A cache would gain little (docs/measurements.md, managed-cost).
  */
+#include "hooks/managed.h"
+
 #include <errno.h>
 
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/stream_ordered.h"
 
 #define STEP_BYTES ((uint64_t)64 << 10) /* small allocations take a multiple of it, not whole pages */
 

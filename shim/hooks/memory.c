@@ -1,10 +1,17 @@
 /* Allocation and free: what the pool serves. */
+#include "hooks/memory.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/managed.h"
+#include "hooks/stream_ordered.h"
+#include "process/trace.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
 

@@ -7,8 +7,10 @@
  */
 #include <errno.h>
 
+#include "driver/overhead.h"
+#include "driver/real.h"
+#include "hooks/context.h"
 #include "reclaim/ladder.h"
-#include "shim.h"
 
 static int within_limit(void *arg)
 {

@@ -7,6 +7,8 @@
  * uses NVML but has not initialised CUDA must not be made to do so; then the share comes from the options, and from the
  * region what the group has taken. This file never loads NVML, but keeps it loaded once it is found.
  */
+#include "hooks/nvml_views.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -14,8 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "driver/dlsym.h"
 #include "driver/nvml.h"
-#include "shim.h"
+#include "driver/overhead.h"
+#include "driver/real.h"
+#include "hooks/device.h"
+#include "hooks/stream_ordered.h"
+#include "process/environment.h"
+#include "process/neighbour.h"
 
 #define FUNCTION_NOT_FOUND 13 /* NVML_ERROR_FUNCTION_NOT_FOUND */
 #define UUID_TEXT          96

@@ -4,7 +4,10 @@
  */
 #include <errno.h>
 
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/query.h"
 
 #define PAGE_BYTES ((uint64_t)4 << 10)
 #define FLAGS      (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)

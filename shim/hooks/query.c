@@ -3,10 +3,19 @@
  * of what is cached. For a freed pointer the driver answers as for one that never existed (docs/measurements.md,
  * no-pointer).
  */
+#include "hooks/query.h"
+
 #include <errno.h>
 
 #include "base/log.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/overhead.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/device.h"
+#include "hooks/ipc.h"
+#include "hooks/stream_ordered.h"
+#include "process/environment.h"
 
 #define INFO_TRIES    500 /* after so many a figure that may be too high is accepted */
 #define INFO_PAUSE_NS UINT64_C(50000)

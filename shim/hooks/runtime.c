@@ -13,6 +13,8 @@
  * - no other library replaces these functions behind this one;
  * - the process does not end: from then on the driver may refuse calls.
  */
+#include "hooks/runtime.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +23,10 @@
 #include <cuda_runtime_api.h>
 
 #include "base/log.h"
-#include "shim.h"
+#include "driver/dlsym.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/memory.h"
 
 #define CUPTI_UNKNOWN 999 /* what CUPTI answers where it knows no better */
 

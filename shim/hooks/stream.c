@@ -1,4 +1,6 @@
 /* Streams and captures: what fences need to know about streams, and when no event may be recorded. */
+#include "hooks/stream.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -6,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "driver/real.h"
 #include "hooks/captures.h"
+#include "hooks/context.h"
+#include "hooks/query.h"
 
 /* Describes a capture before the driver begins it: afterwards another thread may end the context. */
 static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread)
@@ -261,7 +266,7 @@ HOST_WAIT(cuWaitExternalSemaphoresAsync,
            unsigned int count, CUstream stream),
           semaphores, parameters, count, stream)
 
-void gr_graph_node_seen(CUgraphNodeType type)
+void gr_stream_graph_node(CUgraphNodeType type)
 {
         if (type == CU_GRAPH_NODE_TYPE_HOST || type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
             type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) {
@@ -270,12 +275,12 @@ void gr_graph_node_seen(CUgraphNodeType type)
         }
 }
 
-bool gr_graph_will_wait(void)
+bool gr_stream_graph_begins(void)
 {
         return atomic_load_explicit(&graphs_wait, memory_order_relaxed) && will_wait();
 }
 
-CUresult gr_graph_waits(bool told, CUresult result)
+CUresult gr_stream_graph_began(bool told, CUresult result)
 {
         return waits(told, result);
 }
@@ -284,7 +289,7 @@ CUresult gr_graph_waits(bool told, CUresult result)
         GR_EXPORT CUresult CUDAAPI symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,           \
                                           size_t count, const parameters *values)                                      \
         {                                                                                                              \
-                gr_graph_node_seen(type);                                                                              \
+                gr_stream_graph_node(type);                                                                            \
                 return GR_REAL(symbol, node, graph, dependencies, count, values);                                      \
         }
 

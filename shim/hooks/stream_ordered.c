@@ -4,6 +4,8 @@
  * program), so each look corrects the charge. It grows only inside allocations; so under a limit these run one at a
  * time.
  */
+#include "hooks/stream_ordered.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,7 +13,11 @@
 #include <utlist.h>
 
 #include "base/hash.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/device.h"
+#include "process/neighbour.h"
 
 struct pool {
         UT_hash_handle hh;

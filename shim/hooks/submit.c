@@ -6,6 +6,9 @@
  * Every launch passes one of these hooks, so they only compare the stream's handle, or a flag, and jump on. Copies and
  * fills for which the host waits have no hook, as they alone overlap with nothing.
  */
+#include "hooks/submit.h"
+
+#include "driver/real.h"
 #include "hooks/captures.h"
 
 /* Whether this is the first work seen on a per-thread stream. null_is_own: stream 0 is the per-thread stream, too. */

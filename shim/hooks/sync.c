@@ -4,7 +4,8 @@
  */
 #include <errno.h>
 
-#include "shim.h"
+#include "driver/real.h"
+#include "hooks/context.h"
 
 static void about_to_wait(void)
 {

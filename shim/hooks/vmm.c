@@ -12,7 +12,11 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/device.h"
+#include "hooks/ipc.h"
 
 struct memory {
         UT_hash_handle hh;

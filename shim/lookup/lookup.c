@@ -9,8 +9,11 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "driver/dlsym.h"
+#include "driver/real.h"
 #include "gpureclaim.h"
-#include "shim.h"
+#include "hooks/nvml_views.h"
+#include "hooks/runtime.h"
 
 __attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
 

@@ -2,7 +2,8 @@
  * The functions of gpureclaim.h. A program may register reclaimables before the driver is loaded: they are kept here
  * until the core is set up.
  */
-#include "gpureclaim.h"
+
+#include "process/api.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,8 +11,11 @@
 #include <string.h>
 
 #include "account/figures.h"
+#include "driver/operations.h"
+#include "driver/overhead.h"
+#include "driver/real.h"
+#include "gpureclaim.h"
 #include "process/workers.h"
-#include "shim.h"
 
 /* Age of NVML's figure up to which it is reused: programs may ask often, and NVML is slow. */
 #define STATUS_AGE_NS UINT64_C(1000000000)

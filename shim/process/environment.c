@@ -1,4 +1,6 @@
 /* The options, from the environment. */
+#include "process/environment.h"
+
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "shim.h"
 
 extern char **environ;
 

@@ -3,6 +3,8 @@
  * and serves the requests of neighbours: to return memory, to change a limit. It is a thread of its own because it has
  * to answer within the deadline of the asking process, whatever else this process does.
  */
+#include "process/neighbour.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -13,10 +15,12 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "process/environment.h"
 #include "process/platform.h"
 #include "process/workers.h"
 #include "reclaim/trim.h"
-#include "shim.h"
 
 #define PUBLISH_NS    UINT64_C(50000000)  /* pause between looks while something changes */
 #define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing does */

@@ -3,6 +3,8 @@
  * so that the replayer of RMM can read it as well as the one of this project. Pointer is hexadecimal, Time is in
  * nanoseconds since the file was opened.
  */
+#include "process/trace.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,7 +16,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "process/environment.h"
 
 #define BUFFER_BYTES 65536
 #define LINE_BYTES   128 /* no line is longer */

@@ -12,7 +12,7 @@
 #endif
 
 #if GR_LINKED
-#include "shim.h"
+#include "driver/real.h"
 #define LINKED(function)        (void *)function, (void **)&gr_real.function
 #define LINKED_NEEDED(function) (void *)function, NULL
 #else

@@ -17,7 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shim.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/context.h"
+#include "hooks/query.h"
 
 #define PATTERN    0x7ff8deadu /* not a number, as float and as double; a large one as an integer */
 #define MOST_BYTES (UINT64_C(2) << 30)
@@ -27,8 +30,8 @@
 
 struct gr_context *__real_gr_context_add(struct gr_core *core, void *handle, int device);
 struct gr_context *__wrap_gr_context_add(struct gr_core *core, void *handle, int device);
-void __real_gr_driver_init(void);
-void __wrap_gr_driver_init(void);
+void __real_gr_driver_init(const struct gr_driver_told *told);
+void __wrap_gr_driver_init(const struct gr_driver_told *told);
 int __real_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
                             uint64_t *ret_ptr);
 int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
@@ -211,9 +214,9 @@ static int dirty_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         return rc;
 }
 
-void __wrap_gr_driver_init(void)
+void __wrap_gr_driver_init(const struct gr_driver_told *told)
 {
-        __real_gr_driver_init();
+        __real_gr_driver_init(told);
         real_mem_alloc = gr_driver.mem_alloc;
         if (control())
                 gr_driver.mem_alloc = dirty_mem_alloc;

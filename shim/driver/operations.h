@@ -1,0 +1,43 @@
+/* core/'s table of the driver's functions, and the driver's results as core/ knows them. */
+#ifndef GR_OPERATIONS_H
+#define GR_OPERATIONS_H
+
+#include "shim.h"
+
+extern struct gr_driver gr_driver;
+
+/*
+ * Held across every call that maps or unmaps memory, or releases it, the program's too. Two threads that remove two
+ * mappings of one handle at a time, or a mapping and the handle, corrupt the driver's own heap (docs/measurements.md,
+ * unmap-race). The program's are other handles, but whether the driver keeps those apart is not known. Also guards the
+ * tables of vmm.c.
+ */
+extern struct gr_lock gr_mappings GR_HIDDEN;
+
+/* What is told of the driver's calls. */
+struct gr_driver_told {
+        void (*taking)(void);   /* memory is about to be taken */
+        void (*taken)(void);    /* an allocation was served; its context is current */
+        void (*going_on)(void); /* the thread has not stopped: within long work, after each call */
+};
+
+/* Fills gr_driver with what gr_real has, but for the pools of the driver. told must live as long as the process. */
+void gr_driver_init(const struct gr_driver_told *told);
+
+/* The context has ended, and with it this library's stream in it. */
+void gr_driver_forget(CUcontext context);
+
+/* The driver's result as 0 or -errno for core/, and back. */
+int gr_errno(CUresult result);
+CUresult gr_result_of(int rc);
+
+static inline CUresult gr_result(int rc)
+{
+        return __builtin_expect(rc == 0, 1) ? CUDA_SUCCESS : gr_result_of(rc);
+}
+
+/* Until the mode is restored, the calling thread neither disturbs captures nor is refused because of them. */
+CUstreamCaptureMode gr_capture_relax(void);
+void gr_capture_restore(CUstreamCaptureMode mode);
+
+#endif

@@ -1,0 +1,45 @@
+/* Which context a thread has, and which ones there are. */
+#ifndef GR_HOOKS_CONTEXT_H
+#define GR_HOOKS_CONTEXT_H
+
+#include "shim.h"
+
+/* As gr_current_context, but always asks the driver which context is current. */
+struct gr_context *gr_context_ask(void);
+
+/*
+ * Grows when a context ends or is no longer the only one: after that, no thread trusts the context that it remembers.
+ * Never 0.
+ */
+extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
+
+/* The calling thread's current context; NULL where there is none or it cannot be managed. */
+static inline struct gr_context *gr_current_context(void)
+{
+        return __builtin_expect(gr_thread.sure == atomic_load_explicit(&gr_context_generation, memory_order_acquire), 1)
+                       ? gr_thread.context
+                       : gr_context_ask();
+}
+
+/* The context of a handle, which need not be current; NULL where the library does not know it yet. */
+struct gr_context *gr_context_known(CUcontext handle);
+
+/* The same. An unknown context is made current for a moment and added; NULL if the driver refuses that. */
+struct gr_context *gr_context_visit(CUcontext handle);
+
+/*
+ * As gr_current_context, where the runtime of this bit has served the thread since the context became current and no
+ * device was chosen; else NULL.
+ */
+static inline struct gr_context *gr_runtime_context(unsigned runtime)
+{
+        struct gr_context *context = gr_current_context();
+
+        return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
+}
+
+/* The runtime of this bit has served the thread; a device was chosen, so that no runtime counts any more. */
+void gr_runtime_used(unsigned runtime);
+void gr_runtime_unsure(void);
+
+#endif

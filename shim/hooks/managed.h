@@ -1,0 +1,10 @@
+/* Managed memory, and what cuMemFree frees beside it. */
+#ifndef GR_MANAGED_H
+#define GR_MANAGED_H
+
+#include "shim.h"
+
+/* cuMemFree of memory that is no block of the pool. */
+CUresult gr_free_accounted(CUdeviceptr ptr);
+
+#endif

@@ -1,0 +1,45 @@
+/* Allocation and free: what the pool serves. */
+#ifndef GR_HOOKS_MEMORY_H
+#define GR_HOOKS_MEMORY_H
+
+#include "driver/real.h"
+#include "process/trace.h"
+
+/*
+ * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; the trace is told. 0 or -errno;
+ * errno is kept. bytes: from 1 to GR_BLOCK_MAX_BYTES. -ENOENT from a free: not a block of the pool. Where the free
+ * fails, the block is unchanged.
+ *
+ * The inline functions are the fast path; the slow path is in memory.c, and goes on from what the fast path has done:
+ * ptr is what gr_arena_alloc returned, 0 for nothing. The context of a slow free is the one that gr_arena_free
+ * returned, with its output should_close; NULL where it did not take the block back.
+ */
+int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes, CUdeviceptr *ret_ptr);
+int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close);
+
+static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUdeviceptr *ret_ptr)
+{
+        uint64_t ptr = gr_arena_alloc(context, bytes); /* does not touch errno; the slow path may */
+
+        if (__builtin_expect(!ptr || gr_tracing(), 0))
+                return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
+        *ret_ptr = ptr;
+        return 0;
+}
+
+static inline int gr_memory_free(CUdeviceptr ptr)
+{
+        struct gr_context *context = NULL;
+        bool should_close = false;
+
+        if (__builtin_expect(!gr_tracing(), 1))
+                context = gr_arena_free(&gr_core, ptr, &should_close);
+        if (__builtin_expect(!context || should_close || gr_pool_wants_wake(context), 0))
+                return gr_memory_free_slow(context, ptr, should_close);
+        return 0;
+}
+
+/* -errno: the pool has refused the request that the runtime is about to pass to the driver in this thread; 0: no. */
+extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+
+#endif

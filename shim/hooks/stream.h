@@ -1,0 +1,17 @@
+/* Streams that wait for the host or for another process, by a graph too. */
+#ifndef GR_STREAM_H
+#define GR_STREAM_H
+
+#include "shim.h"
+
+/* A node of the type is about to be added to some graph: it may be one that waits for the host. */
+void gr_stream_graph_node(CUgraphNodeType type);
+
+/*
+ * Called before and after the launch of a graph, which may have such a node. told: what gr_stream_graph_begins returned.
+ * Returns result, which is that of the launch.
+ */
+bool gr_stream_graph_begins(void);
+CUresult gr_stream_graph_began(bool told, CUresult result);
+
+#endif

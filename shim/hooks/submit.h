@@ -1,0 +1,10 @@
+/* Work that a thread submits. */
+#ifndef GR_SUBMIT_H
+#define GR_SUBMIT_H
+
+#include "shim.h"
+
+/* The calling thread is about to submit work to the stream. null_is_own: as for gr_async_captured. */
+void gr_submits(CUstream stream, bool null_is_own);
+
+#endif

@@ -1,0 +1,12 @@
+/* The options of the process. */
+#ifndef GR_ENVIRONMENT_H
+#define GR_ENVIRONMENT_H
+
+#include "base/options.h"
+
+extern struct gr_options gr_options;
+
+/* Reads the options, at the first call only. Called before the first warning, so that warnings obey them. */
+void gr_process_options(void);
+
+#endif

@@ -1,0 +1,46 @@
+/* Other processes on the card that use this library. */
+#ifndef GR_NEIGHBOUR_H
+#define GR_NEIGHBOUR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver/real.h"
+
+/* Once, before anything is charged to the device, with total_bytes known. Later charges count for the group. */
+void gr_neighbour_begin(struct gr_device *device);
+
+/* The device is about to be used: joins the group's region, at the first call only. Where that fails, works alone. */
+void gr_neighbour_join(CUdevice dev);
+
+/* Whether the device's region has been joined. */
+bool gr_neighbour_joined(const struct gr_device *device);
+
+/* Called where memory is taken from the driver: starts, now and then, the threads that could not be started before. */
+void gr_neighbour_retry(void);
+
+/* At the end of the process: waits briefly for the threads that serve neighbours, and leaves the regions. */
+void gr_neighbour_leave(void);
+
+/* In a child after fork: the regions that were joined are the parent's. */
+void gr_neighbour_forget(void);
+
+/* How many threads serve neighbours. */
+unsigned gr_neighbour_threads(void);
+
+/* In a thread that serves neighbours: shows the process that asked that work goes on. No effect in other threads. */
+void gr_neighbour_beat(void);
+
+/* For gr_core.ask_neighbours. */
+uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
+
+/*
+ * What the group has reserved on the card with this UUID (text without a prefix), for a process that is no member. 0
+ * where that is not known.
+ */
+uint64_t gr_neighbour_sum(const char *uuid);
+
+/* For gr_core.wait_for_neighbours. */
+void gr_neighbour_wait(struct gr_device *device, int64_t bytes);
+
+#endif
