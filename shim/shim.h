@@ -8,8 +8,8 @@
  *             background thread, fork and exit (process.c)
  *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, device.c, stream.c (with captures.c),
  *             submit.c, sync.c; runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c,
- *             managed.c, array.c, graph.c, module.c and pinned_host.c for memory that the pool of device memory does
- *             not serve; nvml_views.c for NVML's answers
+ *             managed.c, array.c, graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of
+ *             device memory does not serve; nvml_views.c for NVML's answers
  *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S, hooks.def)
  *
  * The order in meson.build says who may call whom.

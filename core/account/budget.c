@@ -153,6 +153,24 @@ void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_
         atomic_fetch_add(&device->kind_bytes[kind], bytes);
 }
 
+bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
+                      uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes)
+{
+        uint64_t held = pooled->reserved_bytes + ahead_bytes;
+        bool within = true;
+
+        if (reserved_bytes > held) {
+                within = gr_budget_charge(device, kind, reserved_bytes - held) == 0;
+                if (!within)
+                        gr_budget_force(device, kind, reserved_bytes - held);
+        } else {
+                gr_budget_uncharge(device, kind, held - reserved_bytes);
+        }
+        atomic_fetch_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
+        *pooled = (struct gr_pooled){.reserved_bytes = reserved_bytes, .idle_bytes = idle_bytes};
+        return within;
+}
+
 static struct gr_slab *slab_find(struct gr_device *device, uint64_t page)
 {
         struct gr_slab *slab;

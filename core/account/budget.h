@@ -183,6 +183,19 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint
 /* As charge, also beyond the limit: for memory that the driver has given already. */
 void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
+/* What a pool of the driver has reserved, as last seen, and the part of that which no block takes. */
+struct gr_pooled {
+        uint64_t reserved_bytes, idle_bytes;
+};
+
+/*
+ * Corrects the charge of a pool of the driver, of *pooled and ahead_bytes so far, to reserved_bytes, of which idle_bytes
+ * are idle. ahead_bytes were charged in advance of a call. False where the charge grows above the limit; it is charged
+ * all the same.
+ */
+bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
+                      uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
+
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t reserved_bytes)
 {

@@ -37,6 +37,7 @@ enum gr_rank {
         GR_RANK_OVERHEAD,      /* driver overhead; held across NVML */
         GR_RANK_POOLS,         /* the program's stream-ordered pools */
         GR_RANK_POOL_FREES,    /* ... and what was freed in them */
+        GR_RANK_GRAPH_MEMORY,  /* what the program's graphs have reserved; the driver is asked under it */
         GR_RANK_CONTEXT_NAMES, /* which context a handle means; the driver is asked under it */
         GR_RANK_DEVICES,       /* which devices are set up; the driver is asked under it */
         GR_RANK_GRAPHS,        /* the program's graphs */

@@ -37,7 +37,7 @@ static inline CUresult gr_result(int rc)
 }
 
 /* Until the mode is restored, the calling thread neither disturbs captures nor is refused because of them. */
-CUstreamCaptureMode gr_capture_relax(void);
-void gr_capture_restore(CUstreamCaptureMode mode);
+CUstreamCaptureMode gr_driver_relax_captures(void);
+void gr_driver_restore_captures(CUstreamCaptureMode mode);
 
 #endif

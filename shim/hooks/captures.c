@@ -21,6 +21,17 @@ const void *gr_capture_identity(CUstream stream, bool null_is_per_thread)
                                                                                  : (const void *)stream;
 }
 
+bool gr_capture_on(CUstream stream, bool null_is_own)
+{
+        CUstreamCaptureStatus status;
+
+        if (!stream && null_is_own)
+                stream = CU_STREAM_PER_THREAD;
+        return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
+               (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+                status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
 uint64_t gr_capture_number(const void *stream, CUcontext current)
 {
         uint64_t number = 0;

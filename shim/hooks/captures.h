@@ -23,6 +23,13 @@ const void *gr_capture_identity(CUstream stream, bool null_is_per_thread);
 const void *gr_capture_own_stream(void);
 
 /*
+ * Whether the stream is being captured, or cannot be asked because another one is. Costs nothing while there is no
+ * capture. null_is_own: the caller is a function whose stream 0 is the thread's own. For cuStreamIsCapturing 0 is the
+ * legacy stream, which cannot be asked while any blocking stream is captured.
+ */
+bool gr_capture_on(CUstream stream, bool null_is_own);
+
+/*
  * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
  * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct gr_capture; NULL: any.
  */

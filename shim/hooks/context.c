@@ -143,7 +143,7 @@ static struct gr_context *look_up(CUcontext handle)
                 return context;
         if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
                 return NULL;
-        mode = gr_capture_relax();
+        mode = gr_driver_relax_captures();
         gr_lock(&primary_locks[dev]);
         gr_lock(&lock);
         if (!primaries[dev])
@@ -155,7 +155,7 @@ static struct gr_context *look_up(CUcontext handle)
                         aliases[alias_count++] = (struct alias){handle, owner};
         }
         gr_unlock(&lock);
-        gr_capture_restore(mode);
+        gr_driver_restore_captures(mode);
         if (owner) {
                 gr_device_use(dev);
                 context = add(owner, dev);
@@ -590,9 +590,9 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
         if (result == CUDA_SUCCESS) {
                 gr_streams_overlap(); /* its default stream runs beside that of the primary context */
-                mode = gr_capture_relax();
+                mode = gr_driver_relax_captures();
                 primary = primary_of(dev);
-                gr_capture_restore(mode);
+                gr_driver_restore_captures(mode);
                 gr_lock(&lock);
                 green_remember(*green, dev);
                 if (primary)

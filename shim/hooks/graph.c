@@ -22,10 +22,11 @@
 #include "driver/operations.h"
 #include "driver/overhead.h"
 #include "driver/real.h"
+#include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/device.h"
+#include "hooks/graph_memory.h"
 #include "hooks/stream.h"
-#include "hooks/stream_ordered.h"
 #include "hooks/submit.h"
 
 struct exec {
@@ -267,7 +268,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
                 return result;
         if (gr_overhead_counted() && gr_current_context())
                 gr_overhead_look(gr_current_context()->device, GR_OVERHEAD_AGE_NS);
-        if (!gr_graph_memory() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
+        if (!gr_graph_memory_in_use() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
             !gr_real.cuGraphMemAllocNodeGetParams || !gr_real.cuGraphMemFreeNodeGetParams ||
             !gr_real.cuGraphChildGraphNodeGetGraph)
                 goto out;
@@ -298,13 +299,14 @@ static int attempt(void *arg)
         struct request *request = arg;
         uint64_t reserved;
 
-        request->trims = atomic_load(&gr_graph_trims); /* read first, so that a trim during the attempt is not missed */
-        if (gr_async_graph_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
+        request->trims =
+                atomic_load(&gr_graph_memory_trims); /* read first, so that a trim during the attempt is not missed */
+        if (gr_graph_memory_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {
                 request->result = CUDA_ERROR_OUT_OF_MEMORY;
                 return -EDQUOT;
         }
         request->result = request->real(request->exec, request->stream);
-        gr_async_graph_settle(request->device, reserved);
+        gr_graph_memory_settle(request->device, reserved);
         return gr_errno(request->result);
 }
 
@@ -314,7 +316,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
 {
         struct request request = {.exec = handle, .stream = stream, .real = real};
         struct gr_context *context;
-        uint64_t now = atomic_load(&gr_graph_trims);
+        uint64_t now = atomic_load(&gr_graph_memory_trims);
         struct exec *exec;
         int rc;
         bool had_it = false;
@@ -332,7 +334,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         }
         gr_unlock(&lock);
         /* A launch that is captured reserves nothing: it becomes part of another graph. */
-        if (!request.device || gr_async_captured(stream, null_is_own))
+        if (!request.device || gr_capture_on(stream, null_is_own))
                 return real(handle, stream);
         GR_KEEP_ERRNO;
         rc = attempt(&request);
@@ -416,7 +418,7 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANT
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !gr_graph_memory() || !params || !upload ||
+        if (!gr_shim_ready() || !gr_graph_memory_in_use() || !params || !upload ||
             !(params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
                 return instantiated(real(exec, graph, params), exec, graph);
         without = *params;
@@ -506,6 +508,6 @@ GR_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
         CUresult result = GR_REAL(cuDeviceGraphMemTrim, dev);
 
         if (result == CUDA_SUCCESS)
-                gr_graph_trimmed();
+                gr_graph_memory_trimmed();
         return result;
 }

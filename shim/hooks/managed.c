@@ -67,7 +67,7 @@ CUresult gr_free_accounted(CUdeviceptr ptr)
         if (!entry)
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, ptr);
         if (!entry)
-                return gr_async_free(ptr);
+                return gr_stream_ordered_free(ptr);
         result = GR_REAL(cuMemFree_v2, ptr);
         gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
         return result;

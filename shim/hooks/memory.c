@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/managed.h"
 #include "hooks/stream_ordered.h"
@@ -194,13 +195,13 @@ static int give_back(void *arg, uint64_t ptr)
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {
         struct free_request request = {stream, real};
-        struct gr_async_free freed;
+        struct gr_stream_ordered_free freed;
         int saved_errno = errno, rc;
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (!gr_shim_ready() || !dptr || gr_async_captured(stream, null_is_own))
+        if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_is_own))
                 return real(dptr, stream);
         if (gr_tracing())
                 gr_trace_free(dptr);
@@ -208,9 +209,9 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
         errno = saved_errno;
         if (rc != -ENOENT)
                 return gr_result(rc);
-        gr_async_free_begin(&freed, dptr);
+        gr_stream_ordered_free_begin(&freed, dptr);
         result = real(dptr, stream);
-        gr_async_free_end(&freed, result);
+        gr_stream_ordered_free_end(&freed, result);
         return result;
 }
 

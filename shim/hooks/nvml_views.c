@@ -163,7 +163,7 @@ static bool refresh(struct gr_context *context, void *arg)
         struct gr_device *device = arg;
 
         (void)context;
-        gr_async_refresh(device);
+        gr_stream_ordered_refresh(device);
         if (gr_overhead_counted())
                 gr_overhead_look(device, GR_OVERHEAD_AGE_NS);
         return false;

@@ -80,7 +80,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
 {
         uint64_t share_free, share_total;
 
-        gr_async_refresh(context->device);
+        gr_stream_ordered_refresh(context->device);
         if (gr_overhead_counted())
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
         if (atomic_load(&context->device->stranded_bytes) > 0)

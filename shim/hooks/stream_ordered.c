@@ -15,8 +15,10 @@
 #include "base/hash.h"
 #include "driver/operations.h"
 #include "driver/real.h"
+#include "hooks/captures.h"
 #include "hooks/context.h"
 #include "hooks/device.h"
+#include "hooks/graph_memory.h"
 #include "process/neighbour.h"
 
 struct pool {
@@ -25,7 +27,7 @@ struct pool {
         uint64_t number;     /* tells it from a later pool with the same handle */
         struct gr_device *device;
         enum gr_memory_kind kind;
-        uint64_t reserved_bytes, idle_bytes;
+        struct gr_pooled pooled;
         uint64_t lost_bytes; /* freed by cuMemFree, but counted as used by the driver for ever */
 };
 
@@ -49,8 +51,6 @@ struct request {
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
 static struct pool *pools GR_GUARDED_BY(lock);
 static struct orphans GR_GUARDED_BY(lock) orphans[GR_DEVICES_MAX];
-static uint64_t graph_reserved_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock),
-        graph_idle_bytes[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static bool frees_lost
         GR_GUARDED_BY(lock); /* seen: this driver counts memory of pools that cuMemFree took as used for ever */
 
@@ -59,61 +59,16 @@ static bool frees_lost
  * pool gone, and one that began before is found by cuMemPoolDestroy.
  */
 static struct gr_lock frees_lock = GR_LOCK_INIT(GR_RANK_POOL_FREES);
-static struct gr_async_free *frees GR_GUARDED_BY(frees_lock);
+static struct gr_stream_ordered_free *frees GR_GUARDED_BY(frees_lock);
 
 static _Atomic bool pools_made;         /* the program has made a pool, which it may destroy */
 static _Atomic uint64_t defaults_known; /* bit d: the default pool of device d is on the list */
 static _Atomic unsigned orphan_devices; /* how many devices have orphans */
 static _Atomic bool pools_seen;         /* some pool is in the table, so a charge may need correction */
 
-_Atomic uint64_t gr_graph_trims = 1;
-static _Atomic bool memory_seen; /* some graph may allocate */
-
-void gr_graph_memory_seen(void)
-{
-        atomic_store_explicit(&memory_seen, true, memory_order_relaxed);
-}
-
-bool gr_graph_memory(void)
-{
-        return atomic_load_explicit(&memory_seen, memory_order_relaxed);
-}
-
-void gr_graph_trimmed(void)
-{
-        atomic_fetch_add(&gr_graph_trims, 1);
-}
-
 static uint64_t whole_pages(uint64_t bytes)
 {
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
-}
-
-static void set_idle(struct gr_device *device, uint64_t *idle_bytes, uint64_t now_bytes)
-{
-        atomic_fetch_add(&device->idle_bytes, now_bytes - *idle_bytes);
-        *idle_bytes = now_bytes;
-}
-
-/*
- * Corrects a charge, of *reserved_bytes + ahead_bytes so far, to now_bytes. ahead_bytes were charged in advance of a
- * call. False where the charge grows above the limit; it is charged all the same.
- */
-static bool settle_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_t *reserved_bytes,
-                          uint64_t ahead_bytes, uint64_t now_bytes)
-{
-        uint64_t held = *reserved_bytes + ahead_bytes;
-        bool within = true;
-
-        if (now_bytes > held) {
-                within = gr_budget_charge(device, kind, now_bytes - held) == 0;
-                if (!within)
-                        gr_budget_force(device, kind, now_bytes - held);
-        } else {
-                gr_budget_uncharge(device, kind, held - now_bytes);
-        }
-        *reserved_bytes = now_bytes;
-        return within;
 }
 
 /* An amount of the pool, asked for once more where the driver does not tell; then `otherwise`. */
@@ -133,20 +88,18 @@ static uint64_t used(const struct pool *pool, uint64_t otherwise)
         return amount(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, otherwise);
 }
 
-/* Lock held. As settle_charge, for one pool; also corrects its idle bytes. */
+/* Lock held. As gr_budget_settle, for one pool. */
 GR_HELD(lock) static bool settle(struct pool *pool, uint64_t ahead_bytes)
 {
         uint64_t now_bytes, used_bytes;
-        bool within;
 
         gr_assert_locked(&lock);
-        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->reserved_bytes + ahead_bytes);
+        now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + ahead_bytes);
         used_bytes = used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
-        within = settle_charge(pool->device, pool->kind, &pool->reserved_bytes, ahead_bytes, now_bytes);
-        set_idle(pool->device, &pool->idle_bytes, now_bytes - used_bytes);
-        return within;
+        return gr_budget_settle(pool->device, pool->kind, &pool->pooled, ahead_bytes, now_bytes,
+                                now_bytes - used_bytes);
 }
 
 /* Lock held. NULL: not in the table. */
@@ -238,17 +191,6 @@ static struct gr_device *device_of(CUstream stream)
         return context ? context->device : NULL;
 }
 
-bool gr_async_captured(CUstream stream, bool null_is_own)
-{
-        CUstreamCaptureStatus status;
-
-        if (!stream && null_is_own)
-                stream = CU_STREAM_PER_THREAD;
-        return atomic_load(&gr_core.gate.captures) > 0 && gr_real.cuStreamIsCapturing &&
-               (gr_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-                status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
 /* The device that memory of a pool is charged to, and its memory kind. NULL: it is not counted. */
 static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocationType type,
                                   enum gr_memory_kind *ret_kind)
@@ -278,7 +220,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
 /* Whether an allocation on stream is captured into a graph. */
 static bool into_graph(CUstream stream, bool null_is_own)
 {
-        if (!gr_async_captured(stream, null_is_own))
+        if (!gr_capture_on(stream, null_is_own))
                 return false;
         gr_graph_memory_seen();
         return true;
@@ -296,10 +238,11 @@ GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
         gr_assert_locked(&lock);
         if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
                 return true;
-        if (pool->idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
+        if (pool->pooled.idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
                 return false;
         /* Returning idle memory of the pool makes room under the limit. */
-        gr_real.cuMemPoolTrimTo(pool->handle, pool->reserved_bytes > bytes ? pool->reserved_bytes - bytes : 0);
+        gr_real.cuMemPoolTrimTo(pool->handle,
+                                pool->pooled.reserved_bytes > bytes ? pool->pooled.reserved_bytes - bytes : 0);
         settle(pool, 0);
         return gr_budget_charge(pool->device, pool->kind, bytes) == 0;
 }
@@ -319,7 +262,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
                  * wait. Where it does not, the pool grows beyond the limit; no such attempt is made again while the
                  * device is above its limit.
                  */
-                if (pool->idle_bytes < request->bytes || gr_budget_over(pool->device) > 0)
+                if (pool->pooled.idle_bytes < request->bytes || gr_budget_over(pool->device) > 0)
                         return -EDQUOT;
                 reserved = 0;
         }
@@ -558,7 +501,7 @@ static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, 
 GR_HELD(frees_lock) static void find_frees(CUmemoryPool handle)
 {
         gr_assert_locked(&frees_lock);
-        for (struct gr_async_free *free = frees; free; free = free->next) {
+        for (struct gr_stream_ordered_free *free = frees; free; free = free->next) {
                 CUmemoryPool its = NULL;
 
                 if (!is_pooled(free->ptr, &its, &free->found_device, &free->found_bytes) || its != handle)
@@ -570,7 +513,7 @@ GR_HELD(frees_lock) static void find_frees(CUmemoryPool handle)
 GR_HELD(frees_lock) static void orphan_frees(void)
 {
         gr_assert_locked(&frees_lock);
-        for (struct gr_async_free *free = frees; free; free = free->next) {
+        for (struct gr_stream_ordered_free *free = frees; free; free = free->next) {
                 if (free->found_bytes == 0)
                         continue;
                 free->device = free->found_device;
@@ -593,7 +536,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         gr_lock(&frees_lock);
         if (pool) {
                 /* After the trim, what is reserved is what the program has, whatever the driver counts as used. */
-                mode = gr_capture_relax();
+                mode = gr_driver_relax_captures();
                 if (gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(handle, 0);
                 /*
@@ -605,20 +548,19 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                         settle(pool, 0);
                         find_frees(handle);
                 } while (used(pool, 0) != used_bytes);
-                gr_capture_restore(mode);
+                gr_driver_restore_captures(mode);
         }
         result = GR_REAL(cuMemPoolDestroy, handle);
         if (pool && result == CUDA_SUCCESS) {
                 uint64_t left;
 
-                used_bytes = pool->reserved_bytes - pool->idle_bytes;
+                used_bytes = pool->pooled.reserved_bytes - pool->pooled.idle_bytes;
                 left = whole_pages(used_bytes);
                 if (pool->kind == GR_MEMORY_HOST)
                         left = 0;
-                else if (left > pool->reserved_bytes)
-                        left = pool->reserved_bytes;
-                set_idle(pool->device, &pool->idle_bytes, 0);
-                gr_budget_uncharge(pool->device, pool->kind, pool->reserved_bytes - left);
+                else if (left > pool->pooled.reserved_bytes)
+                        left = pool->pooled.reserved_bytes;
+                gr_budget_settle(pool->device, pool->kind, &pool->pooled, 0, left, 0);
                 if (left > 0) {
                         struct orphans *orphan = &orphans[pool->device->ordinal];
 
@@ -680,12 +622,12 @@ static void orphan_freed(int device, uint64_t bytes)
         gr_unlock(&lock);
 }
 
-void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
+void gr_stream_ordered_free_begin(struct gr_stream_ordered_free *free, CUdeviceptr ptr)
 {
         uint64_t bytes;
         int device;
 
-        *free = (struct gr_async_free){.ptr = ptr};
+        *free = (struct gr_stream_ordered_free){.ptr = ptr};
         free->noted = atomic_load_explicit(&pools_made, memory_order_relaxed);
         if (!free->noted)
                 return;
@@ -701,7 +643,7 @@ void gr_async_free_begin(struct gr_async_free *free, CUdeviceptr ptr)
         gr_unlock(&frees_lock);
 }
 
-void gr_async_free_end(struct gr_async_free *free, CUresult result)
+void gr_stream_ordered_free_end(struct gr_stream_ordered_free *free, CUresult result)
 {
         if (!free->noted)
                 return;
@@ -712,7 +654,7 @@ void gr_async_free_end(struct gr_async_free *free, CUresult result)
                 orphan_freed(free->device, free->orphan_bytes);
 }
 
-CUresult gr_async_free(CUdeviceptr ptr)
+CUresult gr_stream_ordered_free(CUdeviceptr ptr)
 {
         uint64_t bytes = 0, before = 0, number = 0;
         CUmemoryPool handle = NULL;
@@ -779,54 +721,6 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_byte
         return result;
 }
 
-/* Lock held. As settle_charge, for the device's graph memory, which grows when a graph is launched. */
-GR_HELD(lock) static void settle_graphs(struct gr_device *device, uint64_t ahead_bytes)
-{
-        int i = device->ordinal;
-        cuuint64_t reserved, used;
-
-        gr_assert_locked(&lock);
-        if (!gr_real.cuDeviceGetGraphMemAttribute ||
-            gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
-                    CUDA_SUCCESS) {
-                gr_budget_uncharge(device, GR_MEMORY_GRAPH, ahead_bytes);
-                return;
-        }
-        if (gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS ||
-            used > reserved)
-                used = reserved;
-        settle_charge(device, GR_MEMORY_GRAPH, &graph_reserved_bytes[i], ahead_bytes, reserved);
-        set_idle(device, &graph_idle_bytes[i], reserved - used);
-}
-
-int gr_async_graph_reserve(struct gr_device *device, uint64_t need_bytes, bool may_have_it,
-                           uint64_t *ret_reserved_bytes)
-{
-        uint64_t idle;
-        int rc;
-
-        gr_lock(&lock);
-        settle_graphs(device, 0);
-        idle = may_have_it ? graph_reserved_bytes[device->ordinal] : graph_idle_bytes[device->ordinal];
-        need_bytes = need_bytes > idle ? need_bytes - idle : 0;
-        gr_budget_ask(device, need_bytes);
-        rc = gr_budget_charge(device, GR_MEMORY_GRAPH, need_bytes);
-        gr_unlock(&lock);
-        if (rc)
-                gr_budget_answered(device, need_bytes);
-        else
-                *ret_reserved_bytes = need_bytes;
-        return rc;
-}
-
-void gr_async_graph_settle(struct gr_device *device, uint64_t ahead_bytes)
-{
-        gr_lock(&lock);
-        settle_graphs(device, ahead_bytes);
-        gr_unlock(&lock);
-        gr_budget_answered(device, ahead_bytes);
-}
-
 /* Lock held. Settles all pools of the device; trim: returns their idle memory before. */
 GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 {
@@ -842,38 +736,36 @@ GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 
 static void refresh(struct gr_device *device, bool trim)
 {
-        CUstreamCaptureMode mode = gr_capture_relax();
+        CUstreamCaptureMode mode = gr_driver_relax_captures();
 
         gr_lock(&lock);
         settle_pools(device, trim);
-        if (trim && gr_real.cuDeviceGraphMemTrim && gr_real.cuDeviceGraphMemTrim(device->ordinal) == CUDA_SUCCESS)
-                gr_graph_trimmed();
-        settle_graphs(device, 0);
         gr_unlock(&lock);
-        gr_capture_restore(mode);
+        gr_graph_memory_refresh(device, trim);
+        gr_driver_restore_captures(mode);
 }
 
-void gr_async_refresh(struct gr_device *device)
+void gr_stream_ordered_refresh(struct gr_device *device)
 {
-        if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory())
+        if (atomic_load_explicit(&pools_seen, memory_order_relaxed) || gr_graph_memory_in_use())
                 refresh(device, false);
 }
 
-void gr_async_trim(struct gr_device *device)
+void gr_stream_ordered_trim(struct gr_device *device)
 {
         remember_default(device);
         refresh(device, true);
 }
 
-void gr_async_trim_host(void)
+void gr_stream_ordered_trim_host(void)
 {
         CUstreamCaptureMode mode;
 
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
                 return;
-        mode = gr_capture_relax();
+        mode = gr_driver_relax_captures();
         gr_lock(&lock);
         settle_pools(gr_core.host, true);
         gr_unlock(&lock);
-        gr_capture_restore(mode);
+        gr_driver_restore_captures(mode);
 }

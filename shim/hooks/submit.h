@@ -4,7 +4,7 @@
 
 #include "shim.h"
 
-/* The calling thread is about to submit work to the stream. null_is_own: as for gr_async_captured. */
+/* The calling thread is about to submit work to the stream. null_is_own: as for gr_capture_on. */
 void gr_submits(CUstream stream, bool null_is_own);
 
 #endif

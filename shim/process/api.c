@@ -55,7 +55,7 @@ static int call_drop(void *arg, int device, uint64_t want_bytes)
 static void prepare_thread(void)
 {
         if (gr_shim_ready())
-                gr_capture_relax();
+                gr_driver_relax_captures();
 }
 
 void gr_public_init(void)

@@ -380,7 +380,7 @@ static void *serve(void *arg)
         uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
         int rc;
 
-        gr_capture_relax();
+        gr_driver_relax_captures();
         region = join_late(member);
         if (region)
                 serving = member;

@@ -74,7 +74,7 @@ static void *helper_main(void *arg)
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
 
         (void)arg;
-        gr_capture_relax();
+        gr_driver_relax_captures();
         gr_lock(&helper_lock);
         while (!helper.stop) {
                 bool wanted = atomic_load(&helper_wanted), waiting = false;
@@ -176,7 +176,7 @@ static const struct gr_driver_told told = {
 
 static void refresh_pools(int device)
 {
-        gr_async_refresh(&gr_core.devices[device]);
+        gr_stream_ordered_refresh(&gr_core.devices[device]);
 }
 
 static void trim_pools(void *context, int device)
@@ -185,7 +185,7 @@ static void trim_pools(void *context, int device)
 
         if (gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
                 return;
-        gr_async_trim(&gr_core.devices[device]);
+        gr_stream_ordered_trim(&gr_core.devices[device]);
         gr_real.cuCtxPopCurrent_v2(&left);
         /* The trim may also have freed code and stacks. The figure falls only at the second look (overhead.c). */
         for (int i = 0; i < 2 && gr_overhead_counted(); i++)
@@ -221,7 +221,7 @@ static bool refresh_card(struct gr_context *context, void *arg)
         if (gr_driver.mem_info(context->handle, &free_bytes, &total_bytes) == 0) {
                 atomic_store(&context->device->card_free_bytes, free_bytes);
                 atomic_store(&context->device->total_bytes, total_bytes);
-                gr_async_refresh(context->device);
+                gr_stream_ordered_refresh(context->device);
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
         }
         return true;
@@ -308,7 +308,7 @@ static void set_up(void)
         gr_driver_init(&told);
         gr_driver.refresh_pools = refresh_pools;
         gr_driver.trim_pools = trim_pools;
-        gr_driver.trim_host_pools = gr_async_trim_host;
+        gr_driver.trim_host_pools = gr_stream_ordered_trim_host;
         gr_device_init(note_use);
         gr_core_init(&gr_core, &rooms, &gr_driver, &config);
         gr_core.wake = wake;

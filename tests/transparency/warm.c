@@ -168,9 +168,9 @@ static void enter_and_warm(struct gr_context *context, CUcontext handle)
 
         if (atomic_load(&context->core->gate.captures) > 0 || gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
                 return;
-        mode = gr_capture_relax();
+        mode = gr_driver_relax_captures();
         warm(context);
-        gr_capture_restore(mode);
+        gr_driver_restore_captures(mode);
         gr_real.cuCtxPopCurrent_v2(&handle);
         gr_thread.sure = 0;
 }
@@ -198,9 +198,9 @@ static void dirty(uint64_t ptr, size_t bytes)
         CUstreamCaptureMode mode;
 
         if (atomic_load(&gr_core.gate.captures) == 0) {
-                mode = gr_capture_relax();
+                mode = gr_driver_relax_captures();
                 fill(&ptr, &bytes, 1);
-                gr_capture_restore(mode);
+                gr_driver_restore_captures(mode);
         }
         errno = saved_errno;
 }
