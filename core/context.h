@@ -42,9 +42,9 @@ struct gr_context {
         struct gr_core *core;
         struct gr_device *device;
         struct gr_fence *fence;
-        _Atomic unsigned arenas_quiesced;           /* how many want it so: gr_arenas_quiesce */
-        _Atomic bool split_active;                  /* new requests are served by split */
-        size_t split_least_bytes;                   /* ... except those up to here, for gr_split_serves; constant */
+        _Atomic unsigned arenas_quiesced; /* how many want it so: gr_arenas_quiesce */
+        _Atomic bool split_active;        /* new requests are served by split */
+        size_t split_least_bytes;         /* ... except those up to here, for gr_pool_kind_split_serves; constant */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* that there are */
@@ -80,8 +80,8 @@ struct gr_core {
         /* What every free reads, a cache line of it. */
         struct gr_config config;
         _Atomic uint64_t expandable_ptrs[2]; /* where the latest expandable segments of split begin, and ... */
-        _Atomic uint32_t expandable_pages;   /* ... how large each is; 0: there is none. For gr_in_expandable */
-        _Atomic bool decay_armed;            /* somebody calls gr_decay_run in time */
+        _Atomic uint32_t expandable_pages; /* ... how large each is; 0: there is none. For gr_pool_kind_in_expandable */
+        _Atomic bool decay_armed;          /* somebody calls gr_decay_run in time */
         /*
          * A stream may wait for what the program does later, by a function on the host, a word in memory or a
          * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
@@ -98,7 +98,7 @@ struct gr_core {
 
         const struct gr_driver *driver;
         struct gr_gate gate;
-        struct gr_stats stats;
+        struct gr_counters counters;
         /* Each is known to those who use it. Constant. */
         struct gr_ledger *ledger;
         struct gr_accounted_ledger *accounted;
@@ -129,9 +129,9 @@ struct gr_core {
 
 _Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
 
-static inline void gr_count(struct gr_core *core, enum gr_stat stat, uint64_t n)
+static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint64_t n)
 {
-        atomic_fetch_add_explicit(&core->stats.counters[stat], n, memory_order_relaxed);
+        atomic_fetch_add_explicit(&core->counters.counts[counter], n, memory_order_relaxed);
 }
 
 /* Below, no lock of core/ is held unless a comment says otherwise. */

@@ -8,7 +8,7 @@
 #define VISIT_LOOK_NS UINT64_C(20000)
 
 /* A context and its parts. */
-struct context_rooms {
+struct context_parts {
         struct gr_context context; /* first, so that one can be had from the other */
         struct gr_fence fence;
         struct gr_split split;
@@ -18,21 +18,21 @@ struct context_rooms {
         struct gr_decay decay;
 };
 
-void gr_core_init(struct gr_core *core, struct gr_rooms *rooms, const struct gr_driver *driver,
+void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_driver *driver,
                   const struct gr_config *config)
 {
         memset(core, 0, sizeof(*core));
-        memset(rooms, 0, sizeof(*rooms));
+        memset(parts, 0, sizeof(*parts));
         core->driver = driver;
         core->config = *config;
-        core->ledger = &rooms->ledger;
-        core->accounted = &rooms->accounted;
-        core->devices = rooms->devices;
-        core->host = &rooms->host;
-        core->pinned = &rooms->pinned;
-        core->process_fence = &rooms->process_fence;
-        core->registry = &rooms->registry;
-        core->proactive = &rooms->proactive;
+        core->ledger = &parts->ledger;
+        core->accounted = &parts->accounted;
+        core->devices = parts->devices;
+        core->host = &parts->host;
+        core->pinned = &parts->pinned;
+        core->process_fence = &parts->process_fence;
+        core->registry = &parts->registry;
+        core->proactive = &parts->proactive;
         gr_ledger_init(core->ledger);
         gr_accounted_init(core->accounted);
         gr_gate_init(&core->gate);
@@ -47,21 +47,21 @@ void gr_core_init(struct gr_core *core, struct gr_rooms *rooms, const struct gr_
 /* A context of device without a handle, in no list; NULL: out of memory. */
 static struct gr_context *context_new(struct gr_core *core, int device)
 {
-        struct context_rooms *rooms = gr_metadata_alloc(sizeof(*rooms));
+        struct context_parts *parts = gr_metadata_alloc(sizeof(*parts));
         struct gr_context *context;
 
-        if (!rooms)
+        if (!parts)
                 return NULL;
-        context = &rooms->context;
+        context = &parts->context;
         context->core = core;
         context->device = &core->devices[device];
         context->ordinal = device;
-        context->fence = &rooms->fence;
-        context->split = &rooms->split;
-        context->first_arena = &rooms->first_arena;
-        context->fastbins = &rooms->fastbins;
-        context->spilled = &rooms->spilled;
-        context->decay = &rooms->decay;
+        context->fence = &parts->fence;
+        context->split = &parts->split;
+        context->first_arena = &parts->first_arena;
+        context->fastbins = &parts->fastbins;
+        context->spilled = &parts->spilled;
+        context->decay = &parts->decay;
         gr_fence_init(context->fence, core, context->device, context);
         gr_lock_init(&context->spilled->lock, GR_RANK_SPILLED);
         gr_arena_init(context->first_arena, context, 0);
@@ -79,7 +79,7 @@ static void context_destroy(struct gr_context *context)
         gr_lock_destroy(&context->spilled->lock);
         gr_split_destroy(context);
         gr_fence_destroy(context->fence);
-        gr_metadata_free(context, sizeof(struct context_rooms));
+        gr_metadata_free(context, sizeof(struct context_parts));
 }
 
 void gr_core_destroy(struct gr_core *core)

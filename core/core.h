@@ -39,7 +39,7 @@
 #include "stats.h"
 
 /* The parts of the core: in one piece here, each by itself to the files of core/. */
-struct gr_rooms {
+struct gr_parts {
         struct gr_ledger ledger;
         struct gr_accounted_ledger accounted;
         struct gr_device devices[GR_DEVICES_MAX];
@@ -50,8 +50,8 @@ struct gr_rooms {
         struct gr_proactive proactive;
 };
 
-/* rooms, of any content, are the core's as long as it lives. */
-void gr_core_init(struct gr_core *core, struct gr_rooms *rooms, const struct gr_driver *driver,
+/* parts, of any content, are the core's as long as it lives. */
+void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_driver *driver,
                   const struct gr_config *config);
 
 /* Frees what the core allocated, not the driver's memory. No other thread that has used it may use any from then on. */

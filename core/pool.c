@@ -49,7 +49,7 @@ static bool own_waiting(struct gr_context *context, size_t bytes)
 {
         unsigned class;
 
-        if (gr_split_serves(context, bytes))
+        if (gr_pool_kind_split_serves(context, bytes))
                 return false;
         class = gr_class_of(bytes);
         return class < GR_CLASS_EXACT && gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
@@ -79,7 +79,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         bool barrier;
         struct gr_block *block;
 
-        if (gr_split_serves(context, bytes)) {
+        if (gr_pool_kind_split_serves(context, bytes)) {
                 if (!gr_split_waiting(context) && gr_arenas_class_empty(context, gr_class_of(bytes)))
                         return NULL;
         } else if (gr_arenas_class_empty(context, gr_class_of(bytes)) ||
@@ -99,7 +99,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                         bound = QUARANTINE_BYTES;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
                           gr_fence_barrier_is_safe(context->fence) &&
-                          (!gr_split_serves(context, bytes) || gr_split_would_help(context, bytes));
+                          (!gr_pool_kind_split_serves(context, bytes) || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
@@ -187,7 +187,7 @@ GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uin
         struct gr_block *block;
         bool looks;
 
-        looks = gr_split_serves(context, bytes) && !gr_fence_is_broken(context->fence);
+        looks = gr_pool_kind_split_serves(context, bytes) && !gr_fence_is_broken(context->fence);
         block = looks ? gr_split_take(context, bytes, false) : NULL;
         if (block && hand_out(block, bytes, ret_ptr))
                 return 0;
@@ -240,7 +240,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
                 return rc;
         }
         if (there)
-                gr_count(core, GR_STAT_driver_frees, 1);
+                gr_count(core, GR_COUNTER_driver_frees, 1);
         if (there && order->give_back)
                 gr_block_leave(block);
         else

@@ -47,7 +47,7 @@ GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t byt
 {
         if (gr_fence_is_broken(context->fence))
                 return NULL;
-        if (gr_split_serves(context, bytes) || (may_be_larger && gr_split_active(context))) {
+        if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_split(context))) {
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
 
                 if (block)
@@ -61,7 +61,7 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
 {
         if (!allocate) {
                 gr_split_consider(context, bytes);
-                if (gr_split_serves(context, bytes))
+                if (gr_pool_kind_split_serves(context, bytes))
                         return gr_split_grow(context, bytes, ret_block);
         }
         return gr_pool_fresh_plain(context, bytes, allocate, arg, ret_block);
@@ -91,7 +91,7 @@ int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_alloca
                 gr_block_free(block);
                 return rc;
         }
-        gr_count(core, GR_STAT_driver_allocs, 1);
+        gr_count(core, GR_COUNTER_driver_allocs, 1);
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)
                 goto give_back;

@@ -25,10 +25,10 @@ struct out {
 static const struct counter_row {
         const char *name, *words;
         enum { COUNT, BYTES } unit;
-} counter_rows[GR_STAT_COUNT] = {
-#define GR_STAT(name, unit, words) {#name, words, unit},
+} counter_rows[GR_COUNTER_COUNT] = {
+#define GR_COUNTER(name, unit, words) {#name, words, unit},
 #include "base/counters.def"
-#undef GR_STAT
+#undef GR_COUNTER
 };
 
 static const char *const kind_words[] = {
@@ -67,9 +67,9 @@ static void count_caches(struct gr_core *core, struct gr_cache_counts *ret)
         gr_unlock(&core->contexts_lock);
 }
 
-static uint64_t counter(struct gr_core *core, enum gr_stat stat)
+static uint64_t count_of(struct gr_core *core, enum gr_counter counter)
 {
-        return atomic_load(&core->stats.counters[stat]);
+        return atomic_load(&core->counters.counts[counter]);
 }
 
 static bool device_seen(struct gr_device *device)
@@ -105,16 +105,16 @@ static void put_counters(struct out *out, struct gr_core *core)
 {
         char size[GR_SIZE_TEXT_BYTES];
 
-        for (enum gr_stat i = 0; i < GR_STAT_COUNT; i++) {
+        for (enum gr_counter i = 0; i < GR_COUNTER_COUNT; i++) {
                 const struct counter_row *row = &counter_rows[i];
 
-                if (counter(core, i) > 0 && row->unit == BYTES)
-                        put(out, "  %s: %s\n", row->words, gr_size_format(counter(core, i), size, sizeof(size)));
-                else if (counter(core, i) > 0)
-                        put(out, "  %s: %" PRIu64 "\n", row->words, counter(core, i));
+                if (count_of(core, i) > 0 && row->unit == BYTES)
+                        put(out, "  %s: %s\n", row->words, gr_size_format(count_of(core, i), size, sizeof(size)));
+                else if (count_of(core, i) > 0)
+                        put(out, "  %s: %" PRIu64 "\n", row->words, count_of(core, i));
         }
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
-                struct gr_level_stats *level = &core->stats.levels[i];
+                struct gr_level_counters *level = &core->counters.levels[i];
 
                 if (atomic_load(&level->tries) > 0)
                         put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_level_words[i],
@@ -140,7 +140,7 @@ void gr_stats_text(struct gr_core *core, gr_sink *sink, void *arg)
                     gr_size_format(gr_budget_cached(core->host), b, sizeof(b)),
                     gr_size_format(atomic_load(&core->host->peak_reserved_bytes), c, sizeof(c)),
                     gr_size_format(atomic_load(&core->host->hard_bytes), d, sizeof(d)));
-        requests = counts.hits + counter(core, GR_STAT_driver_allocs);
+        requests = counts.hits + count_of(core, GR_COUNTER_driver_allocs);
         put(&out,
             "  requests: %" PRIu64 ", of them %" PRIu64 " from the cache (%.1f%%); frees into the cache: %" PRIu64 "\n",
             requests, counts.hits, requests ? 100.0 * (double)counts.hits / (double)requests : 0.0, counts.frees);
@@ -187,11 +187,11 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
         gr_json_count(&json, "hits", counts.hits);
         gr_json_count(&json, "frees", counts.frees);
         gr_json_count(&json, "cached_blocks", counts.blocks);
-        for (enum gr_stat i = 0; i < GR_STAT_COUNT; i++)
-                gr_json_count(&json, counter_rows[i].name, counter(core, i));
+        for (enum gr_counter i = 0; i < GR_COUNTER_COUNT; i++)
+                gr_json_count(&json, counter_rows[i].name, count_of(core, i));
         gr_json_object(&json, "ladder");
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
-                struct gr_level_stats *level = &core->stats.levels[i];
+                struct gr_level_counters *level = &core->counters.levels[i];
 
                 gr_json_object(&json, gr_level_words[i]);
                 gr_json_count(&json, "tries", atomic_load(&level->tries));

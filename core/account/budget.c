@@ -267,16 +267,16 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
 
 /*
  * The calling thread's part of returns_done. One counter for all devices is enough: a thread that compares two readings
- * of gr_releases_of_others gives back nothing on another device in between.
+ * of gr_budget_releases_of_others gives back nothing on another device in between.
  */
 static _Thread_local __attribute__((tls_model("initial-exec"))) uint64_t own_returns;
 
-void gr_releases_begin(struct gr_device *device)
+void gr_budget_releases_begin(struct gr_device *device)
 {
         atomic_fetch_add(&device->releases_begun, 1);
 }
 
-void gr_releases_end(struct gr_device *device, uint64_t bytes)
+void gr_budget_releases_end(struct gr_device *device, uint64_t bytes)
 {
         /* Before releases_ended: a thread that sees no release in flight must also see what it gave back. */
         if (bytes > 0) {
@@ -286,7 +286,7 @@ void gr_releases_end(struct gr_device *device, uint64_t bytes)
         atomic_fetch_add(&device->releases_ended, 1);
 }
 
-uint64_t gr_releases_of_others(struct gr_device *device)
+uint64_t gr_budget_releases_of_others(struct gr_device *device)
 {
         return atomic_load(&device->returns_done) - own_returns;
 }
@@ -426,7 +426,7 @@ static bool grant(struct gr_device *device, struct gr_cached *keeper, uint64_t m
 /* Raises the keeper's grant at least to what it holds, so that no other keeper is granted those bytes. */
 static void grant_more(struct gr_device *device, struct gr_cached *keeper, uint64_t threshold)
 {
-        uint64_t step = threshold / GRANT_SHARE, bytes = gr_counter_sum(&device->cached_bytes);
+        uint64_t step = threshold / GRANT_SHARE, bytes = gr_sharded_sum(&device->cached_bytes);
         struct gr_cached *each;
 
         for (each = atomic_load(&device->cached_elsewhere); each; each = each->next)

@@ -60,7 +60,7 @@ struct gr_device {
         _Atomic uint64_t asked_bytes;    /* charged, or about to be, for calls that the driver has not answered yet */
 
         /* All cached blocks together, by footprint: cached_bytes + what the keepers hold <= reserved_bytes. */
-        struct gr_counter cached_bytes;             /* of blocks that no keeper counts */
+        struct gr_sharded cached_bytes;             /* of blocks that no keeper counts */
         struct gr_cached *_Atomic cached_elsewhere; /* the keepers; the list only grows */
 
         /* Grants hold while granted_bytes <= threshold_bytes == granted_for_bytes, and grants_ended is false. */
@@ -86,7 +86,7 @@ struct gr_device {
         const struct gr_group *_Atomic group;
 
         /*
-         * How often a thread began to give memory back to the driver, how often it ended (gr_releases_begin, end), and
+         * How often a thread began to give memory back to the driver, how often it ended (gr_budget_releases_begin, end), and
          * how often memory had gone back by then. In between, memory is in no cache, but still charged.
          */
         _Atomic uint64_t releases_begun, releases_ended, returns_done;
@@ -138,14 +138,14 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
  * Called around giving cached memory back to the driver: begin before the first block leaves its cache, end with the
  * bytes that the driver got. Pairs may be nested.
  */
-void gr_releases_begin(struct gr_device *device);
-void gr_releases_end(struct gr_device *device, uint64_t bytes);
+void gr_budget_releases_begin(struct gr_device *device);
+void gr_budget_releases_end(struct gr_device *device, uint64_t bytes);
 
-/* A number that changes exactly when another thread has given memory back (gr_releases_end with bytes above 0). */
-uint64_t gr_releases_of_others(struct gr_device *device);
+/* A number that changes exactly when another thread has given memory back (gr_budget_releases_end with bytes above 0). */
+uint64_t gr_budget_releases_of_others(struct gr_device *device);
 
 /* Whether a thread is giving back at this moment. */
-static inline bool gr_releases_in_flight(struct gr_device *device)
+static inline bool gr_budget_releases_in_flight(struct gr_device *device)
 {
         uint64_t ended = atomic_load(&device->releases_ended);
 
@@ -163,12 +163,12 @@ void gr_budget_answered(struct gr_device *device, uint64_t bytes);
  * For a reader that adds figures of the driver to figures of the caches: it reads ended before and begun after both.
  * If the two are equal no release was in between, and the figures belong together.
  */
-static inline uint64_t gr_releases_ended(struct gr_device *device)
+static inline uint64_t gr_budget_releases_ended(struct gr_device *device)
 {
         return atomic_load(&device->releases_ended);
 }
 
-static inline uint64_t gr_releases_begun(struct gr_device *device)
+static inline uint64_t gr_budget_releases_begun(struct gr_device *device)
 {
         return atomic_load(&device->releases_begun);
 }
@@ -199,12 +199,12 @@ bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct
 /* A block of this footprint entered or left the cache. */
 static inline void gr_budget_cache(struct gr_device *device, uint64_t reserved_bytes)
 {
-        gr_counter_add(&device->cached_bytes, reserved_bytes);
+        gr_sharded_add(&device->cached_bytes, reserved_bytes);
 }
 
 static inline void gr_budget_uncache(struct gr_device *device, uint64_t reserved_bytes)
 {
-        gr_counter_sub(&device->cached_bytes, reserved_bytes);
+        gr_sharded_sub(&device->cached_bytes, reserved_bytes);
 }
 
 /* Adds a keeper to the device, for as long as the device lives. Zero bytes are a keeper that holds nothing. */
@@ -233,7 +233,7 @@ static inline void gr_cached_add(struct gr_cached *cached, int64_t reserved_byte
 static inline uint64_t gr_budget_cached(struct gr_device *device)
 {
         const struct gr_cached *apart = atomic_load_explicit(&device->cached_elsewhere, memory_order_acquire);
-        uint64_t cached = gr_counter_sum(&device->cached_bytes);
+        uint64_t cached = gr_sharded_sum(&device->cached_bytes);
 
         for (; apart; apart = apart->next)
                 cached += atomic_load_explicit(&apart->bytes, memory_order_relaxed);

@@ -9,23 +9,23 @@
 
 #include "base/ladder_levels.h"
 
-enum gr_stat {
-#define GR_STAT(name, ...) GR_STAT_##name,
+enum gr_counter {
+#define GR_COUNTER(name, ...) GR_COUNTER_##name,
 #include "base/counters.def"
-#undef GR_STAT
-        GR_STAT_COUNT
+#undef GR_COUNTER
+        GR_COUNTER_COUNT
 };
 
 /* What one rung of the ladder gave. */
-struct gr_level_stats {
+struct gr_level_counters {
         _Atomic uint64_t tries;
         _Atomic uint64_t bytes;
         _Atomic uint64_t ns;
 };
 
-struct gr_stats {
-        _Atomic uint64_t counters[GR_STAT_COUNT];
-        struct gr_level_stats levels[GR_LEVEL_COUNT];
+struct gr_counters {
+        _Atomic uint64_t counts[GR_COUNTER_COUNT];
+        struct gr_level_counters levels[GR_LEVEL_COUNT];
 };
 
 #endif

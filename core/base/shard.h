@@ -50,24 +50,24 @@ static inline unsigned gr_shard(void)
 }
 
 /* A counter that is often changed, by all threads, and seldom read. Zero bytes are a count of 0. */
-struct gr_counter {
+struct gr_sharded {
         struct {
                 _Atomic uint64_t part; /* of the sum, modulo 2^64 */
         } __attribute__((aligned(GR_LINE_BYTES))) shards[GR_SHARDS];
 };
 
-static inline void gr_counter_add(struct gr_counter *counter, uint64_t n)
+static inline void gr_sharded_add(struct gr_sharded *counter, uint64_t n)
 {
         atomic_fetch_add_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
 }
 
-static inline void gr_counter_sub(struct gr_counter *counter, uint64_t n)
+static inline void gr_sharded_sub(struct gr_sharded *counter, uint64_t n)
 {
         atomic_fetch_sub_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
 }
 
 /* The parts are read one after the other: while other threads change them, the sum may be too high or too low. */
-static inline uint64_t gr_counter_sum(const struct gr_counter *counter)
+static inline uint64_t gr_sharded_sum(const struct gr_sharded *counter)
 {
         unsigned threads = atomic_load_explicit(&gr_shard_threads, memory_order_relaxed);
         uint64_t sum = 0;

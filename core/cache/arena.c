@@ -225,7 +225,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         uint64_t ptr = 0;
         unsigned class;
 
-        if (__builtin_expect(gr_split_serves(context, bytes), 0))
+        if (__builtin_expect(gr_pool_kind_split_serves(context, bytes), 0))
                 return alloc_from_fastbin(context, bytes);
         class = gr_class_of(bytes);
         arena = gr_arena_at(context, gr_shard());
@@ -314,7 +314,7 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
 {
         struct gr_arena *arena = gr_thread.used;
 
-        if (core->config.pool != GR_POOL_AUTO || !arena || !gr_split_active(arena->context) ||
+        if (core->config.pool != GR_POOL_AUTO || !arena || !gr_pool_kind_split(arena->context) ||
             !gr_fence_barrier_is_cheap(arena->context->fence))
                 return NULL;
         return take_back(arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
@@ -324,7 +324,7 @@ GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr,
 {
         struct gr_arena *arena = gr_thread.used;
 
-        if (__builtin_expect(gr_in_expandable(core, ptr), 0))
+        if (__builtin_expect(gr_pool_kind_in_expandable(core, ptr), 0))
                 return take_back_split(core, ptr, ret_should_close);
         if (__builtin_expect(core->config.reuse == GR_REUSE_SYNC || !arena, 0))
                 return NULL;

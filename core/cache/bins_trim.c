@@ -71,21 +71,21 @@ uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, con
                 return 0;
         if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
                 done = count;
-        gr_count(core, GR_STAT_released_blocks, done);
+        gr_count(core, GR_COUNTER_released_blocks, done);
         for (size_t i = 0; i < count; i++) {
                 bool back = i < done;
 
                 if (!back && atomic_load(&context->ending) > 0) {
                         back = true; /* it ends with its context, and the address may be in use again */
                 } else if (!back && core->driver->mem_free(ptrs[i]) == 0) {
-                        gr_count(core, GR_STAT_driver_frees, 1);
+                        gr_count(core, GR_COUNTER_driver_frees, 1);
                         back = true;
                 }
                 /* What the driver refuses to take back stays charged: it still holds the memory. */
                 if (back)
                         bytes += gr_budget_release(context->device, ptrs[i], sizes[i]);
         }
-        gr_count(core, GR_STAT_released_bytes, bytes);
+        gr_count(core, GR_COUNTER_released_bytes, bytes);
         return bytes;
 }
 
@@ -122,7 +122,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
 
         if (want_bytes == 0)
                 return 0;
-        gr_releases_begin(context->device);
+        gr_budget_releases_begin(context->device);
         back = gr_blocks_left(context);
         if (back < want_bytes && want_bytes <= GR_BLOCK_MAX_BYTES / 2) {
                 /* One block that suffices, unless it is far too large. */
@@ -144,7 +144,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
         }
         if (back > 0)
                 gr_arenas_returned(context, UINT64_MAX); /* they are returned now or soon */
-        gr_releases_end(context->device, back);
+        gr_budget_releases_end(context->device, back);
         return back;
 }
 
@@ -154,7 +154,7 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
         uint64_t bytes = 0;
         size_t count;
 
-        gr_releases_begin(context->device);
+        gr_budget_releases_begin(context->device);
         count = collect(context, class, 0, most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES, most_bytes,
                         blocks, GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++)
@@ -163,7 +163,7 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
                 release(context, blocks, count);
                 gr_arenas_returned(context, bytes);
         }
-        gr_releases_end(context->device, bytes);
+        gr_budget_releases_end(context->device, bytes);
         return bytes;
 }
 

@@ -15,7 +15,7 @@
 #include "fence/fence.h"
 
 /* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
-static inline bool gr_in_expandable(struct gr_core *core, uint64_t ptr)
+static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr)
 {
         uint64_t bytes = (uint64_t)atomic_load_explicit(&core->expandable_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
 
@@ -25,7 +25,7 @@ static inline bool gr_in_expandable(struct gr_core *core, uint64_t ptr)
 }
 
 /* Whether new requests are served by split. */
-static inline bool gr_split_active(struct gr_context *context)
+static inline bool gr_pool_kind_split(struct gr_context *context)
 {
         return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
 }
@@ -34,9 +34,9 @@ static inline bool gr_split_active(struct gr_context *context)
  * Whether a request of so many bytes is split's, and not the bins', to serve. Those need cheap barriers: without them
  * they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver.
  */
-static inline bool gr_split_serves(struct gr_context *context, size_t bytes)
+static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_split_active(context) &&
+        return gr_pool_kind_split(context) &&
                (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context->fence));
 }
 

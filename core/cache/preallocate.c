@@ -48,7 +48,7 @@ static unsigned threads_of(struct gr_context *context)
 
 static uint32_t class_blocks(struct gr_context *context)
 {
-        return gr_split_active(context) && threads_of(context) < MANY_THREADS ? SPLIT_BLOCKS : CLASS_BLOCKS;
+        return gr_pool_kind_split(context) && threads_of(context) < MANY_THREADS ? SPLIT_BLOCKS : CLASS_BLOCKS;
 }
 
 /* The two bounds at the top of this file. */
@@ -101,7 +101,7 @@ static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t ha
                 return false;
         atomic_fetch_add(&device->preallocated_bytes, block_bytes);
         atomic_fetch_add(&context->preallocated_bytes, block_bytes);
-        gr_count(context->core, GR_STAT_preallocated, 1);
+        gr_count(context->core, GR_COUNTER_preallocated, 1);
         return true;
 }
 

@@ -191,7 +191,7 @@ static int close_locked(struct gr_fence *fence, bool always)
                 epoch_recycle(epoch);
                 return failed(fence, rc);
         }
-        gr_count(fence->core, GR_STAT_epochs, 1);
+        gr_count(fence->core, GR_COUNTER_epochs, 1);
         fence->pending_count++;
         atomic_store(&fence->closed_bytes, freed_bytes);
         atomic_store(&fence->closed_waits, waits);
@@ -293,7 +293,7 @@ static int count_passed(struct gr_fence *fence, unsigned *ret_count)
                 if (found) /* an epoch that has not passed */
                         asked = passed + (running - passed) / 2;
                 rc = epoch_query(fence->core->driver, pending_at(fence, asked));
-                gr_count(fence->core, GR_STAT_polls, 1);
+                gr_count(fence->core, GR_COUNTER_polls, 1);
                 if (rc == -EAGAIN) {
                         running = asked;
                         found = true;
@@ -344,7 +344,7 @@ static int sync_locked(struct gr_fence *fence)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
         if (rc)
                 return failed(fence, rc);
-        gr_count(fence->core, GR_STAT_syncs, 1);
+        gr_count(fence->core, GR_COUNTER_syncs, 1);
         while (fence->pending_count > 0)
                 epoch_recycle(pending_at(fence, --fence->pending_count));
         atomic_store(&fence->closed_bytes, all.freed_bytes);
@@ -416,7 +416,7 @@ static int barrier_for(struct gr_fence *fence, uint64_t epoch)
                         rc = failed(fence, rc);
                         goto out;
                 }
-                gr_count(fence->core, GR_STAT_barriers, 1);
+                gr_count(fence->core, GR_COUNTER_barriers, 1);
                 set_usable(fence, newest);
         }
 out:
@@ -548,7 +548,7 @@ static int drain(struct gr_fence *fence)
                 return failed(fence, drain.rc);
         if (drain.drained < drain.accessor_count)
                 return -EBUSY;
-        gr_count(fence->core, GR_STAT_syncs, 1);
+        gr_count(fence->core, GR_COUNTER_syncs, 1);
         gr_lock(&fence->lock);
         while (fence->pending_count > 0 && pending_at(fence, 0)->number <= all.number) {
                 epoch_recycle(pending_at(fence, 0));
@@ -581,7 +581,7 @@ static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
                         rc = 0;
         }
         if (!rc)
-                gr_count(fence->core, GR_STAT_syncs, 1);
+                gr_count(fence->core, GR_COUNTER_syncs, 1);
         return rc;
 }
 

@@ -64,8 +64,8 @@ struct gr_fence {
         struct gr_core *core;            /* constant, as are ... */
         struct gr_context *owner;        /* ... whose fence it is; NULL: of core->process_fence */
 
-        struct gr_counter freed_bytes;       /* all bytes ever freed in this context, except those into its bins */
-        struct gr_counter arena_freed_bytes; /* those into its bins; part i is written with the lock of arena i held */
+        struct gr_sharded freed_bytes;       /* all bytes ever freed in this context, except those into its bins */
+        struct gr_sharded arena_freed_bytes; /* those into its bins; part i is written with the lock of arena i held */
 
         _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
@@ -170,7 +170,7 @@ static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
         atomic_thread_fence(memory_order_seq_cst);
 #endif
         epoch = atomic_load(&fence->open_epoch);
-        gr_counter_add(&fence->freed_bytes, bytes);
+        gr_sharded_add(&fence->freed_bytes, bytes);
         return epoch;
 }
 
@@ -191,7 +191,7 @@ static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shar
 /* All that was ever freed into the context's pool. */
 static inline uint64_t gr_fence_freed_bytes(const struct gr_fence *fence)
 {
-        return gr_counter_sum(&fence->freed_bytes) + gr_counter_sum(&fence->arena_freed_bytes);
+        return gr_sharded_sum(&fence->freed_bytes) + gr_sharded_sum(&fence->arena_freed_bytes);
 }
 
 /* Bytes freed since the newest usable epoch: the quarantine. */

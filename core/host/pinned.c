@@ -158,7 +158,7 @@ static void refresh(struct gr_core *core)
         /*
          * Each free closes its epoch, except during captures, so mostly there is nothing to close and no lock to take.
          */
-        if (gr_counter_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
+        if (gr_sharded_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
                 gr_fence_close(core->process_fence);
         gr_fence_poll(core->process_fence);
 }
@@ -326,7 +326,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
                 }
                 gr_block_free(own);
         }
-        gr_count(core, GR_STAT_pinned_returned_bytes, back_bytes);
+        gr_count(core, GR_COUNTER_pinned_returned_bytes, back_bytes);
         return back_bytes;
 }
 

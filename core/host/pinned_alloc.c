@@ -60,7 +60,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
                 gr_block_free(block);
                 return rc;
         }
-        gr_count(core, GR_STAT_pinned_allocs, 1);
+        gr_count(core, GR_COUNTER_pinned_allocs, 1);
         *ret_block = block;
         return 0;
 }
@@ -77,7 +77,7 @@ int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_
                 uint64_t ptr;
 
                 if (block) {
-                        gr_count(core, GR_STAT_pinned_hits, 1);
+                        gr_count(core, GR_COUNTER_pinned_hits, 1);
                 } else {
                         int rc = take_fresh(context, bytes, kind, allocate, arg, &block);
 

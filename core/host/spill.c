@@ -79,7 +79,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
                 core->driver->host_free(context->handle, ptr);
                 goto cancel;
         }
-        gr_count(core, GR_STAT_spills, 1);
+        gr_count(core, GR_COUNTER_spills, 1);
         *ret_block = block;
         return 0;
 

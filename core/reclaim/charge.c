@@ -60,7 +60,7 @@ int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct g
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = device == core->host ? NULL : gr_climber(core, device, context);
                 if (rc == -EDQUOT && !context)
-                        gr_count(core, GR_STAT_limit_hits, 1);
+                        gr_count(core, GR_COUNTER_limit_hits, 1);
                 if (device == core->host)
                         return gr_pinned_retry(core, bytes, attempt, &request, rc);
                 if (context)

@@ -91,7 +91,7 @@ static void give_back(struct gr_context *context, unsigned steps)
                                                      (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
                                 if (gone == 0)
                                         break; /* the next block is larger than what is due, or waits for its fence */
-                                gr_count(core, GR_STAT_decayed_bytes, gone);
+                                gr_count(core, GR_COUNTER_decayed_bytes, gone);
                                 left -= (double)gone;
                                 for (unsigned k = 0; k < steps; k++)
                                         unused[k] -= gone < unused[k] ? gone : unused[k];

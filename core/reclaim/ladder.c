@@ -234,7 +234,7 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        struct gr_level_stats *stats = &core->stats.levels[level];
+        struct gr_level_counters *stats = &core->counters.levels[level];
         struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
@@ -322,7 +322,7 @@ static int note(struct climb *climb, int rc)
                 climb->error = rc;
         if (rc == -EDQUOT && !climb->met_limit) {
                 climb->met_limit = true;
-                gr_count(climb->context->core, GR_STAT_limit_hits, 1);
+                gr_count(climb->context->core, GR_COUNTER_limit_hits, 1);
         }
         return rc;
 }
@@ -352,7 +352,7 @@ static bool out_of_memory(int rc)
 static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_stats *stats = &core->stats.levels[level];
+        struct gr_level_counters *stats = &core->counters.levels[level];
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
@@ -389,7 +389,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 {
         struct gr_context *context = climb->context;
 
-        if (climb->allocate || climb->attempt || !gr_split_active(context) || gr_fence_is_broken(context->fence))
+        if (climb->allocate || climb->attempt || !gr_pool_kind_split(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
         *ret_block = gr_split_take_any(context, climb->bytes, opens);
         return *ret_block ? 0 : climb->error;
@@ -397,7 +397,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 
 /*
  * After a failed try: memory that other threads are returning to the driver is in no cache, and not free on the device
- * either. Waits until those returns have ended and tries again after each. ended: gr_releases_of_others between the
+ * either. Waits until those returns have ended and tries again after each. ended: gr_budget_releases_of_others between the
  * last look into the caches and the try.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
@@ -408,9 +408,9 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         int rc = climb->error;
 
         while (out_of_memory(rc) && driver->now_ns() < deadline_ns) {
-                bool going_on = gr_releases_in_flight(device);
+                bool going_on = gr_budget_releases_in_flight(device);
 
-                now = gr_releases_of_others(device);
+                now = gr_budget_releases_of_others(device);
                 if (now == ended && !going_on)
                         break;
                 if (now == ended) {
@@ -459,7 +459,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, st
                 climb->given_bytes[level] += back;
                 if (level == GR_LEVEL_DROP && back > 0) /* it is cached now; the rungs that trim have passed */
                         gr_reclaim(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
-                ended = gr_releases_of_others(climb->context->device);
+                ended = gr_budget_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
         if (!alone && out_of_memory(rc))
@@ -478,7 +478,7 @@ out:
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
         if (climb->error != -ENOMEM || climb->attempt || climb->allocate ||
-            !gr_split_serves(climb->context, climb->bytes))
+            !gr_pool_kind_split_serves(climb->context, climb->bytes))
                 return climb->error;
         return note(climb, gr_pool_fresh_plain(climb->context, climb->bytes, NULL, NULL, ret_block));
 }
@@ -523,7 +523,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = climb->context->core;
         const struct gr_driver *driver = core->driver;
         struct gr_device *device = climb->context->device;
-        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_WAIT];
+        struct gr_level_counters *stats = &core->counters.levels[GR_LEVEL_WAIT];
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
         char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
@@ -583,7 +583,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
 static int from_host(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_stats *stats = &core->stats.levels[GR_LEVEL_SPILL];
+        struct gr_level_counters *stats = &core->counters.levels[GR_LEVEL_SPILL];
         uint64_t begin_ns = core->driver->now_ns();
 
         if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
@@ -705,8 +705,8 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         }
         if (!out_of_memory(rc))
                 return rc;
-        gr_count(core, GR_STAT_failures, 1);
-        atomic_fetch_add(&core->stats.levels[GR_LEVEL_FAIL].tries, 1);
+        gr_count(core, GR_COUNTER_failures, 1);
+        atomic_fetch_add(&core->counters.levels[GR_LEVEL_FAIL].tries, 1);
         report(climb);
         gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
         return rc;

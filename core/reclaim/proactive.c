@@ -90,7 +90,7 @@ void gr_proactive_run(struct gr_context *context)
                         proactive->fruitless = 0;
                 else if (proactive->fruitless < FRUITLESS_MOST)
                         proactive->fruitless++;
-                gr_count(core, GR_STAT_proactive_runs, 1);
+                gr_count(core, GR_COUNTER_proactive_runs, 1);
         }
         atomic_store(&proactive->busy, false);
 }

@@ -19,11 +19,11 @@ uint64_t gr_trim(struct gr_context *context, uint64_t want_bytes)
 
         if (back >= want_bytes)
                 return back;
-        gr_releases_begin(context->device);
+        gr_budget_releases_begin(context->device);
         want_bytes = gr_split_trim(context, want_bytes - back);
         if (want_bytes > 0)
                 gr_arenas_returned(context, UINT64_MAX);
-        gr_releases_end(context->device, want_bytes);
+        gr_budget_releases_end(context->device, want_bytes);
         return back + want_bytes;
 }
 
@@ -33,9 +33,9 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 
         if (class < GR_CLASS_COUNT)
                 return gr_bins_trim_class(context, class, most_bytes);
-        gr_releases_begin(context->device);
+        gr_budget_releases_begin(context->device);
         bytes = gr_split_release(context, most_bytes);
-        gr_releases_end(context->device, bytes);
+        gr_budget_releases_end(context->device, bytes);
         return bytes;
 }
 

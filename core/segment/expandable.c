@@ -28,7 +28,7 @@
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 
-/* For gr_in_expandable. */
+/* For gr_pool_kind_in_expandable. */
 static void note_expandable(struct gr_core *core, bool small, uint64_t ptr, uint64_t bytes)
 {
         atomic_store(&core->expandable_ptrs[small], ptr);
@@ -191,8 +191,8 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
                 }
                 at = begin + size;
         }
-        gr_count(context->core, GR_STAT_released_blocks, count);
-        gr_count(context->core, GR_STAT_released_bytes, gone);
+        gr_count(context->core, GR_COUNTER_released_blocks, count);
+        gr_count(context->core, GR_COUNTER_released_bytes, gone);
         return gone;
 }
 

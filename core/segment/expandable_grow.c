@@ -284,7 +284,7 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
                 return -EDQUOT;
         if (was_refused(context, lack_bytes))
                 return -ENOMEM;
-        gr_releases_begin(context->device); /* other threads must know that some of this may go back */
+        gr_budget_releases_begin(context->device); /* other threads must know that some of this may go back */
         rc = back(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
                 gr_lock(&split->lock);
@@ -294,7 +294,7 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
                 gone = gr_expandable_unmap(context, range, true);
                 *ret_bytes -= gone;
         }
-        gr_releases_end(context->device, gone);
+        gr_budget_releases_end(context->device, gone);
         if (rc == -ENOMEM)
                 note_refused(context, lack_bytes);
         return rc;

@@ -54,7 +54,7 @@ void gr_extent_commit(struct gr_context *context, uint64_t ptr, uint64_t bytes, 
                 return;
         }
         gr_budget_commit(context->device, ptr, bytes, reserved_bytes); /* cannot fail: whole pages */
-        gr_count(context->core, GR_STAT_driver_allocs, 1);
+        gr_count(context->core, GR_COUNTER_driver_allocs, 1);
 }
 
 int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t bytes)

@@ -146,7 +146,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
 
                 if (i < done) {
                         hole_bytes -= from->block.capacity_bytes;
-                        gr_count(context->core, GR_STAT_moved_bytes, from->block.capacity_bytes);
+                        gr_count(context->core, GR_COUNTER_moved_bytes, from->block.capacity_bytes);
                         stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);
                 } else {
                         gr_extent_settle(split, from, GR_RANGE_FREE);

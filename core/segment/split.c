@@ -451,7 +451,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         gr_unlock(&split->lock);
         rc = context->core->driver->mem_free(segment->ptr);
         if (rc == 0) {
-                gr_count(context->core, GR_STAT_driver_frees, 1);
+                gr_count(context->core, GR_COUNTER_driver_frees, 1);
                 gr_budget_release(context->device, segment->ptr, segment->bytes);
         }
         gr_segment_destroy(segment);
@@ -504,13 +504,13 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
         uint64_t cached = gr_budget_cached(context->device),
                  surplus = atomic_load(&context->device->preallocated_bytes);
 
-        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + surplus || gr_split_active(context) ||
+        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + surplus || gr_pool_kind_split(context) ||
             atomic_load(&context->core->split_barred))
                 return;
         if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {
                 gr_budget_end_grants(context->device);
                 atomic_store(&context->split_active, true);
-                gr_count(context->core, GR_STAT_split_moves, 1);
+                gr_count(context->core, GR_COUNTER_split_moves, 1);
         }
 }
 

@@ -73,7 +73,7 @@ void gr_split_destroy(struct gr_context *context);
 void gr_split_drop(struct gr_context *context);
 
 /*
- * Requests up to this size may be left to the bins (gr_split_serves); for GR_POOL_AUTO up to the larger one
+ * Requests up to this size may be left to the bins (gr_pool_kind_split_serves); for GR_POOL_AUTO up to the larger one
  * (docs/measurements.md, small-requests).
  */
 #define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)

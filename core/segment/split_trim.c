@@ -60,7 +60,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         size_t count = 1;
         uint64_t back;
 
-        gr_releases_begin(context->device);
+        gr_budget_releases_begin(context->device);
         gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
         gr_unlock(&context->split->lock);
@@ -73,7 +73,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
                 if (count > 0)
                         back += gr_segments_release(context, segments, count);
         }
-        gr_releases_end(context->device, back);
+        gr_budget_releases_end(context->device, back);
         return back;
 }
 

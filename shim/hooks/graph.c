@@ -343,7 +343,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
                 if (context)
                         rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
                 else if (rc == -EDQUOT)
-                        gr_count(&gr_core, GR_STAT_limit_hits, 1);
+                        gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         }
         /* A trim takes no memory from a running graph: this one may still have all that it needs. */
         if ((rc == -ENOMEM || rc == -EDQUOT) && had_it) {

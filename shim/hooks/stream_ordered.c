@@ -320,7 +320,7 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
                 context = gr_climber(&gr_core, device, gr_current_context());
         if (rc == -EDQUOT && !context)
-                gr_count(&gr_core, GR_STAT_limit_hits, 1);
+                gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         if (context)
                 rc = gr_ladder_climb_for(context, request->bytes, attempt, request, rc);
         else if ((rc == -ENOMEM || rc == -EDQUOT) && host)

@@ -31,7 +31,7 @@
 #define HELPER_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
 #define HELPER_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
 
-static struct gr_rooms rooms; /* gr_core's */
+static struct gr_parts parts; /* gr_core's */
 
 static _Atomic bool in_use;
 static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
@@ -310,7 +310,7 @@ static void set_up(void)
         gr_driver.trim_pools = trim_pools;
         gr_driver.trim_host_pools = gr_stream_ordered_trim_host;
         gr_device_init(note_use);
-        gr_core_init(&gr_core, &rooms, &gr_driver, &config);
+        gr_core_init(&gr_core, &parts, &gr_driver, &config);
         gr_core.wake = wake;
         memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         host_bytes = gr_size_resolve(&gr_options.pinned_limit, -1, memory_bytes, NULL);

@@ -15,7 +15,7 @@
 #define CARD (64 * MIB)
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_device *device;
 
@@ -35,7 +35,7 @@ static int allocate(void *arg)
 static void start(void)
 {
         sg_reset(CARD);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->hard_bytes, 32 * MIB);
@@ -79,9 +79,9 @@ static void test_limit(void)
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
         GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
         atomic_store(&core.host->hard_bytes, 6 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 2);
         GR_CHECK_EQ(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 3);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 3);
         gr_budget_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         GR_CHECK_EQ(atomic_load(&core.host->reserved_bytes), 0);
         finish(0);
@@ -243,7 +243,7 @@ static void test_nothing_is_lost(void)
         for (int i = 0; i < 40; i++) {
                 uint64_t reserved;
 
-                gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){0});
+                gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){0});
                 GR_CHECK_EQ(gr_budget_reserve(&core.devices[0], 4096, &reserved), 0);
                 GR_CHECK_EQ(gr_budget_commit(&core.devices[0], MIB, 4096, reserved), 0);
                 gr_core_destroy(&core);

@@ -16,14 +16,14 @@
 #define ROUNDS 3000
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start(void)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }

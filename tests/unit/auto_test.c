@@ -21,14 +21,14 @@ static void test_auto(void)
         uint64_t ptr;
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        for (unsigned i = 1; i < 60 && !gr_split_active(context); i++) {
+        for (unsigned i = 1; i < 60 && !gr_pool_kind_split(context); i++) {
                 ptr = gpu_take(i * 3 * MIB);
                 gpu_give(ptr, i * 3 * MIB);
         }
-        GR_CHECK(gr_split_active(context));
+        GR_CHECK(gr_pool_kind_split(context));
         GR_CHECK(gpu_take(50 * MIB) != 0);
         gr_split_bar(&core);
-        GR_CHECK(!gr_split_active(context));
+        GR_CHECK(!gr_pool_kind_split(context));
         gpu_end();
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
@@ -36,7 +36,7 @@ static void test_auto(void)
                 ptr = gpu_take(i % 4 * 8 * MIB + 2 * MIB);
                 gpu_give(ptr, i % 4 * 8 * MIB + 2 * MIB);
         }
-        GR_CHECK(!gr_split_active(context));
+        GR_CHECK(!gr_pool_kind_split(context));
         gpu_end();
 }
 
@@ -51,7 +51,7 @@ static void test_waste(uint64_t idle_bytes, bool moves)
         gpu_give(idle, idle_bytes);
         for (unsigned i = 0; i < 12; i++)
                 more[i] = gpu_take(10 * MIB);
-        GR_CHECK_EQ(gr_split_active(context), moves);
+        GR_CHECK_EQ(gr_pool_kind_split(context), moves);
         for (unsigned i = 0; i < 12; i++)
                 gpu_give(more[i], 10 * MIB);
         gpu_give(live, 800 * MIB);
@@ -91,7 +91,7 @@ static void test_quick(void)
         b = gpu_take(less);
         GR_CHECK_EQ(b, a + most);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &first), 0);
-        barriers = core.stats.counters[GR_STAT_barriers];
+        barriers = core.counters.counts[GR_COUNTER_barriers];
         gpu_give(b, less);
         gpu_give(a, most);
         GR_CHECK_EQ(quick_bytes(), most + less);
@@ -105,7 +105,7 @@ static void test_quick(void)
         GR_CHECK(!gr_pool_empty(context));
         GR_CHECK_EQ(gpu_take(less), b);
         GR_CHECK_EQ(gpu_take(most), a);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 1);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, a, &again), 0);
         GR_CHECK(again.live && again.generation > first.generation);
         c = gpu_take(5 * MIB);
@@ -268,14 +268,14 @@ static void test_slight(void)
         gpu_sync();
         gr_fence_sync(context->fence);
         a = gpu_take(71 * MIB); /* 9 MiB are left that need no barrier */
-        barriers = core.stats.counters[GR_STAT_barriers];
+        barriers = core.counters.counts[GR_COUNTER_barriers];
         b = gpu_take(more);
         gpu_give(b, more);
         GR_CHECK_EQ(gpu_take(more), b);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 1);
         c = gpu_take(slight);
         gpu_give(c, slight);
-        while (core.stats.counters[GR_STAT_barriers] == barriers + 1 && count < 8)
+        while (core.counters.counts[GR_COUNTER_barriers] == barriers + 1 && count < 8)
                 others[count++] = gpu_take(slight);
         GR_CHECK(count > 2 && count < 8);
         GR_CHECK_EQ(others[count - 1], c);
@@ -353,7 +353,7 @@ static void test_quick_waits(void)
         rest = gpu_take(80 * MIB);
         a = gpu_take(6 * MIB);
         gpu_give(a, 6 * MIB);
-        barriers = core.stats.counters[GR_STAT_barriers];
+        barriers = core.counters.counts[GR_COUNTER_barriers];
         gpu_capture(true);
         b = gpu_take(6 * MIB);
         GR_CHECK(b != a);
@@ -370,7 +370,7 @@ static void test_quick_waits(void)
         atomic_store(&core.overlaps, true);
         b = gpu_take(8 * MIB);
         GR_CHECK(b != a);
-        GR_CHECK(core.stats.counters[GR_STAT_barriers] <= barriers + 2);
+        GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
         GR_CHECK(context->split->waiting_bytes > 0); /* as without fastbins */
         gpu_give(rest, 80 * MIB);
@@ -549,7 +549,7 @@ static void test_moved_threshold(void)
                 gpu_give(bins[i], 50 * MIB);
         GR_CHECK(!gr_pool_wants_wake(context));
         gr_split_consider(context, 100 * MIB);
-        GR_CHECK(gr_split_active(context));
+        GR_CHECK(gr_pool_kind_split(context));
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(60 * MIB);
         gpu_wakes = 0;

@@ -14,12 +14,12 @@
 #include "scripted.h"
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 
 static void start(void)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
 }
 
 static void check_accounts(void)
@@ -254,7 +254,7 @@ static void start_slow(enum gr_reuse reuse)
         slow_driver = sg_driver;
         slow_driver.mem_release = slow_release;
         slow_driver.context_wait = slow_wait;
-        gr_core_init(&core, &rooms, &slow_driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &slow_driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
         sem_init(&inside, 0, 0);
         sem_init(&go_on, 0, 0);
         slow = true;

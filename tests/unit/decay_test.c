@@ -13,7 +13,7 @@
 #define ROOM_BYTES (1024 * MIB)
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static uint64_t clock_ns; /* the scripted clock also moves with each pause between batches */
 static int wakes;
@@ -27,7 +27,7 @@ static void wake(struct gr_core *of)
 static void start(uint64_t decay_ns)
 {
         sg_reset(ROOM_BYTES);
-        gr_core_init(&core, &rooms, &sg_driver,
+        gr_core_init(&core, &parts, &sg_driver,
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = decay_ns});
         core.wake = wake;
         wakes = 0;

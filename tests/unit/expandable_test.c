@@ -223,7 +223,7 @@ static void test_bins_leave(bool woken)
         GR_CHECK_EQ(gpu_wakes, woken);
         gr_trim_excess(&core);
         GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], 0);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_moved_bytes], 0);
         gpu_give(c, 20 * MIB); /* of split, which keeps it */
         gr_fence_close(context->fence);
         gpu_sync();
@@ -249,7 +249,8 @@ static void test_hint(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
         a = gpu_take(4 * MIB);
         b = gpu_take(32 * KIB);
-        GR_CHECK(gr_in_expandable(&core, a) && gr_in_expandable(&core, b) && !gr_in_expandable(&core, SG_BASE));
+        GR_CHECK(gr_pool_kind_in_expandable(&core, a) && gr_pool_kind_in_expandable(&core, b) &&
+                 !gr_pool_kind_in_expandable(&core, SG_BASE));
         gpu_give(a, 4 * MIB);
         gpu_give(b, 32 * KIB);
         gpu_settle();
@@ -257,7 +258,7 @@ static void test_hint(void)
 
         gpu_begin(GR_POOL_BINS, GR_REUSE_BARRIER);
         a = gpu_take(4 * MIB);
-        GR_CHECK(!gr_in_expandable(&core, a));
+        GR_CHECK(!gr_pool_kind_in_expandable(&core, a));
         gpu_give(a, 4 * MIB);
         GR_CHECK_EQ(gpu_take(4 * MIB), a);
         core.expandable_ptrs[0] = core.expandable_ptrs[1] = a;
@@ -314,14 +315,14 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_capture(true);
         for (int i = 0; i < BLOCKS; i++)
                 gpu_give(blocks[i], block_bytes);
-        before = core.stats.counters[GR_STAT_released_bytes];
+        before = core.counters.counts[GR_COUNTER_released_bytes];
         missing = large_bytes - (all - ours);
         in_vain = limited ? 0 : all - ours;
         large = gpu_take(large_bytes);
         GR_CHECK(large != 0);
-        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before >= missing);
+        GR_CHECK(core.counters.counts[GR_COUNTER_released_bytes] - before >= missing);
         /* And what the bound asks back that growth keeps to. */
-        GR_CHECK(core.stats.counters[GR_STAT_released_bytes] - before <= missing + in_vain + 600 * MIB);
+        GR_CHECK(core.counters.counts[GR_COUNTER_released_bytes] - before <= missing + in_vain + 600 * MIB);
         gpu_capture(false);
         gpu_give(large, large_bytes);
         for (int i = 0; i < BLOCKS; i++)
@@ -342,7 +343,7 @@ static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
 static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
 {
         uint64_t rest = begin_ahead(pool, live_bytes), a, b, small;
-        const _Atomic uint64_t *allocs = &core.stats.counters[GR_STAT_driver_allocs];
+        const _Atomic uint64_t *allocs = &core.counters.counts[GR_COUNTER_driver_allocs];
         uint64_t before = *allocs;
 
         a = gpu_take(6 * MIB);
@@ -377,7 +378,7 @@ static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t
         GR_CHECK_EQ(a, rest + 400 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 432 : 406) * MIB);
         GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_limit_hits], 0);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_limit_hits], 0);
         gpu_give(a, 6 * MIB);
         gpu_give(rest, 400 * MIB);
         gpu_settle();
@@ -396,7 +397,7 @@ static void test_ahead_refused(void)
         b = gpu_take(6 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 412 * MIB);
         for (int level = 0; level < GR_LEVEL_COUNT; level++)
-                GR_CHECK_EQ(core.stats.levels[level].tries, 0);
+                GR_CHECK_EQ(core.counters.levels[level].tries, 0);
         gpu_give(a, 6 * MIB);
         gpu_give(b, 6 * MIB);
         gpu_give(rest, 400 * MIB);
@@ -534,7 +535,7 @@ static void test_quick_refused(void)
         GR_CHECK(!sg_planned(SG_MEM_MAP));
         GR_CHECK_EQ(quick_bytes(), 0);
         for (int level = 0; level < GR_LEVEL_COUNT; level++)
-                GR_CHECK_EQ(core.stats.levels[level].tries, 0);
+                GR_CHECK_EQ(core.counters.levels[level].tries, 0);
         gpu_give(first, 17 * MIB);
         GR_CHECK_EQ(gpu_take(18 * MIB), first);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 432 * MIB);
@@ -590,7 +591,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         gr_split_unneeded(context); /* auto: no fastbins */
         ptr = gpu_take(bytes);
         GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], taken ? 1 : 2);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], taken ? 1 : 2);
         gpu_give(ptr, bytes);
         gpu_give(between, 3 * MIB);
         gpu_give(last, 3 * MIB);
@@ -711,7 +712,7 @@ static void test_moves(bool possible)
         GR_CHECK(c > b);
         if (possible) {
                 GR_CHECK(sg_calls(SG_MEM_REMAP) >= 16);
-                GR_CHECK_EQ(core.stats.counters[GR_STAT_moved_bytes], sg_calls(SG_MEM_REMAP) * GR_PAGE_BYTES);
+                GR_CHECK_EQ(core.counters.counts[GR_COUNTER_moved_bytes], sg_calls(SG_MEM_REMAP) * GR_PAGE_BYTES);
                 GR_CHECK(gpu_device()->peak_reserved_bytes <= 140 * MIB);
         }
         GR_CHECK_EQ(told, possible ? 0 : 1);
@@ -1221,9 +1222,9 @@ static void test_large_moves(int small_count, bool hole)
         gpu_give(all, 600 * MIB);
         GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
         remaps = sg_calls(SG_MEM_REMAP);
-        moved_bytes = core.stats.counters[GR_STAT_moved_bytes];
+        moved_bytes = core.counters.counts[GR_COUNTER_moved_bytes];
         block = gpu_take(bytes);
-        moved_bytes = core.stats.counters[GR_STAT_moved_bytes] - moved_bytes;
+        moved_bytes = core.counters.counts[GR_COUNTER_moved_bytes] - moved_bytes;
         GR_CHECK_EQ(moved_bytes, small_count ? bytes : 40 * MIB);
         GR_CHECK_EQ(sg_calls(SG_MEM_REMAP) - remaps, small_count ? 11 : 10); /* of 42 MiB the last hole has one page */
         gpu_give(block, bytes);

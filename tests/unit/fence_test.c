@@ -11,14 +11,14 @@
 #define DRIVER_700 gr_driver_error(700)
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_fence *fence;
 
 static void start_with(const struct gr_driver *driver)
 {
         sg_reset(64 * MIB);
-        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         fence = context->fence;
 }

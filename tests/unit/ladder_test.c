@@ -16,18 +16,18 @@
 
 #define CARD     (64 * MIB)
 #define WITHIN   GR_LOG_INFO /* where reports of a full card are to be seen */
-#define TRIES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].tries)
-#define BYTES(l) atomic_load(&core.stats.levels[GR_LEVEL_##l].bytes)
+#define TRIES(l) atomic_load(&core.counters.levels[GR_LEVEL_##l].tries)
+#define BYTES(l) atomic_load(&core.counters.levels[GR_LEVEL_##l].bytes)
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse)
 {
         sg_reset(CARD);
-        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         gr_log_set_level(GR_LOG_SILENT);
@@ -62,7 +62,7 @@ static void free_ok(uint64_t ptr)
 static void check_tried_until(enum gr_level last)
 {
         for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_COUNT; level++) {
-                bool tried = atomic_load(&core.stats.levels[level].tries) > 0;
+                bool tried = atomic_load(&core.counters.levels[level].tries) > 0;
                 bool wanted = level <= last && (level < GR_LEVEL_NEIGHBOUR || level == GR_LEVEL_FAIL);
 
                 if (tried != wanted)
@@ -493,7 +493,7 @@ static void test_order(void)
         GR_CHECK(dropped.seen_ns >= SG_FIRST_NS + 50 * SG_MS); /* after SYNC */
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(TRIES(FAIL), 1);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_failures), 1);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_failures), 1);
         for (enum gr_level level = GR_LEVEL_NEIGHBOUR; level <= GR_LEVEL_SPILL; level++)
                 GR_CHECK_EQ(gr_reclaim(context, level, MIB), 0);
         finish();
@@ -1153,7 +1153,7 @@ static void test_hard_limit(void)
         GR_CHECK_EQ(sg_alloc(context, 1, &ptr), -EDQUOT);
         GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &ptr), -EDQUOT);
         GR_CHECK_EQ(ptr, 42);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 2); /* one for each request, however often it was tried */
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 2); /* one for each request, however often it was tried */
         GR_CHECK_EQ(sg_used_bytes(0), 32 * MIB);
         sg_advance(1000 * SG_MS);
         free_ok(ptrs[0]);
@@ -1205,7 +1205,7 @@ static void test_what_lacks(bool by_limit)
         attempt_next = by_limit ? refused_by_limit : refused_by_card;
         GR_CHECK_EQ(gr_ladder_climb_for(context, 8 * MIB, attempt, NULL, by_limit ? -ENOMEM : -EDQUOT), 0);
         GR_CHECK_EQ(sg_cached_bytes(device), 24 * MIB);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_limit_hits), 1);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 1);
         if (by_limit)
                 gr_budget_uncharge(device, GR_MEMORY_MANAGED, 8 * MIB);
         finish();
@@ -1215,10 +1215,10 @@ static void test_what_lacks(bool by_limit)
 static void test_no_block(void)
 {
         sg_reset(CARD);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
-        GR_CHECK(gr_split_serves(context, 8 * MIB));
+        GR_CHECK(gr_pool_kind_split_serves(context, 8 * MIB));
         sg_hold(0, CARD - 4 * MIB, 0);
         attempt_next = refused_by_card;
         GR_CHECK_EQ(gr_ladder_climb_for(context, 8 * MIB, attempt, NULL, -ENOMEM), -ENOMEM);
@@ -1425,18 +1425,18 @@ static void test_others_returns(void)
                 if (cached)
                         cache(1, 20 * MIB, 0);
                 gr_fence_poll(context->fence);
-                seen = gr_releases_of_others(device);
+                seen = gr_budget_releases_of_others(device);
                 if (pthread_create(&thread, NULL, trim_all, NULL))
                         abort();
                 pthread_join(thread, NULL);
-                GR_CHECK_EQ(gr_releases_of_others(device) != seen, cached);
-                GR_CHECK(!gr_releases_in_flight(device));
+                GR_CHECK_EQ(gr_budget_releases_of_others(device) != seen, cached);
+                GR_CHECK(!gr_budget_releases_in_flight(device));
         }
         cache(1, 20 * MIB, 0);
         gr_fence_poll(context->fence);
-        seen = gr_releases_of_others(device);
+        seen = gr_budget_releases_of_others(device);
         GR_CHECK(gr_trim(context, UINT64_MAX / 2) > 0);
-        GR_CHECK_EQ(gr_releases_of_others(device), seen);
+        GR_CHECK_EQ(gr_budget_releases_of_others(device), seen);
         finish();
 }
 

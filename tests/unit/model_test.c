@@ -63,7 +63,7 @@ static const struct plan plans[] = {
 };
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *contexts[4];
 static unsigned context_count; /* of device 0; behind them the peer */
 static struct held held[HELD_MAX];
@@ -188,7 +188,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         uint64_t misuses;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &rooms, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
+        gr_core_init(&core, &parts, plan->driver, &(struct gr_config){.reuse = plan->reuse, .pool = plan->pool});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         context_count = plan->contexts;

@@ -28,7 +28,7 @@ struct host {
 };
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_driver driver; /* the scripted one, with host memory */
 static struct gr_context *one, *two;
 static void *handles[2];
@@ -104,7 +104,7 @@ static void begin(const struct gr_driver *base, const struct gr_config *config)
         next_ptr = UINT64_C(1) << 44;
         used_bytes = 0;
         room_bytes = UINT64_MAX;
-        gr_core_init(&core, &rooms, &driver, config);
+        gr_core_init(&core, &parts, &driver, config);
         atomic_store(&core.host->threshold_bytes, 256 * MIB);
         for (int i = 0; i < 2; i++)
                 handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
@@ -177,7 +177,7 @@ static void test_reuse(void)
         GR_CHECK(get(one, 64 * MIB, KIND) == a);
         GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0);
         GR_CHECK(info.live && info.generation != before.generation); /* the program's BUFFER_ID is another */
-        GR_CHECK(allocs == 1 && sg_counter(&core, GR_STAT_pinned_hits) == 1);
+        GR_CHECK(allocs == 1 && sg_counter(&core, GR_COUNTER_pinned_hits) == 1);
         GR_CHECK(gr_budget_cached(core.host) == 0);
 
         /* Neither another kind nor another context may have it, nor a request that leaves much of it unused. */
@@ -446,13 +446,13 @@ static void test_decay_due(void)
         begin(&sg_driver, &config);
         a = get(one, MIB, KIND);
         b = get(one, MIB, KIND);
-        GR_CHECK(sg_counter(&core, GR_STAT_pinned_allocs) == 2);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_pinned_allocs) == 2);
         GR_CHECK(gr_pinned_free(&core, a) == 0 && gr_pinned_free(&core, b) == 0);
         next_ns = gr_decay_run(&core, sg_driver.now_ns());
         sg_advance(next_ns - sg_driver.now_ns());
         GR_CHECK(gr_decay_run(&core, next_ns) == 0 && frees == 2);
         GR_CHECK(sg_driver.now_ns() < next_ns + 20 * SG_MS);
-        GR_CHECK(sg_counter(&core, GR_STAT_pinned_returned_bytes) == 2 * MIB);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_pinned_returned_bytes) == 2 * MIB);
         end();
 }
 
@@ -911,7 +911,7 @@ static void test_threads(void)
         }
         for (unsigned i = 0; i < THREADS; i++)
                 pthread_join(workers[i].thread, NULL);
-        GR_CHECK(sg_counter(&core, GR_STAT_pinned_hits) > 0);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_pinned_hits) > 0);
         GR_CHECK(atomic_load(&core.host->reserved_bytes) == gr_budget_cached(core.host));
         sg_advance(1000 * SG_MS);
         gr_pinned_reclaim(&core, UINT64_MAX);

@@ -12,14 +12,14 @@
 #include "scripted.h"
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(const struct gr_driver *driver, enum gr_reuse reuse, enum gr_pool_kind pool)
 {
         sg_reset(1024 * MIB);
-        gr_core_init(&core, &rooms, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
+        gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }
@@ -768,7 +768,7 @@ static void test_gone(void)
         GR_CHECK_EQ(q, p);
         r = alloc(3 * MIB);
         GR_CHECK(r != q);
-        GR_CHECK_EQ(sg_counter(&core, GR_STAT_failures), 0);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_failures), 0);
         free_ok(q);
         free_ok(r);
         finish();

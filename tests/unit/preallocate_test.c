@@ -17,14 +17,14 @@
 #define PAIRS   600
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *context;
 static struct gr_device *device;
 
 static void start_with(enum gr_pool_kind pool, uint64_t card_bytes)
 {
         sg_reset(card_bytes);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
         context = gr_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->total_bytes, card_bytes);
@@ -96,7 +96,7 @@ static void test_left(void)
         }
         GR_CHECK(sg_calls(SG_MEM_ALLOC) <= fresh + 4);
         GR_CHECK(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(MIB)]) >= 32);
-        GR_CHECK(sg_counter(&core, GR_STAT_barriers) < 2000 / 16);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) < 2000 / 16);
         finish();
 }
 
@@ -321,9 +321,9 @@ static void test_ends(void)
 
                 pairs(MIB, 3000);
                 GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), most);
-                before = sg_counter(&core, GR_STAT_barriers);
+                before = sg_counter(&core, GR_COUNTER_barriers);
                 pairs(MIB, 1000);
-                GR_CHECK(sg_counter(&core, GR_STAT_barriers) - before <= 1000 / 8);
+                GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) - before <= 1000 / 8);
                 sg_context_destroy(context->handle);
                 gr_context_drop(context);
                 GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), atomic_load(&other->preallocated_bytes));
@@ -345,9 +345,9 @@ static void test_many(void)
         start(65536 * MIB);
         pairs(65536, MOST * MOST);
         GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
-        before = sg_counter(&core, GR_STAT_barriers);
+        before = sg_counter(&core, GR_COUNTER_barriers);
         pairs(65536, 100 * MOST);
-        GR_CHECK(sg_counter(&core, GR_STAT_barriers) - before <= 101);
+        GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) - before <= 101);
         GR_CHECK_EQ(gr_bin_count(&gr_arena_own(context)->bins[gr_class_of(65536)]), MOST);
 
         /* Or a quarter of what all may have, in bytes. */
@@ -413,11 +413,11 @@ static void test_large(void)
 static void test_auto(void)
 {
         start_with(GR_POOL_AUTO, 65536 * MIB);
-        for (size_t parts = 8; parts > 0; parts /= 2)
-                pairs(MIB / parts, 20000);
+        for (size_t shares = 8; shares > 0; shares /= 2)
+                pairs(MIB / shares, 20000);
         GR_CHECK(atomic_load(&device->preallocated_bytes) >= 100 * MIB);
         GR_CHECK(gr_budget_cached(device) >= 100 * MIB);
-        GR_CHECK(!gr_split_active(context));
+        GR_CHECK(!gr_pool_kind_split(context));
         finish();
 }
 
@@ -543,7 +543,7 @@ static void test_threads(bool overlaps, bool disturbed)
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK(atomic_load(&device->preallocated_bytes) <= 8192 * MIB / 64);
         if (!disturbed)
-                GR_CHECK(sg_counter(&core, GR_STAT_barriers) < ROUNDS * THREADS * PAIRS);
+                GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) < ROUNDS * THREADS * PAIRS);
         finish();
 }
 

@@ -21,7 +21,7 @@
 /* One for each test, and none destroyed: a thread that has run a reclaimable may be just leaving the registry's lock.
  */
 static struct gr_core cores[5], *core;
-static struct gr_rooms rooms[5];
+static struct gr_parts parts[5];
 static struct gr_context *context;
 static struct gr_driver driver; /* the scripted one on the real clock */
 static char said[1 << 16];
@@ -74,7 +74,7 @@ static void start(void)
         driver.sleep_ns = sleep_ns;
         said[0] = '\0';
         core = core ? core + 1 : cores;
-        gr_core_init(core, &rooms[core - cores], &driver,
+        gr_core_init(core, &parts[core - cores], &driver,
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         core->registry->apart = gr_worker_call;
         context = gr_context_add(core, sg_context_new(0), 0);

@@ -959,9 +959,9 @@ uint64_t sg_cached_bytes(struct gr_device *device)
         return gr_budget_cached(device);
 }
 
-uint64_t sg_counter(struct gr_core *core, enum gr_stat stat)
+uint64_t sg_counter(struct gr_core *core, enum gr_counter counter)
 {
-        return atomic_load(&core->stats.counters[stat]);
+        return atomic_load(&core->counters.counts[counter]);
 }
 
 unsigned sg_reserved(void)

@@ -135,7 +135,7 @@ uint64_t sg_misuses(void);
 
 /* What the core believes of its cache, and its counters. */
 uint64_t sg_cached_bytes(struct gr_device *device);
-uint64_t sg_counter(struct gr_core *core, enum gr_stat stat);
+uint64_t sg_counter(struct gr_core *core, enum gr_counter counter);
 
 /* The program's side. sg_alloc is gr_pool_alloc and then owns the block; sg_free is gr_pool_free of a block it owned.
  */

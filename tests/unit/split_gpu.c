@@ -6,7 +6,7 @@
 #include "reclaim/trim.h"
 
 struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 struct gr_context *context;
 bool gpu_mapping;
 unsigned gpu_wakes;
@@ -23,7 +23,7 @@ void gpu_begin(enum gr_pool_kind pool, enum gr_reuse reuse)
 
         sg_reset(GPU_PAGES * GR_PAGE_BYTES);
         sg_by_hand(0);
-        gr_core_init(&core, &rooms, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
+        gr_core_init(&core, &parts, gpu_mapping ? &sg_mapping_driver : &sg_driver, &config);
         context = gr_context_add(&core, sg_context_new(0), 0);
         sg_before[SG_MEM_RELEASE] = update_peak;
 }

@@ -72,7 +72,7 @@ static void test_least(void)
         b = gpu_take(GR_SPLIT_LEAST_BYTES + 1);
         GR_CHECK(gr_ledger_find(core.ledger, a, &info) == 0 && !info.split);
         GR_CHECK(gr_ledger_find(core.ledger, b, &info) == 0 && info.split);
-        c = core.stats.counters[GR_STAT_driver_allocs];
+        c = core.counters.counts[GR_COUNTER_driver_allocs];
         gpu_give(a, GR_SPLIT_LEAST_BYTES);
         GR_CHECK_EQ(gpu_take(GR_SPLIT_LEAST_BYTES), a); /* behind a barrier */
         gpu_give(a, GR_SPLIT_LEAST_BYTES);
@@ -80,7 +80,7 @@ static void test_least(void)
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
         GR_CHECK(gr_arena_alloc(context, GR_SPLIT_LEAST_BYTES) == a);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_allocs], c);
         gpu_give(b, GR_SPLIT_LEAST_BYTES + 1);
         GR_CHECK_EQ(gr_pool_free(&core, a), 0);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
@@ -99,12 +99,12 @@ static void test_least(void)
         /* Without cheap barriers bins would take fresh memory again and again. */
         atomic_store(&gpu_device()->hard_bytes, GR_UNLIMITED);
         atomic_store(&core.overlaps, true);
-        c = core.stats.counters[GR_STAT_driver_allocs];
+        c = core.counters.counts[GR_COUNTER_driver_allocs];
         for (int i = 0; i < 100; i++) {
                 a = gpu_take(1000);
                 gpu_give(a, 1000);
         }
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], c + 1);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_allocs], c + 1);
         gpu_settle();
         gpu_end();
 }
@@ -119,7 +119,8 @@ static void test_least_spares(void)
                 a = gpu_take(1000);
                 gpu_give(a, 1000);
         }
-        GR_CHECK(core.stats.counters[GR_STAT_preallocated] > 4 && core.stats.counters[GR_STAT_preallocated] < 16);
+        GR_CHECK(core.counters.counts[GR_COUNTER_preallocated] > 4 &&
+                 core.counters.counts[GR_COUNTER_preallocated] < 16);
         gpu_settle();
         gpu_end();
 }
@@ -341,27 +342,27 @@ static void test_ahead(void)
         GR_CHECK_EQ(context->split->waiting_bytes, 100 * KIB);
         c = gpu_take(100 * KIB);
         GR_CHECK(c != b);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], 0);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], 0);
         gpu_give(c, 100 * KIB);
         a = gpu_take(12 * MIB);
         gpu_give(a, 12 * MIB);
         GR_CHECK_EQ(gpu_take(11 * MIB - 700 * KIB), a);
         b = gpu_take(MIB + 512);
-        barriers = core.stats.counters[GR_STAT_barriers];
+        barriers = core.counters.counts[GR_COUNTER_barriers];
         ranges = context->split->free_count;
         gpu_give(a, 11 * MIB - 700 * KIB);
         gr_fence_close(context->fence);
         gpu_give(b, MIB + 512);
         GR_CHECK_EQ(context->split->free_count, ranges); /* one with what was left between them and the end */
         GR_CHECK_EQ(gpu_take(12 * MIB), a);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 1);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 1);
         gpu_give(a, 12 * MIB);
         if (context->split->expandable[0]) { /* it is part of a larger one, too */
                 GR_CHECK_EQ(gpu_take(14 * MIB), a);
-                GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers + 2);
+                GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 2);
                 gpu_give(a, 14 * MIB);
         }
-        barriers = core.stats.counters[GR_STAT_barriers];
+        barriers = core.counters.counts[GR_COUNTER_barriers];
         /* During a capture no barrier can be laid, and with several streams it would cost their overlap. */
         gpu_capture(true);
         c = gpu_take(12 * MIB);
@@ -370,12 +371,12 @@ static void test_ahead(void)
         gpu_give(c, 12 * MIB);
         atomic_store(&core.overlaps, true);
         b = gpu_take(30 * MIB);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
         gpu_sync();
-        allocs = core.stats.counters[GR_STAT_driver_allocs];
+        allocs = core.counters.counts[GR_COUNTER_driver_allocs];
         c = gpu_take(12 * MIB);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_allocs], allocs);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_barriers], barriers);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_allocs], allocs);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
         gpu_give(b, 30 * MIB);
         gpu_give(c, 12 * MIB);
         gpu_settle();
@@ -425,9 +426,9 @@ static void test_exported(void)
         GR_CHECK(gpu_take(512 * 1024) != a);
         gpu_give(b + 512 * 1024, 512 * 1024);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, GR_PAGE_BYTES);
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], 0);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_frees], 0);
         gpu_give(b, 512 * 1024); /* the last of the segment: all of it goes, exported block included */
-        GR_CHECK_EQ(core.stats.counters[GR_STAT_driver_frees], core.driver->mem_reserve ? 0 : 1);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_driver_frees], core.driver->mem_reserve ? 0 : 1);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         gpu_end();
@@ -714,7 +715,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
         sem_post(&handover.there);
         pthread_join(thread, NULL);
         GR_CHECK(atomic_load(&gpu_device()->peak_reserved_bytes) <= 64 * MIB); /* auto maps 32 MiB ahead */
-        GR_CHECK(core.stats.counters[GR_STAT_driver_allocs] <= 32);
+        GR_CHECK(core.counters.counts[GR_COUNTER_driver_allocs] <= 32);
         gpu_settle();
         gpu_end();
         sem_destroy(&handover.there);
@@ -786,9 +787,9 @@ static void test_barred(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gr_split_bar(&core);
-        GR_CHECK(!gr_split_active(context));
+        GR_CHECK(!gr_pool_kind_split(context));
         later = gr_context_add(&core, sg_context_new(1), 1);
-        GR_CHECK(!gr_split_active(later));
+        GR_CHECK(!gr_pool_kind_split(later));
         GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK(!info.split);

@@ -13,7 +13,7 @@
 #include "stats.h"
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static char text[65536];
 static size_t length;
 
@@ -121,7 +121,7 @@ static void test_empty(void)
         char version[600];
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         check_json();
         text_now();
         GR_CHECK_EQ(value_of("schema"), GR_STATS_SCHEMA);
@@ -141,17 +141,17 @@ static void test_names(void)
         uint64_t n = 0;
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
 
         /* Each counter a figure of its own, and the largest there is. */
-        for (unsigned i = 0; i < GR_STAT_COUNT; i++)
-                gr_count(&core, (enum gr_stat)i, 7000 + i);
-        gr_count(&core, (enum gr_stat)(GR_STAT_COUNT - 1), UINT64_MAX - 7000 - (GR_STAT_COUNT - 1));
+        for (unsigned i = 0; i < GR_COUNTER_COUNT; i++)
+                gr_count(&core, (enum gr_counter)i, 7000 + i);
+        gr_count(&core, (enum gr_counter)(GR_COUNTER_COUNT - 1), UINT64_MAX - 7000 - (GR_COUNTER_COUNT - 1));
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++)
-                core.stats.levels[i] = (struct gr_level_stats){9000 + i, 8000 + i, 6000 + i};
+                core.counters.levels[i] = (struct gr_level_counters){9000 + i, 8000 + i, 6000 + i};
         check_json();
-#define GR_STAT(name, unit, words)                                                                                     \
-        GR_CHECK_EQ(value_of(#name), GR_STAT_##name == GR_STAT_COUNT - 1 ? UINT64_MAX : 7000 + n);                     \
+#define GR_COUNTER(name, unit, words)                                                                                  \
+        GR_CHECK_EQ(value_of(#name), GR_COUNTER_##name == GR_COUNTER_COUNT - 1 ? UINT64_MAX : 7000 + n);               \
         if (strcmp(#unit, "BYTES") == 0)                                                                               \
                 snprintf(wanted, sizeof(wanted), "%s: %s", words,                                                      \
                          gr_size_format(value_of(#name), size, sizeof(size)));                                         \
@@ -160,8 +160,8 @@ static void test_names(void)
         GR_CHECK(strstr(text_now(), wanted) != NULL);                                                                  \
         n++;
 #include "base/counters.def"
-#undef GR_STAT
-        GR_CHECK_EQ(n, GR_STAT_COUNT);
+#undef GR_COUNTER
+        GR_CHECK_EQ(n, GR_COUNTER_COUNT);
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
                 snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,\"bytes\":%u,\"ns\":%u}", gr_level_words[i],
                          9000 + i, 8000 + i, 6000 + i);
@@ -179,7 +179,7 @@ static void test_figures(void)
         uint64_t a, b, c;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         atomic_store(&core.devices[0].total_bytes, 256 * MIB);
         atomic_store(&core.devices[0].card_free_bytes, 192 * MIB);
@@ -256,7 +256,7 @@ static void test_list(void)
         char wanted[128];
 
         sg_reset(64 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         device = &core.devices[2];
         atomic_store(&device->group, &group);
         atomic_store(&device->card_free_bytes, 100);
@@ -307,7 +307,7 @@ static void test_small(void)
         uint64_t a, b;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         context = gr_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_alloc(context, MIB, &a), 0);
         check_json();
@@ -352,7 +352,7 @@ static void test_together(void)
         void *found;
 
         sg_reset(256 * MIB);
-        gr_core_init(&core, &rooms, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
+        gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         device = &core.devices[0];
         gr_lock(&device->slabs_lock);
         device->slab_count = 1;

@@ -39,7 +39,7 @@ static const struct plan plans[] = {
 };
 
 static struct gr_core core;
-static struct gr_rooms rooms;
+static struct gr_parts parts;
 static struct gr_context *contexts[2];
 static _Atomic bool stop, over;
 static _Atomic uint64_t allocs, frees, wrong;
@@ -238,7 +238,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
 
         sg_reset(2048 * MIB);
         sg_set_tick(500);
-        gr_core_init(&core, &rooms, &sg_driver,
+        gr_core_init(&core, &parts, &sg_driver,
                      &(struct gr_config){.reuse = plan->reuse, .pool = GR_POOL_BINS, .decay_ns = DECAY_NS});
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);

@@ -204,7 +204,7 @@ static void row(const struct gr_trace *trace, const char *name, uint64_t reserve
 static int play(const struct gr_trace *trace, const char *name, const struct gr_config *config, bool mapped)
 {
         static struct gr_core core;
-        static struct gr_rooms rooms;
+        static struct gr_parts parts;
         uint64_t *ptrs = calloc(trace->slot_count, sizeof(*ptrs));
         struct gr_context *context;
         double begin;
@@ -217,7 +217,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.next_large = UINT64_C(1) << 45;
         counting.next_address = ADDRESSES;
         counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
-        gr_core_init(&core, &rooms, mapped ? &driver : &plain_driver, config);
+        gr_core_init(&core, &parts, mapped ? &driver : &plain_driver, config);
         context = gr_context_add(&core, &core, 0);
         atomic_store(&core.overlaps, counting.streams);
         begin = real_seconds();
