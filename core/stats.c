@@ -45,15 +45,13 @@ static const char *const kind_names[] = {
 
 __attribute__((format(printf, 2, 3))) static void put(struct out *out, const char *format, ...)
 {
-        char line[512];
+        char line[512] = "";
         va_list args;
-        int length;
 
         va_start(args, format);
-        length = vsnprintf(line, sizeof(line), format, args);
+        vsnprintf(line, sizeof(line), format, args);
         va_end(args);
-        if (length > 0)
-                out->sink(line, (size_t)length < sizeof(line) ? (size_t)length : sizeof(line) - 1, out->arg);
+        out->sink(line, strlen(line), out->arg);
 }
 
 static void count_caches(struct gr_core *core, struct gr_cache_counts *ret)

@@ -94,8 +94,8 @@ static int open_dir(const char *dir, bool create)
 /* Finds this user's folder where another user has taken the usual name; of several the first by name. 0 or -ENOENT. */
 static int find_beside(const char *base, const char *name, char *buf, size_t buf_bytes)
 {
-        char found[NAME_MAX + 1] = "";
         struct dirent *entry;
+        char found[sizeof(entry->d_name)] = "";
         struct stat status;
         DIR *list;
 

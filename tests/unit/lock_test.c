@@ -97,6 +97,40 @@ static void test_pause(void)
         GR_CHECK_EQ(yields, 2);
 }
 
+enum { TAKERS = 3, TURNS = 300000 };
+
+static pthread_barrier_t start;
+static unsigned turns; /* guarded by spin, and not atomic */
+
+static void *take_turns(void *arg)
+{
+        (void)arg;
+        pthread_barrier_wait(&start);
+        for (unsigned n = 0; n < TURNS; n++) {
+                unsigned seen;
+
+                gr_spin_lock(&spin, GR_RANK_ARENA);
+                seen = turns;
+                gr_pause(1); /* time for another that should wait */
+                turns = seen + 1;
+                gr_spin_unlock(&spin, GR_RANK_ARENA);
+        }
+        return NULL;
+}
+
+/* Of those that see it released at a time one has it, the others go on waiting. */
+static void test_turns(void)
+{
+        pthread_t threads[TAKERS];
+
+        GR_CHECK_EQ(pthread_barrier_init(&start, NULL, TAKERS), 0);
+        for (unsigned i = 0; i < TAKERS; i++)
+                GR_CHECK_EQ(pthread_create(&threads[i], NULL, take_turns, NULL), 0);
+        for (unsigned i = 0; i < TAKERS; i++)
+                pthread_join(threads[i], NULL);
+        GR_CHECK_EQ(turns, TAKERS * TURNS);
+}
+
 static void *try(void *lock)
 {
         bool taken = gr_trylock(lock);
@@ -171,6 +205,7 @@ int main(void)
 {
         test_sleep();
         test_pause();
+        test_turns();
         test_try();
         test_ranks();
         return GR_CHECK_RESULT();

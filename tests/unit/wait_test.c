@@ -510,8 +510,15 @@ static void test_report(void)
 static struct {
         unsigned calls;
         uint64_t cost_ns;
-        uint64_t ptr; /* that it frees; 0: nothing */
+        uint64_t ptr;   /* that it frees; 0: nothing */
+        bool with_peer; /* another thread waits for the GPU meanwhile */
 } purged;
+
+static void *run_early(void *arg)
+{
+        gr_proactive_run(arg);
+        return NULL;
+}
 
 static int purge(void *arg, int device, uint64_t want_bytes)
 {
@@ -520,6 +527,14 @@ static int purge(void *arg, int device, uint64_t want_bytes)
         (void)want_bytes;
         purged.calls++;
         sg_advance(purged.cost_ns);
+        if (purged.with_peer) {
+                pthread_t peer;
+
+                purged.with_peer = false;
+                sg_advance(1000000 * SG_MS);
+                GR_CHECK_EQ(pthread_create(&peer, NULL, run_early, context), 0);
+                pthread_join(peer, NULL);
+        }
         if (purged.ptr)
                 GR_CHECK_EQ(sg_free(&core, purged.ptr), 0);
         purged.ptr = 0;
@@ -529,7 +544,7 @@ static int purge(void *arg, int device, uint64_t want_bytes)
 static void test_early(void)
 {
         static struct gr_reclaimable reclaimable = {.name = "garbage", .purge = purge};
-        uint64_t first, begin_ns;
+        uint64_t first, begin_ns, runs;
 
         start((struct gr_config){.proactive = true});
         memset(&purged, 0, sizeof(purged));
@@ -562,6 +577,15 @@ static void test_early(void)
         }
         GR_CHECK(purged.calls > 0);
         GR_CHECK((double)purged.calls * 10 * (double)SG_MS < 0.05 * (double)(sg_driver.now_ns() - begin_ns));
+
+        /* One thread at a time. */
+        purged.calls = 0;
+        purged.with_peer = true;
+        sg_advance(1000000 * SG_MS);
+        runs = sg_counter(&core, GR_COUNTER_proactive_runs);
+        gr_proactive_run(context);
+        GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_proactive_runs), runs + 1);
+        GR_CHECK_EQ(purged.calls, 1);
 
         /* Not while a capture goes on, nor where memory is plenty. */
         purged.calls = 0;
