@@ -27,8 +27,8 @@
 #define __CUDA_API_VERSION_INTERNAL /* every version of each function under its exported name */
 #include <cuda.h>
 
+#include "base/keep_errno.h"
 #include "core.h"
-#include "keep_errno.h"
 #include "pool.h"
 
 #if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */

@@ -6,6 +6,7 @@
 #include "account/budget.h"
 #include "account/memory_kind.h"
 #include "base/hash.h"
+#include "base/keep_errno.h"
 #include "base/lock.h"
 
 struct gr_accounted {
@@ -103,7 +104,7 @@ struct gr_accounted *gr_accounted_take(struct gr_accounted_ledger *ledger, enum 
 
 void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted *entry, int freed)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         if (!entry)
                 return;
@@ -114,7 +115,6 @@ void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted
         else if (freed)
                 remove_locked(ledger, entry);
         gr_unlock(&ledger->lock);
-        errno = saved_errno;
 }
 
 void gr_accounted_drop_owner(struct gr_accounted_ledger *ledger, void *owner)

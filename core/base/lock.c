@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/keep_errno.h"
+
 #define SPINS    100 /* turns before the first yield: the holder may need this processor */
 #define YIELDS   32  /* yields before the first sleep: a yield runs no thread of lower priority, as the holder may be */
 #define SLEEP_NS 50000 /* also the shortest sleep of most systems */
@@ -17,10 +19,9 @@
 static void sleep_briefly(void)
 {
         const struct timespec while_ns = {.tv_nsec = SLEEP_NS};
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         syscall(SYS_nanosleep, &while_ns, NULL);
-        errno = saved_errno;
 }
 
 void gr_pause(unsigned n)

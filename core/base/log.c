@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/keep_errno.h"
+
 #define PASSES_BITS 16
 #define PASSES_MASK ((1ull << PASSES_BITS) - 1)
 
@@ -61,7 +63,7 @@ static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
 int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
 {
         const struct timespec at_once = {0};
-        const int saved_errno = errno;
+        GR_KEEP_ERRNO;
         sigset_t raised, pending, before;
         int rc, cancel, signal;
 
@@ -96,7 +98,6 @@ int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
         }
         pthread_setcancelstate(cancel, NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        errno = saved_errno;
         return rc;
 }
 
@@ -156,7 +157,7 @@ void gr_log_clean(char *text, size_t length)
 void gr_log_emit(enum gr_log_level level, const char *format, ...)
 {
         static const char cut[] = "...";
-        const int saved_errno = errno;
+        GR_KEEP_ERRNO;
         char line[GR_LOG_LINE_BYTES];
         size_t length;
         va_list args;
@@ -165,7 +166,7 @@ void gr_log_emit(enum gr_log_level level, const char *format, ...)
         length = filled(snprintf(line, sizeof(line), "gpureclaim: [%ld] %s: ", (long)getpid(), gr_log_words[level]),
                         sizeof(line));
         va_start(args, format);
-        errno = saved_errno; /* for %m */
+        errno = gr_kept_errno; /* for %m */
         wanted = vsnprintf(line + length, sizeof(line) - length, format, args);
         va_end(args);
         if (wanted >= 0 && (size_t)wanted >= sizeof(line) - length)
@@ -177,7 +178,6 @@ void gr_log_emit(enum gr_log_level level, const char *format, ...)
                 log_sink(line, length, log_sink_arg);
         else
                 write_stderr(line, length);
-        errno = saved_errno;
 }
 
 bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns)

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/keep_errno.h"
 #include "base/lock.h"
 #include "driver/dlsym.h"
-#include "keep_errno.h"
 
 #define INSUFFICIENT_SIZE 7 /* NVML_ERROR_INSUFFICIENT_SIZE */
 #define PROCESSES         64

@@ -90,15 +90,14 @@ static void make_thread_key(void)
 
 bool gr_captures_have_room(void)
 {
+        GR_KEEP_ERRNO;
         bool room;
 
         gr_lock(&capturing_lock);
         if (capturing_count == capturing_room) {
                 unsigned more_room = capturing_room ? 2 * capturing_room : 16;
-                int saved_errno = errno;
                 struct gr_capture *more = realloc(capturing, more_room * sizeof(*more));
 
-                errno = saved_errno;
                 if (more) {
                         capturing = more;
                         capturing_room = more_room;

@@ -504,7 +504,7 @@ static void after_release(const struct release *release, CUresult result)
 
 static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_v2) *real, bool reset)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         struct release release;
         CUresult result;
 
@@ -517,7 +517,6 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
         result = real(dev);
         after_release(&release, result);
         gr_unlock(&primary_locks[dev]);
-        errno = saved_errno;
         return result;
 }
 
@@ -579,7 +578,7 @@ GR_HELD(lock) static struct green *green_find(CUgreenCtx handle)
 GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice dev,
                                             unsigned int flags)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         CUstreamCaptureMode mode;
         CUcontext primary = NULL;
         CUresult result;
@@ -602,7 +601,6 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         if (primary)
                 has(result, &primary, dev, false);
         gr_unlock(&primary_locks[dev]);
-        errno = saved_errno;
         return result;
 }
 
@@ -658,7 +656,7 @@ static CUresult green_destroy(CUgreenCtx handle)
 /* This releases the primary context, which ends if nothing else retains it. */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         struct release release;
         struct green *green;
         CUdevice dev = -1;
@@ -682,7 +680,6 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
                 if (result == CUDA_SUCCESS)
                         end_inactive(); /* the device of the green context is not known: checks all */
         }
-        errno = saved_errno;
         return result;
 }
 

@@ -36,7 +36,8 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
         struct request request = {.bytes = bytesize, .flags = flags};
         struct gr_context *context;
         uint64_t footprint;
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         if (!gr_shim_ready() || !gr_real.cuMemAllocManaged || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES ||
             (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
@@ -55,7 +56,6 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 else
                         *dptr = request.ptr;
         }
-        errno = saved_errno;
         return gr_given(gr_result(rc), dptr);
 }
 

@@ -119,13 +119,13 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         struct gr_context *context;
         size_t expected;
         uint64_t ptr;
-        int saved_errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         if (!gr_shim_ready() || !dptr || !pitch || width_bytes == 0 || height == 0 ||
             (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
             __builtin_mul_overflow(width_bytes + 511, height, &expected) || expected > GR_BLOCK_MAX_BYTES)
                 return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
-        saved_errno = errno;
         context = gr_current_context();
         if (!context)
                 return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
@@ -147,7 +147,6 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
                 if (gr_tracing())
                         gr_trace_alloc(ptr, key.pitch_bytes * height);
         }
-        errno = saved_errno;
         return gr_result(rc);
 }
 
@@ -196,8 +195,9 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
 {
         struct free_request request = {stream, real};
         struct gr_stream_ordered_free freed;
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
         CUresult result;
+        int rc;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
@@ -206,7 +206,6 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
         if (gr_tracing())
                 gr_trace_free(dptr);
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
-        errno = saved_errno;
         if (rc != -ENOENT)
                 return gr_result(rc);
         gr_stream_ordered_free_begin(&freed, dptr);

@@ -161,11 +161,11 @@ static CUresult give_back(void *p, CUresult (*real)(void *))
 
 GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 {
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         if (gr_shim_ready() && p) {
                 rc = gr_pinned_free(&gr_core, (uint64_t)(uintptr_t)p);
-                errno = saved_errno;
                 if (rc != -ENOENT)
                         return gr_result(rc);
         }

@@ -86,13 +86,12 @@ static void *next(const char *name, const char *library, bool *ret_stand_in)
 /* Finds the runtime's functions. Threads that come at the same time find the same. */
 static bool find(struct runtime *runtime)
 {
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
         bool stand_ins[3];
         void *functions[3] = {next("cudaMalloc", runtime->soname, &stand_ins[0]),
                               next("cudaFree", runtime->soname, &stand_ins[1]),
                               next("cudaSetDevice", runtime->soname, &stand_ins[2])};
 
-        errno = saved_errno;
         if (!functions[0] || !functions[1] || !functions[2])
                 return false;
         if (stand_ins[0] || stand_ins[1] || stand_ins[2])

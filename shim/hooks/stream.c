@@ -18,10 +18,9 @@ static struct gr_capture about_to_begin(CUstream stream, bool null_is_per_thread
 {
         struct gr_capture capture = {.stream = gr_capture_identity(stream, null_is_per_thread)};
         struct gr_context *owner;
-        int saved_errno = errno;
+        GR_KEEP_ERRNO;
 
         gr_core_will_capture(&gr_core);
-        errno = saved_errno;
         if (capture.stream == gr_capture_own_stream() || !stream || !gr_real.cuStreamGetCtx ||
             gr_real.cuStreamGetCtx(stream, &capture.context) != CUDA_SUCCESS)
                 gr_real.cuCtxGetCurrent(&capture.context);

@@ -694,12 +694,11 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_at
         struct gr_context *context;
 
         if (gr_shim_ready() && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-                int saved_errno = errno;
+                GR_KEEP_ERRNO;
 
                 context = gr_current_context();
                 if (context)
                         remember_default(context->device);
-                errno = saved_errno;
         }
         return GR_REAL(cuMemPoolSetAttribute, pool, attribute, value);
 }

@@ -132,7 +132,8 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         struct gr_device *device = NULL;
         struct gr_context *context;
         struct memory *memory, *stale;
-        int saved_errno = errno, rc;
+        GR_KEEP_ERRNO;
+        int rc;
 
         if (!gr_shim_ready() || !handle || !prop || bytes == 0)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
@@ -160,7 +161,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         rc = memory ? gr_accounted_charge(&gr_core, device, context, kind, bytes, create, &request) : -ENOMEM;
         if (rc) {
                 free(memory);
-                goto out;
+                return gr_result(rc);
         }
         *memory = (struct memory){.handle = request.handle, .device = device, .kind = kind, .bytes = bytes, .refs = 1};
         gr_lock(&gr_mappings);
@@ -179,8 +180,6 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
                 rc = -ENOMEM;
         }
         gr_unlock(&gr_mappings);
-out:
-        errno = saved_errno;
         return gr_result(rc);
 }
 

@@ -1,4 +1,4 @@
-/* errno as the program had it: a hook must not change it. */
+/* errno as the program had it: what it calls of this library must not change it. */
 #ifndef GR_KEEP_ERRNO_H
 #define GR_KEEP_ERRNO_H
 
