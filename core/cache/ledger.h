@@ -102,15 +102,15 @@ struct gr_ledger {
 
 /* What a block looked like at the time of the question. */
 struct gr_block_info {
-        struct gr_context *context;
-        size_t requested_bytes;
-        size_t capacity_bytes;
-        uint32_t generation;
-        bool live;
-        bool exported;
-        bool spilled;
-        bool host;
-        bool split;
+        struct gr_context *context; /* that it was allocated in; may have ended since */
+        size_t requested_bytes;     /* by the program, latest; may be less than ... */
+        size_t capacity_bytes;      /* ... what the block has */
+        uint32_t generation;        /* grows with each allocation that it serves */
+        bool live;                  /* the program's; else cached */
+        bool exported;              /* to another process or interface: its free goes to the driver */
+        bool spilled;               /* host memory, in place of the device's */
+        bool host;                  /* pinned host memory; kind: which (pinned.h) */
+        bool split;                 /* a range of a segment */
         unsigned kind;
 };
 
