@@ -1,5 +1,7 @@
 #include "context.h"
 
+#include <assert.h>
+
 #define VISIT_LOOK_NS UINT64_C(20000)
 
 /* A call of visit that the calling thread is in; such calls may be nested. */
@@ -14,6 +16,7 @@ GR_NOT_CHECKED struct gr_context *gr_context_find_locked(struct gr_core *core, v
 {
         struct gr_context *context = core->contexts;
 
+        gr_assert_locked(&core->contexts_lock);
         while (context) {
                 if (!context->alive || context->handle != handle) {
                         context = context->next;
@@ -44,6 +47,7 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
 {
         struct gr_context *context;
 
+        assert(device >= -1 && device < GR_DEVICES_MAX);
         gr_lock(&core->contexts_lock);
         context = core->contexts;
         while (context) {
@@ -59,6 +63,7 @@ void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct
                         more = visit(context, arg);
                         visits = this.outer;
                         gr_lock(&core->contexts_lock);
+                        assert(context->visitors > 0 && context->alive); /* it ends only when all have left */
                         context->visitors--;
                 }
                 context = more ? context->next : NULL; /* the list only grows, at its head */
@@ -74,6 +79,7 @@ void gr_context_close_visits(struct gr_context *context)
         for (const struct visit *visit = visits; visit; visit = visit->outer)
                 own += visit->context == context;
         gr_lock(&core->contexts_lock);
+        assert(context->visitors >= own);
         atomic_fetch_add(&context->ending, 1);
         while (context->visitors > own) {
                 gr_unlock(&core->contexts_lock);

@@ -71,11 +71,17 @@ void gr_rank_leave(enum gr_rank rank)
 {
         if (rank == GR_RANK_PRIMARY && --primary_depth > 0)
                 return;
+        assert(held >> rank & 1); /* unlocked twice, or by a thread that has not locked it */
         held &= ~(UINT64_C(1) << rank);
 }
 
 void gr_rank_assert_held(enum gr_rank rank)
 {
         assert(held & UINT64_C(1) << rank);
+}
+
+void gr_rank_assert_free_from(enum gr_rank rank)
+{
+        assert(!(held >> rank));
 }
 #endif

@@ -1,6 +1,8 @@
 #include "base/metadata.h"
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +22,9 @@ static struct gr_lock lock = {PTHREAD_MUTEX_INITIALIZER, GR_RANK_METADATA}; /* g
 static struct piece *chunks;                                                /* so that leak checkers find them */
 static size_t chunk_used = CHUNK_BYTES;                                     /* bytes used in the newest chunk */
 static struct piece *freed[PIECE_MOST / GR_LINE_BYTES + 1];                 /* by size, in cache lines */
+
+_Static_assert(PIECE_MOST < CHUNK_BYTES - GR_LINE_BYTES, "a new chunk has room for every piece");
+_Static_assert(sizeof(struct piece) <= GR_LINE_BYTES, "a freed piece has room for its link");
 
 static size_t lines_of(size_t bytes)
 {
@@ -59,9 +64,11 @@ static void *piece_take(size_t lines)
 void *gr_metadata_alloc(size_t bytes)
 {
         size_t lines = lines_of(bytes);
-        void *piece = GR_METADATA_IN_CHUNKS && bytes <= PIECE_MOST
-                              ? piece_take(lines)
-                              : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
+        void *piece;
+
+        assert(bytes > 0); /* a piece without bytes would be the one after it */
+        piece = GR_METADATA_IN_CHUNKS && bytes <= PIECE_MOST ? piece_take(lines)
+                                                             : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
 
         return piece ? memset(piece, 0, bytes) : NULL;
 }
@@ -73,7 +80,9 @@ void gr_metadata_free(void *ptr, size_t bytes)
         if (!GR_METADATA_IN_CHUNKS || bytes > PIECE_MOST) {
                 free(ptr);
         } else if (piece) {
+                assert((uintptr_t)ptr % GR_LINE_BYTES == 0); /* else it is none of ours */
                 gr_lock(&lock);
+                assert(freed[lines_of(bytes)] != piece); /* freed twice */
                 piece->next = freed[lines_of(bytes)];
                 freed[lines_of(bytes)] = piece;
                 gr_unlock(&lock);

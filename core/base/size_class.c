@@ -1,5 +1,7 @@
 #include "base/size_class.h"
 
+#include <assert.h>
+
 static size_t geometric_bytes(unsigned k, unsigned from_log2, unsigned steps_log2)
 {
         size_t base = (size_t)1 << (from_log2 + (k >> steps_log2));
@@ -10,6 +12,7 @@ static size_t geometric_bytes(unsigned k, unsigned from_log2, unsigned steps_log
 
 size_t gr_class_bytes(unsigned class)
 {
+        assert(class < GR_CLASS_COUNT);
         if (class < GR_CLASS_TINY)
                 return (class + 1) * (size_t)512;
         if (class < GR_CLASS_SMALL)
@@ -23,6 +26,7 @@ unsigned gr_class_of_block(size_t capacity_bytes)
 {
         unsigned class = gr_class_of(capacity_bytes);
 
+        assert(capacity_bytes >= 512); /* a smaller block serves not all requests of any class */
         /*
          * A block whose size the driver chose (pitched memory) may be too small for the largest request of its class.
          */

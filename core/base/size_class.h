@@ -11,6 +11,7 @@
 #ifndef GR_SIZE_CLASS_H
 #define GR_SIZE_CLASS_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +27,9 @@
 #define GR_CLASS_SMALL (GR_CLASS_TINY + 8 * 4)          /* to 1 MiB */
 #define GR_CLASS_EXACT (GR_CLASS_SMALL + 16)            /* to 32 MiB: every block of a class has the same size */
 #define GR_CLASS_COUNT (GR_CLASS_EXACT + (40 - 25) * 8) /* to GR_BLOCK_MAX_BYTES */
+
+_Static_assert(GR_PAGE_BYTES == (size_t)1 << GR_PAGE_SHIFT, "a shift finds the page");
+_Static_assert(GR_SMALL_MAX_BYTES < GR_PAGE_BYTES, "a block of a slab fits in it");
 
 /*
  * The index of the class of bytes among classes that begin above 1 << from_log2 and divide each doubling into
@@ -43,6 +47,7 @@ static inline unsigned gr_class_geometric(size_t bytes, unsigned from_log2, unsi
 /* The class that serves a request; 0 < bytes <= GR_BLOCK_MAX_BYTES. */
 static inline unsigned gr_class_of(size_t bytes)
 {
+        assert(bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES);
         if (__builtin_expect(bytes > 4096 && bytes <= GR_SMALL_MAX_BYTES, 1))
                 return GR_CLASS_TINY + gr_class_geometric(bytes, 12, 2);
         if (bytes <= 4096)

@@ -28,6 +28,7 @@ _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have 
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
 {
+        assert(shard < GR_SHARDS && !arena->context); /* a keeper that is kept twice would make a ring of their list */
         arena->context = context;
         arena->shard = shard;
         gr_budget_keep(context->device, &arena->cached);
@@ -77,6 +78,7 @@ static inline __attribute__((no_sanitize("thread"))) void prefetch_block(struct 
  * gr_arenas_quiesce may have missed an arena that was made meanwhile. */
 static bool may_hit(struct gr_context *context)
 {
+        gr_rank_assert_held(GR_RANK_ARENA);
         return atomic_load(&context->arenas_quiesced) == 0;
 }
 
@@ -94,6 +96,11 @@ static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
 
         gr_rank_assert_held(GR_RANK_ARENA);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
+        assert(block->context == arena->context && block->class == gr_class_of_block(block->capacity_bytes));
+        assert(!(block->flags &
+                 (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* these have lists of their own */
+        assert((gr_bin_count(bin) == 0) == (first == NULL));
+        assert(!first || block->freed_epoch == 0 || first->prev->freed_epoch <= block->freed_epoch);
         DL_APPEND(first, block);
         bin->blocks = first;
         atomic_store_explicit(&bin->count, gr_bin_count(bin) + 1, memory_order_relaxed);
@@ -109,7 +116,9 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 
         gr_rank_assert_held(GR_RANK_ARENA);
         assert(!gr_block_is_live(block));
+        assert(bin == &arena->bins[block->class] && bin->low_water <= gr_bin_count(bin));
         DL_DELETE(first, block);
+        assert((count == 0) == (first == NULL));
         bin->blocks = first;
         atomic_store_explicit(&bin->count, count, memory_order_relaxed);
         if (count < bin->low_water)
@@ -150,6 +159,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
         gr_rank_assert_held(GR_RANK_ARENA);
+        assert(bytes > 0 && epoch >= arena->open_epoch);
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
         *ret_should_close =
@@ -177,6 +187,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         gr_rank_assert_held(GR_RANK_ARENA);
         assert(atomic_load(&block->state) == GR_BLOCK_CACHED);
         assert(!*place || atomic_load(&(*place)->state) == state_at_home(arena));
+        assert(block->context == arena->context && bytes > 0 && bytes <= block->capacity_bytes);
         if (*place)
                 atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
         *place = block;
@@ -337,6 +348,7 @@ void gr_arena_put(struct gr_context *context, struct gr_block *block, bool synce
 {
         struct gr_arena *arena = gr_arena_own(context);
 
+        assert(atomic_load(&block->state) >> GR_HOME_SHIFT == 0); /* claimed: no arena remembers it */
         gr_arena_lock(arena);
         /* After a sync no work uses the block; epoch 0 has always passed. */
         block->freed_epoch = synced ? 0 : freed(arena, context->fence, block->capacity_bytes, ret_should_close);
@@ -374,6 +386,7 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
 {
         struct gr_block *block = NULL;
 
+        assert(last < GR_CLASS_COUNT && at_least <= at_most);
         for (; class <= last && !block; class ++) {
                 struct gr_bin *bin = &arena->bins[class];
 
@@ -395,6 +408,7 @@ uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class)
 {
         uint64_t epoch;
 
+        assert(class < GR_CLASS_EXACT); /* in larger classes the oldest block may not fit */
         gr_arena_lock(arena);
         epoch = arena->bins[class].blocks ? arena->bins[class].blocks->freed_epoch : 0;
         gr_arena_unlock(arena);
@@ -409,6 +423,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         uint64_t bytes = 0;
         size_t done = 0;
 
+        assert(from != to && from->context == to->context && class < GR_CLASS_EXACT);
         if (gr_bin_count(bin) == 0)
                 return 0;
         gr_arena_lock(from);
@@ -424,6 +439,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
                 return 0;
         bin = &to->bins[class];
         gr_arena_lock(to);
+        assert((gr_bin_count(bin) == 0) == (bin->blocks == NULL));
         DL_CONCAT(moved, bin->blocks);
         bin->blocks = moved;
         atomic_store_explicit(&bin->count, gr_bin_count(bin) + (uint32_t)done, memory_order_relaxed);
@@ -493,8 +509,12 @@ void gr_arenas_quiesce(struct gr_context *context)
                         continue;
                 gr_arena_lock(arena);
                 for (size_t j = 0; j < 1u << GR_RECENT_LOG2; j++) {
-                        if (arena->recent[j])
-                                atomic_store(&arena->recent[j]->state, GR_BLOCK_LIVE);
+                        struct gr_block *block = arena->recent[j];
+
+                        assert(!block || atomic_load(&block->state) == state_at_home(arena));
+                        assert(!block || &arena->recent[j] == recent_place(arena, block->ptr));
+                        if (block)
+                                atomic_store(&block->state, GR_BLOCK_LIVE);
                         arena->recent[j] = NULL;
                 }
                 gr_arena_unlock(arena);
@@ -503,7 +523,10 @@ void gr_arenas_quiesce(struct gr_context *context)
 
 void gr_arenas_resume(struct gr_context *context)
 {
-        atomic_fetch_sub(&context->arenas_quiesced, 1);
+        unsigned before = atomic_fetch_sub(&context->arenas_quiesced, 1);
+
+        assert(before > 0); /* each resume follows a quiesce */
+        (void)before;
 }
 
 static void drop(struct gr_arena *arena)
@@ -515,17 +538,24 @@ static void drop(struct gr_arena *arena)
                 struct gr_bin *bin = &arena->bins[class];
                 struct gr_block *block, *tmp;
 
+                uint32_t count = gr_bin_count(bin);
+
                 DL_FOREACH_SAFE (bin->blocks, block, tmp) {
+                        assert(count > 0 && block->class == class && block->context == arena->context);
+                        assert(!gr_block_is_live(block));
+                        count--;
                         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
                         gr_budget_release(device, block->ptr, block->capacity_bytes);
                         gr_block_free(block);
                 }
+                assert(count == 0);
                 bin->blocks = NULL;
                 atomic_store(&bin->count, 0);
                 bin->low_water = 0;
                 bin->fences = 0;
                 bin->cooldown = 0;
         }
+        assert(atomic_load(&arena->cached.bytes) == 0); /* what the keeper counts is what is in its bins */
         gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }
@@ -548,11 +578,12 @@ void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
         while (held > 0 &&
                !atomic_compare_exchange_weak(&context->preallocated_bytes, &held, held - gr_min(held, bytes)))
                 ;
-        atomic_fetch_sub(&context->device->preallocated_bytes, gr_min(held, bytes));
+        gr_account_add(&context->device->preallocated_bytes, -gr_min(held, bytes));
 }
 
 void gr_arenas_drop(struct gr_context *context)
 {
+        assert(atomic_load(&context->arenas_quiesced) > 0);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         drop(gr_arena_at(context, i));

@@ -1,5 +1,7 @@
 #include "cache/bins_trim.h"
 
+#include <assert.h>
+
 #include <utlist.h>
 
 #include "account/budget.h"
@@ -27,6 +29,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
         uint64_t bytes = 0;
         size_t count = 0;
 
+        assert(class < GR_CLASS_COUNT && room <= GR_TRIM_BATCH);
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
                 struct gr_block *block, *tmp;
@@ -67,10 +70,12 @@ uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, con
         uint64_t bytes = 0;
         size_t done = 0;
 
+        gr_rank_assert_free_from(GR_RANK_GATE);
         if (count == 0)
                 return 0;
         if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
                 done = count;
+        assert(done <= count);
         gr_count(core, GR_COUNTER_released_blocks, done);
         for (size_t i = 0; i < count; i++) {
                 bool back = i < done;
@@ -98,6 +103,7 @@ static uint64_t release(struct gr_context *context, struct gr_block **blocks, si
         for (size_t i = 0; i < count; i++) {
                 struct gr_block *block = blocks[i];
 
+                assert(!gr_block_is_live(block) && block->context == context);
                 cached += gr_footprint_bytes(block->capacity_bytes);
                 if (gr_ledger_remove(context->core->ledger, block)) {
                         ptrs[left] = block->ptr;
@@ -120,6 +126,7 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
         struct gr_block *blocks[GR_TRIM_BATCH];
         uint64_t back;
 
+        assert(least <= GR_CLASS_COUNT);
         if (want_bytes == 0)
                 return 0;
         gr_budget_releases_begin(context->device);
@@ -183,6 +190,7 @@ uint64_t gr_bins_unneeded(struct gr_context *context, unsigned class)
                 bin = &arena->bins[class];
                 gr_arena_lock(arena);
                 left = bin->low_water;
+                assert(left <= gr_bin_count(bin)); /* the least that it held since, now included */
                 bin->low_water = gr_bin_count(bin);
                 if (class < GR_CLASS_EXACT && bin->blocks)
                         bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);

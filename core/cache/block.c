@@ -1,5 +1,6 @@
 #include "cache/block.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include <utlist.h>
@@ -15,6 +16,7 @@
 /* Quiesces the arenas of context instead of those of *quiesced, each of which may be NULL. */
 static void quiesce(struct gr_context **quiesced, struct gr_context *context)
 {
+        assert(!context || context != *quiesced); /* the ledger asks for each once, or this would not end */
         if (*quiesced)
                 gr_arenas_resume(*quiesced);
         if (context)
@@ -27,6 +29,7 @@ GR_HOT_CODE int gr_block_add(struct gr_core *core, struct gr_block *block, struc
         struct gr_context *quiesced = NULL, *wanted = NULL;
         int rc;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
         while ((rc = gr_ledger_add(core->ledger, block, &wanted, ret_stale)) == -EAGAIN)
                 quiesce(&quiesced, wanted);
         quiesce(&quiesced, NULL);
@@ -38,6 +41,7 @@ struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
         struct gr_context *quiesced = NULL, *wanted = NULL;
         struct gr_block *stale;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
         while (gr_ledger_forget(core->ledger, ptr, &wanted, &stale) == -EAGAIN)
                 quiesce(&quiesced, wanted);
         quiesce(&quiesced, NULL);
@@ -52,7 +56,7 @@ void gr_block_uncharge(struct gr_block *block)
                 gr_budget_uncharge(block->context->core->host, GR_MEMORY_HOST,
                                    gr_pinned_footprint(block->capacity_bytes));
         else if (block->flags & GR_BLOCK_SPILLED)
-                atomic_fetch_sub(&block->context->device->spilled_bytes, block->capacity_bytes);
+                gr_account_add(&block->context->device->spilled_bytes, -block->capacity_bytes);
         else
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
 }
@@ -88,6 +92,9 @@ void gr_block_leave(struct gr_block *block)
 {
         struct gr_context *context = block->context;
 
+        gr_rank_assert_free_from(GR_RANK_GATE);
+        assert(!gr_block_is_live(block));
+        assert(!(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
         if (!gr_budget_limited(context->device)) {
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
                 gr_block_free(block);
@@ -96,6 +103,7 @@ void gr_block_leave(struct gr_block *block)
         gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
         gr_arena_lock(context->first_arena);
         block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
+        assert(!context->leaving || context->leaving->prev->freed_epoch <= block->freed_epoch); /* oldest first */
         DL_APPEND(context->leaving, block);
         gr_arena_unlock(context->first_arena);
         gr_fence_close(context->fence);

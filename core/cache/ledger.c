@@ -1,5 +1,6 @@
 #include "cache/ledger.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #define ROOM_LEAST   16
 #define SLOT_NOWHERE SIZE_MAX
 
+_Static_assert((ROOM_LEAST & (ROOM_LEAST - 1)) == 0, "a mask finds the next slot");
 _Static_assert(GR_LEDGER_SHARDS == 1u << SHARD_BITS, "the hash's first bits are the shard");
 
 static struct gr_ledger_shard *shard_of(struct gr_ledger *ledger, uint64_t hash)
@@ -52,8 +54,9 @@ static void put_in_slot(struct gr_ledger_shard *shard, struct gr_block *block)
 {
         size_t i = home_slot_of(shard, gr_ledger_mix(block->ptr));
 
-        while (shard->slots[i].block)
-                i = (i + 1) & (shard->room - 1);
+        assert(shard->count + 1 < shard->room); /* one slot stays empty, or a search would not end */
+        for (; shard->slots[i].block; i = (i + 1) & (shard->room - 1))
+                assert(shard->slots[i].ptr != block->ptr); /* take_stale came first */
         shard->slots[i] = (struct gr_ledger_slot){block->ptr, block};
         shard->count++;
 }
@@ -77,6 +80,7 @@ static bool make_room(struct gr_ledger_shard *shard)
         for (size_t i = 0; i < shard->room; i++)
                 if (shard->slots[i].block)
                         put_in_slot(&larger, shard->slots[i].block);
+        assert(larger.count == shard->count);
         gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
         shard->slots = larger.slots;
         shard->room = room;
@@ -90,6 +94,7 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
         size_t last = shard->room - 1;
 
         gr_rank_assert_held(GR_RANK_LEDGER);
+        assert(shard->count > 0 && shard->slots[at].block);
         for (size_t i = (at + 1) & last; shard->slots[i].block; i = (i + 1) & last) {
                 size_t home_slot = home_slot_of(shard, gr_ledger_mix(shard->slots[i].ptr));
 
@@ -105,8 +110,10 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
 /* Takes block, which is there, out. Lock held. */
 static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
 {
-        gr_rank_assert_held(GR_RANK_LEDGER);
-        empty(shard, slot_of(shard, gr_ledger_mix(block->ptr), block->ptr));
+        size_t at = slot_of(shard, gr_ledger_mix(block->ptr), block->ptr);
+
+        assert(at != SLOT_NOWHERE && shard->slots[at].block == block);
+        empty(shard, at);
 }
 
 void gr_ledger_init(struct gr_ledger *ledger)
@@ -119,8 +126,11 @@ void gr_ledger_destroy(struct gr_ledger *ledger)
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
 
-                for (size_t j = 0; j < shard->room; j++)
+                for (size_t j = 0; j < shard->room; j++) {
+                        shard->count -= shard->slots[j].block != NULL;
                         gr_block_free(shard->slots[j].block);
+                }
+                assert(shard->count == 0);
                 gr_metadata_free(shard->slots, shard->room * sizeof(*shard->slots));
         }
 }
@@ -140,8 +150,12 @@ static int take_stale(struct gr_ledger_shard *shard, uint64_t hash, uint64_t ptr
                 return -EAGAIN;
         }
         if (stale) {
+                uint16_t before;
+
                 take_out(shard, stale);
-                if (atomic_exchange(&stale->state, GR_BLOCK_GONE) != GR_BLOCK_LIVE)
+                before = atomic_exchange(&stale->state, GR_BLOCK_GONE);
+                assert(before >> GR_HOME_SHIFT == 0 && before != GR_BLOCK_GONE);
+                if (before != GR_BLOCK_LIVE)
                         stale = NULL;
         }
         *ret_stale = stale;
@@ -155,6 +169,8 @@ GR_HOT_CODE int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, 
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
         int rc;
 
+        assert(block->ptr != 0 && block->capacity_bytes > 0 && block->class < GR_CLASS_COUNT);
+        assert(atomic_load(&block->state) == GR_BLOCK_CACHED || atomic_load(&block->state) == GR_BLOCK_LIVE);
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         rc = take_stale(shard, hash, block->ptr, quiesced, ret_stale);
         if (!rc && make_room(shard))
@@ -188,6 +204,7 @@ bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block)
         bool there;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
+        assert(atomic_load(&block->state) >> GR_HOME_SHIFT == 0);
         there = atomic_load(&block->state) != GR_BLOCK_GONE;
         if (there)
                 take_out(shard, block);
@@ -202,6 +219,7 @@ GR_HOT_CODE enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct 
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         before = atomic_exchange(&block->state, GR_BLOCK_GONE);
+        assert(before <= GR_BLOCK_GONE); /* it has no home */
         if (before != GR_BLOCK_GONE)
                 take_out(shard, block);
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
@@ -222,6 +240,7 @@ GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct g
         if (!block) {
                 rc = -ENOENT;
         } else if ((state = atomic_load(&block->state)) >> GR_HOME_SHIFT != 0) {
+                assert(state >> GR_HOME_SHIFT <= GR_SHARDS && (state & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE);
                 *ret_home = atomic_load(&block->context->arenas[(state >> GR_HOME_SHIFT) - 1u]);
                 rc = -EBUSY;
         } else if (!atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_LIVE}, GR_BLOCK_CACHED)) {
@@ -235,6 +254,8 @@ GR_HOT_CODE int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct g
 
 bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes)
 {
+        assert(requested_bytes > 0 && requested_bytes <= block->capacity_bytes);
+        assert(!gr_block_is_live(block)); /* the program has it already */
         atomic_store_explicit(&block->requested_bytes, requested_bytes, memory_order_relaxed);
         return atomic_compare_exchange_strong(&block->state, &(uint16_t){GR_BLOCK_CACHED}, GR_BLOCK_LIVE);
 }
@@ -305,6 +326,7 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
         for (size_t i = 0; i < GR_LEDGER_SHARDS; i++) {
                 struct gr_ledger_shard *shard = &ledger->shards[i];
                 struct gr_block *block, *tmp, *live = NULL;
+                uint16_t before;
 
                 gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
                 for (size_t j = 0; j < shard->room;) {
@@ -314,7 +336,9 @@ void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context
                                 continue;
                         }
                         empty(shard, j); /* another one may have moved up into it */
-                        if (atomic_exchange(&block->state, GR_BLOCK_GONE) == GR_BLOCK_LIVE) {
+                        before = atomic_exchange(&block->state, GR_BLOCK_GONE);
+                        assert(before >> GR_HOME_SHIFT == 0); /* the arenas are quiesced */
+                        if (before == GR_BLOCK_LIVE) {
                                 block->next = live; /* it is in no bin */
                                 live = block;
                         }

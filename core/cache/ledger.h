@@ -79,6 +79,11 @@ static inline void gr_block_free(void *block)
  */
 #define GR_HOME_SHIFT 8
 
+_Static_assert(GR_BLOCK_GONE < 1u << GR_HOME_SHIFT, "the state is in the bits below the home");
+_Static_assert((GR_SHARDS + 1) << GR_HOME_SHIFT <= UINT16_MAX, "and both have 16 bits");
+_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_SPLIT) <= UINT8_MAX, "a byte of flags");
+_Static_assert(sizeof(struct gr_block) <= GR_BLOCK_ROOM, "each block is allocated with so much");
+
 static inline bool gr_block_is_live(const struct gr_block *block)
 {
         return (atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE;

@@ -1,5 +1,7 @@
 #include "cache/preallocate.h"
 
+#include <assert.h>
+
 #include <utlist.h>
 
 #include "account/budget.h"
@@ -59,6 +61,8 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
         uint64_t threads = threads_of(context);
         uint64_t total = gr_max(gr_budget_held(device) / LIVE_PART, card / CARD_PART);
 
+        assert(threads > 0 && threads <= GR_SHARDS); /* the arenas: the first is always there */
+
         if (threads >= MANY_THREADS)
                 total = gr_max(total, gr_min(threads * THREAD_BYTES, card / THREADS_PART));
         *ret_total_bytes = total;
@@ -94,6 +98,7 @@ static bool charge(struct gr_context *context, uint64_t block_bytes, uint32_t ha
         struct gr_device *device = context->device;
         uint64_t total_bytes, class_bytes;
 
+        assert(block_bytes > 0 && gr_is_small(block_bytes));
         bounds(context, &total_bytes, &class_bytes);
         *ret_bin_full = have >= class_bytes / block_bytes;
         if (*ret_bin_full || gr_budget_excess(device) > 0 ||

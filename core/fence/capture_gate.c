@@ -1,5 +1,7 @@
 #include "fence/capture_gate.h"
 
+#include <assert.h>
+
 #include "base/lock.h"
 
 void gr_gate_init(struct gr_gate *gate)
@@ -10,6 +12,15 @@ void gr_gate_init(struct gr_gate *gate)
 void gr_gate_destroy(struct gr_gate *gate)
 {
         pthread_rwlock_destroy(&gate->lock);
+}
+
+/* Takes one off counter, which counts calls that come in pairs. */
+static void count_down(_Atomic int *counter)
+{
+        int before = atomic_fetch_sub(counter, 1);
+
+        assert(before > 0);
+        (void)before;
 }
 
 void gr_gate_begin_enter(struct gr_gate *gate)
@@ -26,14 +37,14 @@ void gr_gate_begin_enter(struct gr_gate *gate)
 void gr_gate_begin_leave(struct gr_gate *gate, bool began)
 {
         if (!began)
-                atomic_fetch_sub(&gate->captures, 1);
+                count_down(&gate->captures);
         pthread_rwlock_unlock(&gate->lock);
         gr_rank_leave(GR_RANK_GATE);
 }
 
 void gr_gate_end(struct gr_gate *gate)
 {
-        atomic_fetch_sub(&gate->captures, 1);
+        count_down(&gate->captures);
 }
 
 void gr_gate_await_begin(struct gr_gate *gate)
@@ -43,7 +54,7 @@ void gr_gate_await_begin(struct gr_gate *gate)
 
 void gr_gate_await_end(struct gr_gate *gate)
 {
-        atomic_fetch_sub(&gate->awaited, 1);
+        count_down(&gate->awaited);
 }
 
 void gr_gate_note_vain(struct gr_gate *gate)

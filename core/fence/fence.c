@@ -28,8 +28,11 @@
 #define KERNEL_FAILED    700  /* CUDA errors from here on come from kernels: every call of the program returns them */
 #define TURN_LOOKS       2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
+_Static_assert(CLOSE_MOST_BYTES >= GR_FENCE_CLOSE_BYTES, "the bounds do not cross");
+
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner)
 {
+        assert(!owner || owner->device == device);
         memset(fence, 0, sizeof(*fence));
         fence->core = core;
         fence->device = device;
@@ -58,6 +61,7 @@ static int event_take(struct gr_context *owner, void **ret_event)
         if (fence->idle_event_count > 0)
                 event = fence->idle_events[--fence->idle_event_count];
         gr_unlock(&fence->events_lock);
+        gr_rank_assert_held(GR_RANK_GATE); /* it is recorded next: no capture may begin meanwhile */
         if (!event)
                 return owner->core->driver->event_create(owner->handle, ret_event);
         *ret_event = event;
@@ -74,6 +78,7 @@ static void event_give(struct gr_event *event)
                 return;
         fence = event->context->fence;
         gr_lock(&fence->events_lock);
+        assert(fence->idle_event_count <= fence->idle_event_room);
         if (fence->idle_event_count == fence->idle_event_room) {
                 unsigned room = fence->idle_event_room ? 2 * fence->idle_event_room : 16;
                 void **grown = realloc(fence->idle_events, room * sizeof(*grown));
@@ -94,11 +99,14 @@ static void event_give(struct gr_event *event)
 
 static struct gr_epoch *pending_at(struct gr_fence *fence, unsigned i)
 {
+        gr_assert_locked(&fence->lock);
+        assert(i <= fence->pending_count && i < GR_EPOCHS_PENDING); /* the last one is for an epoch that is closing */
         return &fence->pending[(fence->first_pending + i) % GR_EPOCHS_PENDING];
 }
 
 static void epoch_recycle(struct gr_epoch *epoch)
 {
+        assert(epoch->event_count <= GR_ACCESSORS_MAX);
         for (unsigned i = 0; i < epoch->event_count; i++)
                 event_give(&epoch->events[i]);
         epoch->event_count = 0;
@@ -116,6 +124,7 @@ static void set_usable(struct gr_fence *fence, const struct gr_epoch *epoch)
 {
         gr_assert_locked(&fence->lock);
         assert(epoch->number < atomic_load(&fence->open_epoch));
+        assert(epoch->freed_bytes <= gr_fence_freed_bytes(fence));
         advance(&fence->usable_bytes, epoch->freed_bytes);
         advance(&fence->usable_epoch, epoch->number);
 }
@@ -157,6 +166,9 @@ static int close_locked(struct gr_fence *fence, bool always)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
+        gr_rank_assert_held(GR_RANK_GATE);
+        assert(freed_bytes >= atomic_load(&fence->closed_bytes)); /* what was freed only grows */
+        assert(fence->accessor_count <= GR_ACCESSORS_MAX);
         if (!driver->context_record)
                 return -ENOTSUP;
         if (freed_bytes == atomic_load(&fence->closed_bytes) && !always)
@@ -172,6 +184,7 @@ static int close_locked(struct gr_fence *fence, bool always)
          * From here on frees go into the next epoch. All uses of blocks in this one were submitted before the records.
          */
         epoch->number = atomic_fetch_add(&fence->open_epoch, 1);
+        assert(epoch->event_count == 0); /* else events of an epoch before are lost */
         assert(epoch->number > atomic_load(&fence->usable_epoch));
         assert(fence->pending_count == 0 || epoch->number > pending_at(fence, fence->pending_count - 1)->number);
         epoch->freed_bytes = freed_bytes;
@@ -238,6 +251,7 @@ static bool lead_try(struct gr_fence *fence)
 
 static void lead_end(struct gr_fence *fence)
 {
+        assert(atomic_load(&fence->led)); /* by this thread */
         atomic_store_explicit(&fence->led, false, memory_order_release);
 }
 
@@ -315,9 +329,11 @@ int gr_fence_poll(struct gr_fence *fence)
 
         gr_lock(&fence->lock);
         rc = count_passed(fence, &passed);
+        assert(passed <= fence->pending_count);
         if (passed > 0) {
                 struct gr_epoch *newest = pending_at(fence, passed - 1);
 
+                assert(newest->number > atomic_load(&fence->idle_epoch)); /* what is idle is pending no more */
                 set_idle(fence, newest);
                 fence->passed_ns = fence->core->driver->now_ns();
         }
@@ -339,6 +355,7 @@ static int sync_locked(struct gr_fence *fence)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
+        gr_rank_assert_held(GR_RANK_GATE);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
@@ -376,6 +393,7 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
+        gr_rank_assert_held(GR_RANK_GATE);
         /* Read again: a stream that began to wait for others meanwhile must not come before this barrier. */
         atomic_fetch_add(&core->barriers_begun, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
@@ -522,6 +540,7 @@ static bool wait_one(struct gr_context *context, void *arg)
 static void copy_accessors(struct gr_fence *fence, struct drain *drain)
 {
         gr_assert_locked(&fence->lock);
+        _Static_assert(sizeof(drain->accessors) == sizeof(fence->accessors), "all are copied");
         memcpy(drain->accessors, fence->accessors, sizeof(drain->accessors));
         drain->accessor_count = fence->accessor_count;
 }
@@ -544,6 +563,7 @@ static int drain(struct gr_fence *fence)
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         gr_unlock(&fence->lock);
         gr_core_each_context(fence->core, -1, drain_one, &drain);
+        assert(drain.drained <= drain.accessor_count); /* each context once */
         if (drain.rc)
                 return failed(fence, drain.rc);
         if (drain.drained < drain.accessor_count)
@@ -601,8 +621,10 @@ static int wait_without_record(struct gr_fence *fence)
 
 int gr_fence_sync(struct gr_fence *fence)
 {
-        int rc = wait_behind_record(fence, UINT64_MAX);
+        int rc;
 
+        gr_rank_assert_free_from(GR_RANK_LADDER + 1);
+        rc = wait_behind_record(fence, UINT64_MAX);
         return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(fence) : rc;
 }
 
@@ -743,6 +765,7 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
         uint64_t usable_epoch;
         bool known = false;
 
+        assert(other && other != fence->owner); /* which is an accessor from the beginning */
         gr_lock(&fence->lock);
         for (unsigned i = 0; i < fence->accessor_count; i++)
                 known |= fence->accessors[i] == other;
@@ -764,6 +787,7 @@ void gr_fence_add_accessor(struct gr_fence *fence, struct gr_context *other)
 static void forget(struct gr_fence *fence, struct gr_context *other)
 {
         gr_assert_locked(&fence->lock);
+        assert(!fence->owner || (fence->accessor_count > 0 && fence->accessors[0] == fence->owner));
         for (unsigned i = 0; i < fence->accessor_count; i++)
                 if (fence->accessors[i] == other && other != fence->owner) {
                         fence->accessors[i] = fence->accessors[--fence->accessor_count];
@@ -787,6 +811,7 @@ void gr_fence_forget(struct gr_fence *fence, struct gr_context *other)
 
 void gr_fence_reset(struct gr_fence *fence)
 {
+        assert(fence->owner); /* the fence of the process has no end */
         gr_lock(&fence->lock);
         forget(fence, fence->owner);
         fence->accessor_count = 1;

@@ -23,8 +23,10 @@
 #ifndef GR_FENCE_H
 #define GR_FENCE_H
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/driver.h"
@@ -87,6 +89,9 @@ struct gr_fence {
         void **idle_events;         /* created in this context */
         unsigned idle_event_count, idle_event_room;
 };
+
+_Static_assert(offsetof(struct gr_fence, freed_bytes) == GR_LINE_BYTES, "a hit reads one cache line of it");
+_Static_assert(GR_EPOCHS_PENDING >= 2, "the newest two can merge");
 
 /*
  * Makes fence that of owner, a context of device. NULL: the fence has no context of its own, and covers those that
@@ -180,6 +185,8 @@ static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shar
         _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
         uint64_t epoch;
 
+        gr_rank_assert_held(GR_RANK_ARENA);
+        assert(shard < GR_SHARDS);
 #ifndef __x86_64__
         atomic_thread_fence(memory_order_seq_cst);
 #endif
