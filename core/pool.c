@@ -382,7 +382,7 @@ uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device)
                 }
         gr_unlock(&core->contexts_lock);
         gr_lock(&device->slabs_lock);
-        rest = atomic_load(&device->slab_rest_bytes);
+        rest = gr_budget_slab_rest(device);
         taken = device->slab_count * GR_PAGE_BYTES - rest;
         gr_unlock(&device->slabs_lock);
         return cached == taken ? rest : 0;

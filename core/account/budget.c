@@ -114,7 +114,7 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
         if (!gr_is_small(capacity_bytes))
                 return -EDQUOT;
         gr_lock(&device->slabs_lock);
-        room = atomic_load(&device->slab_rest_bytes) >= capacity_bytes;
+        room = gr_budget_slab_rest(device) >= capacity_bytes;
         gr_unlock(&device->slabs_lock);
         if (!room)
                 return -EDQUOT;

@@ -97,7 +97,11 @@ struct gr_device {
         struct gr_lock slabs_lock; /* guards what follows */
         struct gr_slab *slabs;     /* by page number */
         uint64_t slab_count;
-        _Atomic uint64_t slab_rest_bytes; /* bytes of slabs that no block takes; also read without the lock */
+        /*
+         * Bytes of slabs that no block takes; also read without the lock. Below zero, modulo 2^64, while the driver has
+         * given a block's memory out again before its free is counted: gr_budget_slab_rest.
+         */
+        _Atomic uint64_t slab_rest_bytes;
 };
 
 /*
@@ -259,11 +263,18 @@ static inline uint64_t gr_budget_held(struct gr_device *device)
         return charged > cached ? charged - cached : 0;
 }
 
+/* The rest of slabs that no block takes. Never negative, even while blocks come and go. */
+static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
+{
+        uint64_t rest = atomic_load_explicit(&device->slab_rest_bytes, memory_order_relaxed);
+
+        return rest <= INT64_MAX ? rest : 0;
+}
+
 /* The same without the rest of slabs that no block takes: what the program has. Never negative either. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
-        uint64_t rest = atomic_load_explicit(&device->slab_rest_bytes, memory_order_relaxed);
-        uint64_t held = gr_budget_held(device);
+        uint64_t rest = gr_budget_slab_rest(device), held = gr_budget_held(device);
 
         return held > rest ? held - rest : 0;
 }
