@@ -1,5 +1,6 @@
 #include "account/accounted.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -49,6 +50,8 @@ static void uncharge(struct gr_accounted *entry)
 /* Lock held. Of a taken entry its taker disposes. */
 static void remove_locked(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
 {
+        gr_assert_locked(&ledger->lock);
+        assert(!entry->removed);
         HASH_DELETE(hh, ledger->entries, entry);
         if (entry->taken)
                 entry->removed = true;
@@ -60,6 +63,8 @@ static struct gr_accounted *find_locked(struct gr_accounted_ledger *ledger, enum
 {
         struct gr_accounted wanted = {.key = {handle, kind}}, *entry;
 
+        gr_assert_locked(&ledger->lock);
+        assert(kind < GR_MEMORY_KIND_COUNT);
         HASH_FIND(hh, ledger->entries, &wanted.key, sizeof(wanted.key), entry);
         return entry;
 }
@@ -109,6 +114,7 @@ void gr_accounted_settle(struct gr_accounted_ledger *ledger, struct gr_accounted
         if (!entry)
                 return;
         gr_lock(&ledger->lock);
+        assert(entry->taken); /* else it belongs to the ledger */
         entry->taken = false;
         if (entry->removed)
                 uncharge(entry);

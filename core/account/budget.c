@@ -1,5 +1,6 @@
 #include "account/budget.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most
 {
         uint64_t sum = atomic_load(account);
 
+        assert(bytes <= INT64_MAX);
         do {
                 if (sum > most || bytes > most - sum)
                         return false;
@@ -166,7 +168,8 @@ bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct
         } else {
                 gr_budget_uncharge(device, kind, held - reserved_bytes);
         }
-        atomic_fetch_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
+        assert(idle_bytes <= reserved_bytes);
+        gr_account_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
         *pooled = (struct gr_pooled){.reserved_bytes = reserved_bytes, .idle_bytes = idle_bytes};
         return within;
 }
@@ -185,6 +188,7 @@ static int commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes,
         struct gr_slab *slab;
         int rc = 0;
 
+        assert(ptr != 0 && capacity_bytes > 0);
         if (!gr_is_small(capacity_bytes)) {
                 uint64_t bytes = gr_footprint_bytes(capacity_bytes);
 
@@ -251,11 +255,13 @@ uint64_t gr_budget_release(struct gr_device *device, uint64_t ptr, size_t capaci
                 slab = slab_find(device, ptr >> GR_PAGE_SHIFT);
                 if (slab) {
                         atomic_fetch_add(&device->slab_rest_bytes, capacity_bytes);
+                        assert(slab->blocks > 0);
                         if (--slab->blocks == 0) {
                                 HASH_DELETE(hh, device->slabs, slab);
                                 free(slab);
                                 device->slab_count--;
                                 atomic_fetch_sub(&device->slab_rest_bytes, GR_PAGE_BYTES);
+                                assert(device->slab_count > 0 || atomic_load(&device->slab_rest_bytes) == 0);
                                 bytes = GR_PAGE_BYTES;
                         }
                 }
@@ -283,6 +289,7 @@ void gr_budget_releases_end(struct gr_device *device, uint64_t bytes)
                 own_returns++;
                 atomic_fetch_add(&device->returns_done, 1);
         }
+        assert(gr_budget_releases_in_flight(device));
         atomic_fetch_add(&device->releases_ended, 1);
 }
 
@@ -293,6 +300,7 @@ uint64_t gr_budget_releases_of_others(struct gr_device *device)
 
 void gr_budget_keep(struct gr_device *device, struct gr_cached *cached)
 {
+        assert(!cached->next && atomic_load(&cached->bytes) == 0); /* not kept yet */
         cached->next = atomic_load(&device->cached_elsewhere);
         while (!atomic_compare_exchange_weak(&device->cached_elsewhere, &cached->next, cached))
                 ;

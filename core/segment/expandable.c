@@ -1,5 +1,6 @@
 #include "segment/expandable.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -45,6 +46,7 @@ int gr_expandable_open(struct gr_context *context, bool small)
         uint64_t bytes = 0, total, ptr = 0;
         bool added = false;
 
+        gr_rank_assert_free_from(GR_RANK_SPLIT);
         if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
@@ -59,6 +61,7 @@ int gr_expandable_open(struct gr_context *context, bool small)
         }
         if (!segment || !range || !segment->pages || !segment->begins)
                 goto refuse;
+        assert((ptr | bytes) % GR_PAGE_BYTES == 0);
         segment->ptr = ptr;
         segment->bytes = bytes;
         segment->small = small;
@@ -173,6 +176,7 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
         uint64_t at = gr_page_up(range->block.ptr), end = gr_range_end(range), gone = 0;
         unsigned count = 0;
 
+        assert(range->state == GR_RANGE_BUSY);
         while (at < end) {
                 struct gr_page *extent = gr_extent_at(segment, at);
                 uint64_t begin = gr_extent_ptr(segment, extent), size = gr_max(gr_extent_bytes(extent), GR_PAGE_BYTES);
@@ -216,6 +220,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
                 last = gr_expandable_unmap(context, range, false);
                 gone += last;
                 gr_lock(&split->lock);
+                assert(split->busy > 0);
                 split->busy--;
                 gr_split_surplus(split, -(int64_t)last);
                 gr_extent_settle(split, range, GR_RANGE_FREE);
@@ -342,6 +347,7 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segmen
         for (int i = 0; i < 2; i++)
                 if (ranges[i])
                         gr_extent_settle(split, ranges[i], GR_RANGE_STUCK);
+        assert(split->busy > 0); /* the caller's own */
         split->busy--;
         gr_unlock(&split->lock);
 }

@@ -1,5 +1,6 @@
 #include "segment/expandable_grow.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include <utlist.h>
@@ -156,6 +157,7 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
                 state = after->state;
                 gr_range_swallow(range, after);
         }
+        assert(range->block.ptr == place->at);
         stop = state == GR_RANGE_HOLE ? gr_page_up(end) : end;
         if (stop < gr_range_end(range)) {
                 after = gr_range_cut(range, stop - range->block.ptr);
@@ -349,6 +351,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
         rc = ahead ? back(context, range, AHEAD_BYTES, &come) : back_all(context, range, lack_bytes, &come);
 
         gr_lock(&split->lock);
+        assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
         split->busy--;
         gr_split_surplus(split, (int64_t)come);
         if (rc == 0) {

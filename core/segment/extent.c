@@ -1,5 +1,7 @@
 #include "segment/extent.h"
 
+#include <assert.h>
+
 #include <utlist.h>
 
 #include "account/budget.h"
@@ -17,10 +19,13 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
         struct gr_segment *segment = range->segment;
         uint64_t at = range->block.ptr, end = gr_range_end(range), pinned = 0, surplus = 0;
 
+        gr_assert_locked(&context->split->lock);
         while (at < end) {
                 struct gr_page *extent = gr_extent_at(segment, at);
                 uint64_t next = gr_min(end, gr_extent_ptr(segment, extent) + gr_extent_bytes(extent));
 
+                assert(extent->pages > 0); /* memory is mapped behind all of a used range */
+                assert(sign > 0 || extent->used_bytes >= next - at);
                 pinned -= gr_extent_stranded(extent);
                 if (sign > 0) {
                         surplus -= extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
@@ -30,6 +35,7 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
                         extent->freed_epoch = gr_max(extent->freed_epoch, range->block.freed_epoch);
                         surplus += extent->used_bytes == 0 ? gr_extent_bytes(extent) : 0;
                 }
+                assert(extent->used_bytes <= gr_extent_bytes(extent));
                 pinned += gr_extent_stranded(extent);
                 at = next;
         }
@@ -61,8 +67,12 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
 {
         struct gr_page *extent = gr_page_at(segment, ptr);
         uint64_t reserved, handle = GR_NO_HANDLE;
-        int rc = gr_extent_reserve(context, bytes, &reserved);
+        int rc;
 
+        assert(bytes > 0 && (ptr | bytes) % GR_PAGE_BYTES == 0);
+        assert(ptr >= segment->ptr && ptr + bytes <= segment->ptr + segment->bytes);
+        assert(!gr_page_is_mapped(extent) && extent->stale == 0);
+        rc = gr_extent_reserve(context, bytes, &reserved);
         if (rc)
                 return rc;
         rc = context->core->driver->mem_map(context->handle, context->device->ordinal, ptr, bytes, &handle);
@@ -77,6 +87,8 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent)
 {
+        gr_rank_assert_free_from(GR_RANK_SPLIT);
+        assert(extent->pages > 0 && extent->back == 0 && extent->stale == 0);
         if (core->driver->mem_unmap(handle, gr_extent_ptr(segment, extent), gr_extent_bytes(extent), extent->handle))
                 return false;
         for (uint32_t i = extent->pages; i-- > 0;)
@@ -86,6 +98,8 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segm
 
 void gr_hole_leave(struct gr_range *hole)
 {
+        assert(hole->state == GR_RANGE_HOLE);
+        assert(!hole->after == (hole->segment->end == hole)); /* the last range, if it is a hole */
         DL_DELETE(hole->segment->holes, &hole->block);
         if (hole->segment->end == hole)
                 hole->segment->end = NULL;
@@ -96,6 +110,8 @@ void gr_hole_enter(struct gr_range *range)
         struct gr_block *block = &range->block;
 
         gr_range_become(range, GR_RANGE_HOLE);
+        assert((block->ptr | block->capacity_bytes) % GR_PAGE_BYTES == 0);
+        assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr)));
         block->freed_epoch = 0;
         DL_APPEND(range->segment->holes, block);
         if (!range->after)
@@ -135,6 +151,7 @@ void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_ra
         struct gr_segment *segment = range->segment;
 
         gr_assert_locked(&split->lock);
+        assert(range->state == GR_RANGE_BUSY && (rest == GR_RANGE_FREE || rest == GR_RANGE_STUCK));
         while (range) {
                 bool mapped = gr_page_is_mapped(gr_page_at(segment, range->block.ptr));
                 uint64_t end = gr_range_end(range), at = gr_page_down(range->block.ptr) + GR_PAGE_BYTES;

@@ -12,11 +12,13 @@
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "account/budget.h"
 #include "base/lock.h"
+#include "base/size_class.h"
 #include "cache/ledger.h"
 
 #define GR_FASTBIN_LISTS_LOG2 8
@@ -61,6 +63,8 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
         gr_rank_assert_held(GR_RANK_ARENA);
+        assert(block->flags & GR_BLOCK_SPLIT && !gr_is_small(block->capacity_bytes));
+        assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         block->prev = list->last;
         block->next = NULL;
         *(list->last ? &list->last->next : &list->first) = block;
@@ -74,6 +78,7 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
         gr_rank_assert_held(GR_RANK_ARENA);
+        assert(fastbins->count > 0 && (block->prev || list->first == block) && (block->next || list->last == block));
         *(block->prev ? &block->prev->next : &list->first) = block->next;
         *(block->next ? &block->next->prev : &list->last) = block->prev;
         fastbins->count--;

@@ -1,5 +1,6 @@
 #include "segment/range.h"
 
+#include <assert.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,7 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
 {
         struct gr_range *range = segment->first;
 
+        assert(ptr - segment->ptr < segment->bytes);
         if (segment->begins) {
                 size_t page = page_of(segment, ptr);
 
@@ -48,9 +50,12 @@ struct gr_range *gr_range_at(const struct gr_segment *segment, uint64_t ptr)
 /* Sixteen classes per doubling. All ranges of the next one are larger than bytes. */
 static unsigned free_class(size_t bytes)
 {
-        unsigned log2 = 63u - (unsigned)__builtin_clzll(bytes);
+        unsigned log2 = 63u - (unsigned)__builtin_clzll(bytes), class;
 
-        return (log2 - UNIT_LOG2) * 16 + (unsigned)((bytes >> (log2 - 4)) & 15);
+        assert(bytes >= GR_SPLIT_UNIT_BYTES);
+        class = (log2 - UNIT_LOG2) * 16 + (unsigned)((bytes >> (log2 - 4)) & 15);
+        assert(class < GR_FREE_CLASSES);
+        return class;
 }
 
 static bool comes_before(const struct gr_block *a, const struct gr_block *b)
@@ -77,6 +82,7 @@ static void lists_remove(struct gr_free_lists *lists, struct gr_range *range)
         unsigned class = free_class(range->block.capacity_bytes);
         struct gr_block *block = &range->block;
 
+        assert(lists->filled[class / 64] >> class % 64 & 1); /* its size or segment has not changed since it entered */
         DL_DELETE(lists->blocks[class], block);
         if (!lists->blocks[class])
                 lists->filled[class / 64] &= ~(UINT64_C(1) << class % 64);
@@ -221,6 +227,9 @@ GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
 {
         gr_assert_locked(&split->lock);
         gr_range_become(range, GR_RANGE_FREE);
+        assert((range->block.ptr | range->block.capacity_bytes) % GR_SPLIT_UNIT_BYTES == 0);
+        assert(!range->after || gr_range_end(range) == range->after->block.ptr);
+        assert(range->before ? gr_range_end(range->before) == range->block.ptr : range->segment->first == range);
         lists_insert(lists_of(split, range), range);
         split->free_count++;
 }
@@ -228,7 +237,7 @@ GR_HOT_CODE void gr_range_enter(struct gr_split *split, struct gr_range *range)
 GR_HOT_CODE void gr_range_leave(struct gr_split *split, struct gr_range *range)
 {
         gr_assert_locked(&split->lock);
-        assert(range->state == GR_RANGE_FREE);
+        assert(range->state == GR_RANGE_FREE && split->free_count > 0);
         lists_remove(lists_of(split, range), range);
         split->free_count--;
 }
@@ -240,6 +249,7 @@ static struct gr_range *structure_take(struct gr_split *split)
 
         if (!range)
                 return gr_block_new();
+        assert(split->kept_count > 0);
         split->kept = range->after;
         split->kept_count--;
         return memset(range, 0, sizeof(*range));
@@ -269,6 +279,8 @@ void gr_range_forget_kept(struct gr_split *split)
 
 GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after)
 {
+        assert(range->after == after && after->before == range && gr_range_end(range) == after->block.ptr);
+        assert(range->segment == after->segment);
         if (after->segment->begins) {
                 size_t page = page_of(after->segment, after->block.ptr);
                 struct gr_range *next = after->after;
@@ -323,14 +335,18 @@ GR_HOT_CODE void gr_range_free_all(struct gr_split *split, struct gr_block *free
 
         while ((block = freed)) {
                 DL_DELETE(freed, block);
+                assert(gr_range_of(block)->state == GR_RANGE_FREED);
                 free_among(split, gr_range_of(block), &freed);
         }
 }
 
 GR_HOT_CODE struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes)
 {
-        struct gr_range *rest = structure_take(range->block.context->split);
+        struct gr_range *rest;
 
+        assert(bytes > 0 && bytes < range->block.capacity_bytes && bytes % GR_SPLIT_UNIT_BYTES == 0);
+        gr_assert_locked(&range->block.context->split->lock);
+        rest = structure_take(range->block.context->split);
         if (!rest)
                 return NULL;
         rest->block.ptr = range->block.ptr + bytes;
@@ -359,6 +375,7 @@ struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range
 {
         struct gr_range *rest;
 
+        assert(bytes > 0 && at >= range->block.ptr && at + bytes <= gr_range_end(range));
         gr_range_leave(split, range);
         if (at > range->block.ptr) {
                 rest = gr_range_cut(range, at - range->block.ptr);

@@ -80,6 +80,8 @@ static inline void gr_range_become(struct gr_range *range, enum gr_range_state s
         range->state = state;
 }
 
+_Static_assert(offsetof(struct gr_range, block) == 0, "one can be had from the other");
+
 static inline uint64_t gr_range_end(const struct gr_range *range)
 {
         return range->block.ptr + range->block.capacity_bytes;

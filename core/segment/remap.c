@@ -1,5 +1,7 @@
 #include "segment/remap.h"
 
+#include <assert.h>
+
 #include <utlist.h>
 
 #include "account/budget.h"
@@ -23,6 +25,7 @@ static void stale_enter(struct gr_split *split, struct gr_range *range, uint64_t
         struct gr_block *block = &range->block;
 
         gr_range_become(range, GR_RANGE_STALE);
+        assert(!gr_page_is_mapped(gr_page_at(range->segment, block->ptr))); /* the memory is its new place's */
         block->freed_epoch = epoch;
         DL_APPEND(split->stale_pages, block);
 }
@@ -112,6 +115,7 @@ static bool move_one(struct gr_context *context, struct gr_segment *segment, con
         uint64_t handle = old->handle;
         uint32_t pages = old->pages;
 
+        assert(old->used_bytes == 0 && !gr_page_is_mapped(extent) && extent->stale == 0);
         if (context->core->driver->mem_map(context->handle, context->device->ordinal, move->to, gr_extent_bytes(old),
                                            &handle))
                 return false;
@@ -145,6 +149,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
                 struct gr_range *from = moves[i].from;
 
                 if (i < done) {
+                        assert(hole_bytes >= from->block.capacity_bytes);
                         hole_bytes -= from->block.capacity_bytes;
                         gr_count(context->core, GR_COUNTER_moved_bytes, from->block.capacity_bytes);
                         stale_enter(split, from, gr_page_at(range->segment, moves[i].to)->freed_epoch);

@@ -36,6 +36,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         uint64_t before = gr_segment_stranded(segment);
         bool surplus = segment->used_count == 0;
 
+        assert(sign > 0 || (segment->used_count > 0 && segment->used_bytes >= bytes));
         if (sign > 0) {
                 segment->used_count++;
                 segment->used_bytes += bytes;
@@ -43,6 +44,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
                 segment->used_count--;
                 segment->used_bytes -= bytes;
         }
+        assert((segment->used_count == 0) == (segment->used_bytes == 0) && segment->used_bytes <= segment->bytes);
         if (segment->pages) {
                 gr_extent_use(context, range, sign);
                 return;
@@ -72,6 +74,7 @@ static struct gr_block *empty_fastbins(struct gr_context *context)
         blocks = gr_fastbin_empty(context->fastbins);
         gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
         gr_cached_add(cached, -(int64_t)cached->bytes);
+        assert(!context->fastbins->count);
         gr_arena_unlock(context->first_arena);
         return blocks;
 }
@@ -85,6 +88,7 @@ GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
         gr_assert_locked(&split->lock);
         for (block = empty_fastbins(context); block; block = next) {
                 next = block->next;
+                assert(gr_range_of(block)->state == GR_RANGE_USED);
                 epoch = gr_max(epoch, block->freed_epoch);
                 gr_ledger_drop(context->core->ledger, block);
                 count_used(context, gr_range_of(block), -1);
@@ -116,10 +120,10 @@ GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
 
         gr_assert_locked(&split->lock);
         while ((block = split->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
+                assert(gr_range_of(block)->state == GR_RANGE_WAITING && split->free_count > 0);
                 DL_DELETE(split->queue, block);
-                atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                gr_account_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
                 split->free_count--;
-                assert(gr_range_of(block)->state == GR_RANGE_WAITING);
                 gr_range_free(split, gr_range_of(block));
         }
 }
@@ -131,6 +135,8 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         struct gr_range *rest;
 
         gr_assert_locked(&split->lock);
+        assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
+        assert(range->segment->small == gr_is_small(bytes));
         block->state = GR_BLOCK_CACHED;
         block->flags = GR_BLOCK_SPLIT;
         block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
@@ -179,7 +185,10 @@ bool gr_segments_add(struct gr_split *split, struct gr_segment *segment)
                 split->segments = grown;
                 split->segment_room = room;
         }
+        gr_assert_locked(&split->lock);
         at = gr_segments_above(split, segment->ptr);
+        assert(at == 0 || split->segments[at - 1]->ptr + split->segments[at - 1]->bytes <= segment->ptr);
+        assert(at == split->segment_count || segment->ptr + segment->bytes <= split->segments[at]->ptr);
         memmove(&split->segments[at + 1], &split->segments[at],
                 (split->segment_count - at) * sizeof(struct gr_segment *));
         split->segments[at] = segment;
@@ -192,6 +201,8 @@ void gr_segments_remove(struct gr_context *context, size_t index)
         struct gr_split *split = context->split;
         struct gr_segment *segment = split->segments[index];
 
+        gr_assert_locked(&split->lock);
+        assert(index < split->segment_count && segment->used_count == 0 && !segment->pages);
         for (struct gr_range *range = segment->first; range; range = range->after) {
                 if (range->state == GR_RANGE_FREE) {
                         gr_range_leave(split, range);
@@ -199,7 +210,7 @@ void gr_segments_remove(struct gr_context *context, size_t index)
                         struct gr_block *block = &range->block;
 
                         DL_DELETE(split->queue, block);
-                        atomic_fetch_sub_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                        gr_account_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
                         split->free_count--;
                 }
         }
@@ -246,6 +257,7 @@ uint64_t gr_segments_release(struct gr_context *context, struct gr_segment **seg
 {
         uint64_t ptrs[GR_TRIM_BATCH] = {0}, sizes[GR_TRIM_BATCH] = {0}, bytes;
 
+        assert(count <= GR_TRIM_BATCH);
         for (size_t i = 0; i < count; i++) {
                 ptrs[i] = segments[i]->ptr;
                 sizes[i] = segments[i]->bytes;

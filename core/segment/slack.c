@@ -1,5 +1,6 @@
 #include "segment/slack.h"
 
+#include <assert.h>
 #include <inttypes.h>
 
 #include "account/budget.h"
@@ -34,6 +35,7 @@ static void add_credit(struct gr_context *context)
         struct gr_split *split = context->split;
         uint64_t now_ns = context->core->driver->now_ns();
 
+        gr_assert_locked(&split->lock);
         if (split->credit_at_ns == 0)
                 split->credit_ns = CREDIT_MOST_NS;
         else if (now_ns > split->credit_at_ns)
@@ -70,6 +72,7 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
 {
         uint64_t charged = atomic_load(&device->reserved_bytes), line;
 
+        assert(request_bytes <= GR_BLOCK_MAX_BYTES && growth_bytes <= INT64_MAX); /* no sum below overflows */
         peak = gr_max(peak, gr_budget_live(device) + gr_round_up(request_bytes, GR_SPLIT_UNIT_BYTES));
         line = peak + gr_max(peak / share, SLACK_LEAST_BYTES);
         return charged + growth_bytes > line ? charged + growth_bytes - line : 0;

@@ -1,5 +1,6 @@
 #include "segment/split.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,11 +67,18 @@ void gr_split_destroy(struct gr_context *context)
 static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
 {
         struct gr_range *range, *after;
+        uint64_t end = segment->ptr;
 
         for (range = segment->first; range; range = after) {
                 bool used = range->state == GR_RANGE_USED, gap = false;
 
                 after = range->after;
+                assert(range->block.ptr == end && range->segment == segment); /* they tile their segment */
+                end = gr_range_end(range);
+                if (range->state == GR_RANGE_FREE || range->state == GR_RANGE_WAITING) {
+                        assert(context->split->free_count > 0);
+                        context->split->free_count--;
+                }
                 if (segment->pages) {
                         gap = range->state != GR_RANGE_FREE && range->state != GR_RANGE_WAITING;
                         if (used || range->state == GR_RANGE_STUCK) /* which its pages count as used */
@@ -82,6 +90,8 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 if (!used || gr_ledger_drop(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
                         gr_block_free(range);
         }
+        assert(end == segment->ptr + segment->bytes);
+        (void)end;
 }
 
 void gr_split_drop(struct gr_context *context)
@@ -114,7 +124,7 @@ void gr_split_drop(struct gr_context *context)
         memset(split->free, 0, sizeof(split->free));
         split->queue = NULL;
         split->stuck = false;
-        split->free_count = 0;
+        assert(split->free_count == 0); /* each of them was a range of a segment */
         split->surplus_bytes = split->surplus_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
@@ -386,6 +396,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
         int rc;
 
+        assert(block->flags & GR_BLOCK_SPLIT && atomic_load(&block->state) >> GR_HOME_SHIFT == 0);
         if (ends_fastbins)
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&split->lock);
@@ -403,6 +414,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 return 0;
         }
         segment = range->segment;
+        assert(range->state == GR_RANGE_USED);
         split->frees++;
         if (segment->pages && epoch == GR_SPLIT_NEVER) {
                 gr_range_become(range, GR_RANGE_BUSY);

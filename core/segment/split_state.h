@@ -5,6 +5,7 @@
 #ifndef GR_SPLIT_STATE_H
 #define GR_SPLIT_STATE_H
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,6 +29,8 @@ struct gr_free_lists {
         struct gr_block *blocks[GR_FREE_CLASSES];
         uint64_t filled[GR_FREE_CLASSES / 64]; /* a bit for each list: it is not empty */
 };
+
+_Static_assert(GR_FREE_CLASSES % 64 == 0, "each list has a bit");
 
 /* Three sets of free lists: segments for small requests; those for large ones that are in use; and whole free ones. */
 enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
@@ -72,6 +75,8 @@ struct gr_split {
 /* Adds bytes, which may be negative, to the surplus. */
 static inline void gr_split_surplus(struct gr_split *split, int64_t bytes)
 {
+        gr_assert_locked(&split->lock);
+        assert(split->surplus_bytes + (uint64_t)bytes <= INT64_MAX);
         split->surplus_bytes += (uint64_t)bytes;
         if (split->surplus_bytes < split->surplus_low_bytes)
                 split->surplus_low_bytes = split->surplus_bytes;
