@@ -65,14 +65,12 @@ int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
         const struct timespec at_once = {0};
         GR_KEEP_ERRNO;
         sigset_t raised, pending, before;
-        int rc, cancel, signal;
+        int rc = 0, cancel, signal;
 
         sigemptyset(&raised);
         sigaddset(&raised, SIGPIPE);
         sigaddset(&raised, SIGXFSZ);
-        rc = pthread_sigmask(SIG_BLOCK, &raised, &before);
-        if (rc)
-                return -rc;
+        pthread_sigmask(SIG_BLOCK, &raised, &before);
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         sigemptyset(&pending);
         sigpending(&pending);
@@ -93,8 +91,7 @@ int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
         if (signal && !sigismember(&pending, signal)) {
                 sigemptyset(&raised);
                 sigaddset(&raised, signal);
-                while (sigtimedwait(&raised, NULL, &at_once) < 0 && errno == EINTR)
-                        ;
+                sigtimedwait(&raised, NULL, &at_once); /* without a wait, no other signal interrupts it */
         }
         pthread_setcancelstate(cancel, NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);

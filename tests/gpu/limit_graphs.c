@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BYPASS_US = 300000, MOST_SPLIT = 4 }; /* after a failure the shim caches nothing for so long */
+enum { BYPASS_US = 300000, MOST_SPLIT = 64 }; /* after a failure the shim caches nothing for so long */
 
 static const size_t slack_bytes = 64 * MIB;
 
@@ -362,7 +362,7 @@ static void against_creation(void)
 
 int main(int argc, char **argv)
 {
-        CUgraphExec half, serial, both, other;
+        CUgraphExec half, serial, both, many, other;
         CUdeviceptr p;
         size_t before;
         void *block;
@@ -389,6 +389,9 @@ int main(int argc, char **argv)
         both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
         launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
+        many = build(limit / 32, MOST_SPLIT, false);
+        launch("launch of one with many allocations", many, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuGraphExecDestroy(many));
         block = unused(limit / 4);
         check_peak("with what was refused");
         give(block);

@@ -158,6 +158,17 @@ static void test_bad_values(void)
         GR_CHECK_EQ(warning_count, 1);
         GR_CHECK(strstr(warnings[0], "ppp...: too long") != NULL);
         check_defaults();
+        memset(long_value, 'p', sizeof(long_value));
+        memcpy(long_value, "GPURECLAIM_GROUP=", strlen("GPURECLAIM_GROUP="));
+        long_value[strlen("GPURECLAIM_GROUP=") + sizeof(options.group.text) - 1] = '\0';
+        LOAD(long_value);
+        GR_CHECK_EQ(warning_count, 0);
+        long_value[strlen("GPURECLAIM_GROUP=") + sizeof(options.group.text) - 1] = 'p';
+        long_value[strlen("GPURECLAIM_GROUP=") + sizeof(options.group.text)] = '\0';
+        LOAD(long_value);
+        GR_CHECK_EQ(warning_count, 1);
+        GR_CHECK(strstr(warnings[0], ": too long") != NULL);
+        check_defaults();
         /* Without anyone to warn, quietly. */
         GR_CHECK_EQ(gr_options_load(&options, get, test_env, NULL, NULL), 0);
         check_defaults();

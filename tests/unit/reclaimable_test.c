@@ -20,8 +20,8 @@
 
 /* One for each test, and none destroyed: a thread that has run a reclaimable may be just leaving the registry's lock.
  */
-static struct gr_core cores[5], *core;
-static struct gr_parts parts[5];
+static struct gr_core cores[6], *core;
+static struct gr_parts parts[6];
 static struct gr_context *context;
 static struct gr_driver driver; /* the scripted one on the real clock */
 static char said[1 << 16];
@@ -201,6 +201,27 @@ static void test_hanging(void)
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
         gr_reclaim(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(calls, 1);
+        finish();
+}
+
+/* Early reclaim has less patience than a failing allocation; one that is late for it alone has not failed. */
+static void test_patience(void)
+{
+        static struct gr_reclaimable hanging = {
+                .name = "pebble", .purge = hang, .apart = true, .limit_ns = 60000 * SG_MS};
+        uint64_t begin_ns;
+
+        start();
+        atomic_store(&calls, 0);
+        atomic_store(&let_go, false);
+        GR_CHECK_EQ(gr_reclaimable_register(core, &hanging), 0);
+        begin_ns = now_ns();
+        gr_reclaimables_run(core, false, 0, MIB, 20 * SG_MS);
+        GR_CHECK(now_ns() - begin_ns < 30000 * SG_MS);
+        GR_CHECK_EQ(calls, 1);
+        GR_CHECK(!heard("pebble"));
+        atomic_store(&let_go, true);
+        GR_CHECK_EQ(gr_reclaimable_unregister(core, &hanging), 0);
         finish();
 }
 
@@ -413,6 +434,7 @@ int main(void)
         test_calls();
         test_served_by_another_thread();
         test_hanging();
+        test_patience();
         test_neighbour_that_asks_back();
         test_leaving();
         test_under_load();

@@ -330,6 +330,29 @@ static void test_bad_fit(bool room)
         gpu_end();
 }
 
+/* As long as the footprint is below what was live once, it grows; a barrier would cost the streams their overlap. */
+static void test_below_peak(void)
+{
+        uint64_t stays, waits, goes;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true);
+        stays = gpu_take(64 * MIB);
+        waits = gpu_take(8 * MIB);
+        goes = gpu_take(40 * MIB);
+        gpu_give(goes, 40 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        GR_CHECK(gr_trim(context, UINT64_MAX / 2) >= 40 * MIB);
+        gpu_give(waits, 8 * MIB);
+        goes = gpu_take(12 * MIB);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], 0);
+        gpu_give(goes, 12 * MIB);
+        gpu_give(stays, 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
 static void test_ahead(void)
 {
@@ -754,6 +777,7 @@ static void test_all(void)
         test_fence();
         test_would_help();
         test_ahead();
+        test_below_peak();
         test_misuse();
         test_exported();
         test_drop();
