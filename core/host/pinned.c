@@ -1,5 +1,6 @@
 #include "host/pinned.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -31,6 +32,7 @@ struct pinned {
         bool ready;        /* it is in the list `ready` of its bin, else in `waiting` */
 };
 
+_Static_assert(offsetof(struct pinned, block) == 0, "one can be had from the other");
 _Static_assert(sizeof(struct pinned) <= GR_BLOCK_ROOM, "it is freed as a block");
 
 static bool out_of_memory(int rc)
@@ -76,6 +78,8 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
 static void put_waiting(struct gr_core *core, struct pinned *own)
 {
         gr_assert_locked(&core->pinned->lock);
+        assert(own->block.flags & GR_BLOCK_HOST && atomic_load(&own->block.state) >> GR_HOME_SHIFT == 0);
+        assert(!gr_block_is_live(&own->block)); /* claimed */
         gr_budget_cache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
         own->ready = false;
         DL_APPEND(bin_with(core, &own->block)->waiting, &own->block);
@@ -87,6 +91,8 @@ static void take_out(struct gr_core *core, struct pinned *own)
         struct gr_pinned_bin *bin = bin_with(core, &own->block);
 
         gr_assert_locked(&core->pinned->lock);
+        assert(own->ready ? bin->ready != NULL : bin->waiting != NULL);
+        assert(!gr_block_is_live(&own->block));
         if (own->ready)
                 DL_DELETE(bin->ready, &own->block);
         else
@@ -102,6 +108,7 @@ static void ripen(struct gr_core *core, struct gr_pinned_bin *bin)
         gr_assert_locked(&core->pinned->lock);
         /* No barrier is laid on this fence, so usable means idle. */
         for (unsigned n = 0; n < LOOKS_MOST && block && gr_fence_usable(core->process_fence, block->freed_epoch); n++) {
+                assert(!((struct pinned *)block)->ready);
                 DL_DELETE(bin->waiting, block);
                 ((struct pinned *)block)->ready = true;
                 DL_APPEND(bin->ready, block);

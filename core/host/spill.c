@@ -1,5 +1,6 @@
 #include "host/spill.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -55,6 +56,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         uint64_t ptr;
         int rc;
 
+        gr_rank_assert_free_from(GR_RANK_LADDER + 1);
         if (!core->driver->host_alloc)
                 return -ENOTSUP;
         rc = reserve_patiently(context, bytes);
@@ -84,7 +86,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         return 0;
 
 cancel:
-        atomic_fetch_sub(&context->device->spilled_bytes, bytes);
+        gr_account_add(&context->device->spilled_bytes, -(uint64_t)bytes);
         gr_block_free(block);
         return rc;
 }
@@ -94,6 +96,7 @@ void gr_spill_free(struct gr_block *block)
         struct gr_context *context = block->context;
         struct gr_spilled *spilled = context->spilled;
 
+        assert(block->flags & GR_BLOCK_SPILLED && !gr_block_is_live(block));
         block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
         gr_lock(&spilled->lock);
         DL_APPEND(spilled->blocks, block);

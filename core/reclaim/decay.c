@@ -1,5 +1,7 @@
 #include "reclaim/decay.h"
 
+#include <assert.h>
+
 #include "account/budget.h"
 #include "base/arith.h"
 #include "base/counters.h"
@@ -38,6 +40,7 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
 {
         uint64_t *unused = context->decay->unused_bytes[class], low = gr_trim_unneeded(context, class);
 
+        assert(class < GR_DECAY_KINDS && steps <= GR_DECAY_STEPS);
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
 
@@ -50,6 +53,7 @@ static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);
 
+        assert(j < steps && before < 1); /* the curve ends with the last step */
         return (gr_decay_curve((double)(j + 1) / steps) - before) / (1 - before);
 }
 

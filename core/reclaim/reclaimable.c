@@ -1,5 +1,6 @@
 #include "reclaim/reclaimable.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -107,6 +108,7 @@ int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *recla
 static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc)
 {
         gr_assert_locked(&core->registry->lock);
+        assert(slot->failures < GR_RECLAIMABLE_PATIENCE); /* then it is left out, and counted anew */
         if (!rc) {
                 slot->failures = 0;
                 return;

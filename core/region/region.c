@@ -1,5 +1,6 @@
 #include "region/region.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/file.h>
@@ -25,6 +26,9 @@
 #define SWEEP_NS      UINT64_C(500000000)
 #define RESERVE_NS    UINT64_C(50000)
 
+_Static_assert(PID_BITS + NAMESPACE_BITS + START_BITS == 64, "a token is one word, of which no bit is lost");
+_Static_assert(GR_REGION_NAME_BYTES % 8 == 0, "a name is read and written in words");
+_Static_assert(GR_REGION_SLOTS <= 1u << 9 && (GR_REGION_SLOTS & (GR_REGION_SLOTS - 1)) == 0, "the hash has nine bits");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "shared words need no lock");
 
 static uint64_t token_of(const struct gr_identity *identity)
@@ -220,6 +224,7 @@ void gr_region_leave(struct gr_region *region)
         bool same, empty = true;
         int fd, dir_fd, slot = atomic_exchange(&region->slot, -1);
 
+        assert(slot < GR_REGION_SLOTS);
         if (slot < 0)
                 return;
         fd = gr_region_file_open(region, &same);
