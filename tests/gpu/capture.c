@@ -349,6 +349,14 @@ static void per_thread(void)
         printf(", it ended with %d\n", (int)cuStreamEndCapture_ptsz(NULL, &graph));
         printf("still there: %d\n", (int)cuMemGetAddressRange(NULL, &bytes, p));
         printf("then freed: %d\n", (int)cuMemFree(p));
+
+        /* Another stream is captured, and named in a call for the thread's own. */
+        p = block();
+        GR_MUST(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+        printf("freed in a stream that is captured, by its name: %d", (int)cuMemFreeAsync_ptsz(p, blocking));
+        printf(", it ended with %d\n", (int)cuStreamEndCapture(blocking, &graph));
+        printf("still there: %d\n", (int)cuMemGetAddressRange(NULL, &bytes, p));
+        printf("then freed: %d\n", (int)cuMemFree(p));
         GR_MUST(cuStreamDestroy(blocking));
 }
 

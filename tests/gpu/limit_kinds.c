@@ -440,6 +440,22 @@ static void odd_arrays(void)
         }
 }
 
+/* One that fills its tiles and blocks takes what it holds, and not more. */
+static void even_array(void)
+{
+        static const CUDA_ARRAY3D_DESCRIPTOR shape = {
+                .Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+        struct figures before, now;
+        CUarray array;
+        bool told = look(&before);
+
+        GR_MUST(cuArray3DCreate(&array, &shape));
+        if (told && look(&now) && own_figure())
+                gt_check(now.accounted - before.accounted == 32. * MIB, "an array that fills its tiles",
+                         "%+.1f MiB accounted", (now.accounted - before.accounted) / MIB);
+        GR_MUST(cuArrayDestroy(array));
+}
+
 /* What our cache and the driver's pools hold for nobody makes room for any other family. */
 static void make_room(const struct family *first, const struct family *second)
 {
@@ -835,6 +851,7 @@ int main(int argc, char **argv)
                                 make_room(&families[i], &families[k]);
         if (!card)
                 odd_arrays();
+        even_array();
         make_room_while_busy();
         scattered();
         references();

@@ -110,6 +110,11 @@ static void test_levels(void)
         GR_MUST(cuMemFree(allocate(16 * MIB)));
         GR_MUST(cuCtxSynchronize());
         GR_CHECK_EQ(reclaim(gt.device, "trim", 0), 16 * MIB);
+        GR_MUST(cuMemFree(allocate(16 * MIB)));
+        GR_MUST(cuMemFree(allocate(32 * MIB)));
+        GR_MUST(cuCtxSynchronize());
+        GR_CHECK_EQ(reclaim(gt.device, "trim", 16 * MIB), 16 * MIB); /* no more than that */
+        GR_CHECK_EQ(reclaim(gt.device, "trim", 0), 32 * MIB);
         GR_CHECK_EQ(enlist(&drops, &id), 0);
         atomic_store(&held, allocate(100 * MIB));
         GR_CHECK_EQ(reclaim(gt.device, "sync", 0), 0);
@@ -267,6 +272,7 @@ static void test_questions(void)
         CUmemorytype type;
         size_t range;
         void *values[] = {&type, &range};
+        CUmemGenericAllocationHandle handle;
         CUdeviceptr live, freed, base;
 
         gt_open(&gt);
@@ -275,6 +281,7 @@ static void test_questions(void)
         GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
         GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
         GR_CHECK_EQ(range, bytes);
+        GR_CHECK_EQ(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)live), CUDA_ERROR_INVALID_VALUE);
         GR_MUST(cuMemFree(freed));
         GR_CHECK_EQ(status().cached_bytes, bytes);
         for (size_t at = 0; at < bytes; at += bytes / 4) {

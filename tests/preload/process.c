@@ -267,8 +267,12 @@ static int cancel(void)
 {
         struct timespec pause = {.tv_nsec = 1000000};
         pthread_t thread;
+        int state;
 
         open_device();
+        work();
+        GR_MUST(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state));
+        printf("the first thread can be cancelled: %d\n", state == PTHREAD_CANCEL_ENABLE);
         GR_MUST(cuCtxGetCurrent(&current_context));
         GR_MUST(pthread_create(&thread, NULL, cancelled, NULL));
         while (!cancel_ready)

@@ -352,6 +352,22 @@ static void test_two_end(void)
         finish();
 }
 
+/* One that was not destroyed after all is covered by the other's fence again, and the other by its own. */
+static void test_covered_again(void)
+{
+        struct gr_context *other, *stays;
+
+        start();
+        other = gr_context_add(&core, sg_context_new(0), 0);
+        stays = gr_context_add(&core, sg_context_new(0), 0);
+        gr_context_ending(stays);
+        GR_CHECK_EQ(gr_fence_accessors(other->fence), 1);
+        gr_context_stays(stays);
+        GR_CHECK_EQ(gr_fence_accessors(other->fence), 2);
+        GR_CHECK_EQ(gr_fence_accessors(stays->fence), 2);
+        finish();
+}
+
 /* Two that may end it, of which the first did not: nobody visits it beside the second. */
 static void test_may_end_twice(void)
 {
@@ -536,6 +552,7 @@ int main(void)
         test_end_beside_release();
         test_trim_ending();
         test_two_end();
+        test_covered_again();
         test_may_end_twice();
         test_end_waits(false);
         test_end_waits(true);

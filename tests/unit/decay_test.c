@@ -131,6 +131,21 @@ static void test_one_block(void)
         finish();
 }
 
+/* Of each size, the smallest and the largest. */
+static void test_each_class(void)
+{
+        static const size_t sizes[] = {1, 512, 1024, MIB, 2 * MIB, 1000 * MIB};
+
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+                start(DECAY_NS);
+                cache_blocks(1, sizes[i]);
+                for (unsigned passed = 0; passed <= GR_DECAY_STEPS; passed++)
+                        tick(passed ? gr_decay_step_ns(&core) : 0);
+                GR_CHECK_EQ(cached(), 0);
+                finish();
+        }
+}
+
 /* What is used again and again stays, all of it and nothing more; blocks that take turns are no reason to keep more. */
 static void test_recent_use(void)
 {
@@ -279,6 +294,7 @@ int main(void)
         test_curve();
         test_idle();
         test_one_block();
+        test_each_class();
         test_recent_use();
         test_busy();
         test_capture();

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -215,27 +216,43 @@ static void test_write(void)
         close(fds[0]);
 }
 
-/* The reader of standard error is gone: the line is lost, the program lives, and no signal stays pending. */
-static void test_closed_pipe(void)
+/*
+ * Standard error has no reader, or is a file that may not grow: the line is lost, the program lives, and no signal stays
+ * pending but one that the program had.
+ */
+static void test_refused_writes(bool is_file)
 {
+        const int raised = is_file ? SIGXFSZ : SIGPIPE, own = is_file ? SIGPIPE : SIGXFSZ;
         int fds[2], status;
         pid_t pid;
 
         pid = fork();
         if (pid == 0) {
-                sigset_t pending;
+                sigset_t pending, blocked;
 
-                signal(SIGPIPE, SIG_DFL);
-                if (pipe(fds) != 0)
-                        _exit(3);
-                close(fds[0]);
-                dup2(fds[1], STDERR_FILENO);
+                signal(raised, SIG_DFL);
+                sigemptyset(&blocked);
+                sigaddset(&blocked, own);
+                sigprocmask(SIG_BLOCK, &blocked, NULL);
+                raise(own);
+                if (is_file) {
+                        FILE *file = tmpfile();
+
+                        if (!file || setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, 0}) != 0)
+                                _exit(3);
+                        dup2(fileno(file), STDERR_FILENO);
+                } else {
+                        if (pipe(fds) != 0)
+                                _exit(3);
+                        close(fds[0]);
+                        dup2(fds[1], STDERR_FILENO);
+                }
                 errno = EDOM;
                 gr_log(GR_LOG_ERROR, "nobody reads this");
                 if (errno != EDOM)
                         _exit(4);
                 sigpending(&pending);
-                _exit(sigismember(&pending, SIGPIPE) ? 5 : 0);
+                _exit(sigismember(&pending, raised) ? 5 : !sigismember(&pending, own) ? 6 : 0);
         }
         GR_CHECK_EQ(waitpid(pid, &status, 0), pid);
         GR_CHECK_EQ(status, 0);
@@ -290,7 +307,8 @@ int main(void)
         test_stderr();
         test_write();
         test_write_again();
-        test_closed_pipe();
+        test_refused_writes(false);
+        test_refused_writes(true);
         test_ratelimit();
         return GR_CHECK_RESULT();
 }

@@ -426,11 +426,18 @@ static void test_calls(void)
         }
 }
 
+static _Atomic unsigned prepared;
+
+static void prepare(void)
+{
+        atomic_fetch_add(&prepared, 1);
+}
+
 int main(void)
 {
         gr_log_set_sink(hear, NULL);
         gr_log_set_level(GR_LOG_WARN);
-        gr_worker_init(NULL);
+        gr_worker_init(prepare);
         test_calls();
         test_served_by_another_thread();
         test_hanging();
@@ -439,5 +446,6 @@ int main(void)
         test_leaving();
         test_under_load();
         gr_worker_stop(0);
+        GR_CHECK_EQ(prepared, gr_worker_threads());
         return GR_CHECK_RESULT();
 }

@@ -900,10 +900,17 @@ static void test_ask(void)
         server = two;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
         GR_CHECK(!gr_region_take(three, &request));
-        publish_cached(two, GIB, now_ns);
-        server = three;
-        GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
-        GR_CHECK(!gr_region_take(two, &request));
+        three->map->slots[three->slot].share = 1;
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *idle = i ? two : three, *busy = i ? three : two;
+
+                publish_cached(idle, GIB, 0);
+                publish_cached(busy, 3 * GIB, now_ns);
+                server = idle;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(busy, &request));
+        }
+        three->map->slots[three->slot].share = 4;
 
         /* Whoever asks again and again leaves out those who say that they have nothing, and costs no time. */
         publish_cached(two, 0, 0);
@@ -913,6 +920,7 @@ static void test_ask(void)
         GR_CHECK_EQ(now_ns - begin, 0);
         GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
         publish_cached(three, GIB, 0);
+        server = three;
         server_gives = GIB;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
         GR_CHECK(!gr_region_take(two, &request));

@@ -353,6 +353,42 @@ static void test_below_peak(void)
         gpu_end();
 }
 
+/* Above it, what waits is made usable instead, and serves the request. */
+static void test_at_peak(void)
+{
+        uint64_t stays, waits;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        atomic_store(&core.overlaps, true);
+        stays = gpu_take(64 * MIB);
+        waits = gpu_take(40 * MIB);
+        gpu_give(waits, 40 * MIB);
+        GR_CHECK_EQ(gpu_take(40 * MIB), waits);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], 1);
+        GR_CHECK(gpu_device()->peak_reserved_bytes < 120 * MIB);
+        gpu_give(waits, 40 * MIB);
+        gpu_give(stays, 64 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* No more segments go back than are asked for. */
+static void test_trim_some(void)
+{
+        uint64_t ptrs[4];
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        for (int i = 0; i < 4; i++)
+                ptrs[i] = gpu_take(40 * MIB);
+        for (int i = 0; i < 4; i++)
+                gpu_give(ptrs[i], 40 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        GR_CHECK(gr_split_trim(context, 60 * MIB) < 160 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* What is freed at several times is one range again before any of it has passed, and one barrier readies it. */
 static void test_ahead(void)
 {
@@ -778,6 +814,8 @@ static void test_all(void)
         test_would_help();
         test_ahead();
         test_below_peak();
+        test_at_peak();
+        test_trim_some();
         test_misuse();
         test_exported();
         test_drop();
