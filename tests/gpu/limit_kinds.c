@@ -440,20 +440,47 @@ static void odd_arrays(void)
         }
 }
 
-/* One that fills its tiles and blocks takes what it holds, and not more. */
-static void even_array(void)
+/* Those that fill their tiles and blocks take what they hold, and not more; the layers of one are no block. */
+static void even_arrays(void)
 {
-        static const CUDA_ARRAY3D_DESCRIPTOR shape = {
-                .Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
-        struct figures before, now;
-        CUarray array;
-        bool told = look(&before);
+        static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
+                {.Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 1 << 14,
+                 .Height = 16,
+                 .Depth = 6,
+                 .Format = CU_AD_FORMAT_FLOAT,
+                 .NumChannels = 4,
+                 .Flags = CUDA_ARRAY3D_LAYERED},
+        };
 
-        GR_MUST(cuArray3DCreate(&array, &shape));
-        if (told && look(&now) && own_figure())
-                gt_check(now.accounted - before.accounted == 32. * MIB, "an array that fills its tiles",
-                         "%+.1f MiB accounted", (now.accounted - before.accounted) / MIB);
-        GR_MUST(cuArrayDestroy(array));
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+                double bytes =
+                        16. * (double)(shapes[i].Width * shapes[i].Height * (shapes[i].Depth ? shapes[i].Depth : 1));
+                struct figures before, now;
+                CUarray array;
+                bool told = look(&before);
+
+                GR_MUST(cuArray3DCreate(&array, &shapes[i]));
+                if (told && look(&now) && own_figure())
+                        gt_check(now.accounted - before.accounted == bytes, "an array that fills its tiles",
+                                 "%+.1f MiB accounted of %.1f", (now.accounted - before.accounted) / MIB, bytes / MIB);
+                GR_MUST(cuArrayDestroy(array));
+        }
+}
+
+/* What the driver refuses as it is asked gets the driver's error, also where it would pass the limit. */
+static void wrong_at_the_limit(void)
+{
+        CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmipmappedArray array;
+        CUdeviceptr p;
+
+        gt_check(cuMemAllocManaged(&p, 2 * limit, 0) == CUDA_ERROR_INVALID_VALUE, "managed memory without flags",
+                 "refused by the driver");
+        GR_MUST(cuCtxSetCurrent(NULL));
+        gt_check(cuMipmappedArrayCreate(&array, &shape, 2) == CUDA_ERROR_INVALID_CONTEXT,
+                 "a mipmapped array without a context", "refused by the driver");
+        GR_MUST(cuCtxSetCurrent(gt.ctx));
 }
 
 /* What our cache and the driver's pools hold for nobody makes room for any other family. */
@@ -851,7 +878,8 @@ int main(int argc, char **argv)
                                 make_room(&families[i], &families[k]);
         if (!card)
                 odd_arrays();
-        even_array();
+        even_arrays();
+        wrong_at_the_limit();
         make_room_while_busy();
         scattered();
         references();

@@ -16,6 +16,8 @@
 #include "gpureclaim.h"
 #include "gputest.h"
 
+CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream);
+
 static gpureclaim_register_function *enlist;
 static gpureclaim_unregister_function *unlist;
 static gpureclaim_reclaim_function *reclaim;
@@ -149,6 +151,7 @@ static void test_hooks(void)
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
         GR_CHECK_EQ(status_of(gt.device, &small), 0);
         GR_CHECK_EQ(status_of(-1, &small), -EINVAL);
+        GR_CHECK_EQ(status_of(gt.device, NULL), -EINVAL);
         GR_CHECK_EQ(status_of(DEVICES_MOST, &small), -EINVAL);
         GR_CHECK_EQ(status_of(DEVICES_MOST - 1, &small), -ENODEV);
         GR_CHECK_EQ(small.live_bytes, 200 * MIB);
@@ -274,6 +277,7 @@ static void test_questions(void)
         void *values[] = {&type, &range};
         CUmemGenericAllocationHandle handle;
         CUdeviceptr live, freed, base;
+        CUcontext context;
 
         gt_open(&gt);
         live = allocate(bytes);
@@ -281,6 +285,8 @@ static void test_questions(void)
         GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
         GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
         GR_CHECK_EQ(range, bytes);
+        GR_MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, live));
+        GR_CHECK(context == gt.ctx);
         GR_CHECK_EQ(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)live), CUDA_ERROR_INVALID_VALUE);
         GR_MUST(cuMemFree(freed));
         GR_CHECK_EQ(status().cached_bytes, bytes);
@@ -552,6 +558,10 @@ static void test_early(bool proactive)
         GR_CHECK_EQ(purges, 1);
         GR_MUST(cuStreamSynchronize(stream));
         GR_CHECK_EQ(purges, 2);
+        atomic_store(&held, allocate(48 * MIB));
+        gt_sleep_us(100000);
+        GR_MUST(cuStreamSynchronize_ptsz(stream));
+        GR_CHECK_EQ(purges, 3);
 }
 
 static _Atomic bool hook_started, hook_ended;

@@ -270,7 +270,6 @@ static int cancel(void)
         int state;
 
         open_device();
-        work();
         GR_MUST(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state));
         printf("the first thread can be cancelled: %d\n", state == PTHREAD_CANCEL_ENABLE);
         GR_MUST(cuCtxGetCurrent(&current_context));
