@@ -149,6 +149,7 @@ static void test_hooks(void)
         atomic_store(&held, allocate(200 * MIB));
         GR_CHECK_EQ(status().live_bytes, 200 * MIB);
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
+        GR_CHECK(status().card_free_bytes > 0 && status().card_free_bytes < status().card_total_bytes);
         GR_CHECK_EQ(status_of(gt.device, &small), 0);
         GR_CHECK_EQ(status_of(-1, &small), -EINVAL);
         GR_CHECK_EQ(status_of(gt.device, NULL), -EINVAL);
@@ -538,6 +539,7 @@ static void test_early(bool proactive)
 {
         CUcontext context;
         CUstream stream;
+        CUevent event;
 
         enlist_purge();
         gt_open(&gt);
@@ -562,6 +564,12 @@ static void test_early(bool proactive)
         gt_sleep_us(100000);
         GR_MUST(cuStreamSynchronize_ptsz(stream));
         GR_CHECK_EQ(purges, 3);
+        GR_MUST(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        GR_MUST(cuEventRecord(event, stream));
+        atomic_store(&held, allocate(48 * MIB));
+        gt_sleep_us(100000);
+        GR_MUST(cuEventSynchronize(event));
+        GR_CHECK_EQ(purges, 4);
 }
 
 static _Atomic bool hook_started, hook_ended;

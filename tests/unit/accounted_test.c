@@ -95,6 +95,7 @@ static void test_imported(void)
 
         start();
         GR_CHECK_EQ(charge(20 * MIB), 0);
+        GR_CHECK_EQ(atomic_load(&device->peak_live_bytes), 20 * MIB);
         gr_budget_force(device, GR_MEMORY_IMPORTED, 64 * MIB);
         gr_accounted_add(core.accounted, device, GR_MEMORY_IMPORTED, 5, &owner, 64 * MIB);
         GR_CHECK_EQ(gr_budget_charge(device, GR_MEMORY_IMPORTED, 64 * MIB), 0);

@@ -258,6 +258,15 @@ static void test_refused_writes(bool is_file)
         GR_CHECK_EQ(status, 0);
 }
 
+/* What no terminal should be sent is a blank, the first character, too. */
+static void test_clean(void)
+{
+        char text[] = "\x1b[1mred\n\xc3\xa9\xff.";
+
+        gr_log_clean(text, sizeof(text) - 1);
+        GR_CHECK_STR(text, " [1mred \xc3\xa9 .");
+}
+
 #define MS 1000000ull
 
 static struct gr_ratelimit shared_limit = GR_RATELIMIT_INIT(100, 1000 * MS);
@@ -307,6 +316,7 @@ int main(void)
         test_stderr();
         test_write();
         test_write_again();
+        test_clean();
         test_refused_writes(false);
         test_refused_writes(true);
         test_ratelimit();
