@@ -86,7 +86,7 @@ static void finish(void)
 }
 
 static _Atomic unsigned calls;
-static _Atomic bool let_go;
+static _Atomic bool let_go, is_over;
 static _Atomic uint64_t held; /* a block that a reclaimable gives up */
 static pthread_t caller;
 static _Atomic bool on_caller;
@@ -99,7 +99,15 @@ static int hang(void *arg, int device, uint64_t want_bytes)
         atomic_fetch_add(&calls, 1);
         while (!atomic_load(&let_go))
                 sleep_ns(SG_MS);
+        atomic_store(&is_over, true);
         return 0;
+}
+
+static void *let_go_soon(void *arg)
+{
+        sleep_ns(50 * SG_MS);
+        atomic_store(&let_go, true);
+        return arg;
 }
 
 static int give_up(void *arg, int device, uint64_t want_bytes)
@@ -204,24 +212,31 @@ static void test_hanging(void)
         finish();
 }
 
-/* Early reclaim has less patience than a failing allocation; one that is late for it alone has not failed. */
+/*
+ * Early reclaim has less patience than a failing allocation; one that is late for it alone has not failed. Who
+ * unregisters it waits for its end.
+ */
 static void test_patience(void)
 {
         static struct gr_reclaimable hanging = {
                 .name = "pebble", .purge = hang, .apart = true, .limit_ns = 60000 * SG_MS};
+        pthread_t friend;
         uint64_t begin_ns;
 
         start();
         atomic_store(&calls, 0);
         atomic_store(&let_go, false);
+        atomic_store(&is_over, false);
         GR_CHECK_EQ(gr_reclaimable_register(core, &hanging), 0);
         begin_ns = now_ns();
         gr_reclaimables_run(core, false, 0, MIB, 20 * SG_MS);
         GR_CHECK(now_ns() - begin_ns < 30000 * SG_MS);
         GR_CHECK_EQ(calls, 1);
         GR_CHECK(!heard("pebble"));
-        atomic_store(&let_go, true);
+        GR_CHECK_EQ(pthread_create(&friend, NULL, let_go_soon, NULL), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &hanging), 0);
+        GR_CHECK(is_over);
+        pthread_join(friend, NULL);
         finish();
 }
 

@@ -493,6 +493,22 @@ static void test_exported(void)
         gpu_end();
 }
 
+/* Its own segment is the driver's to take back; where it does not, the program is told so. */
+static void test_exported_not_freed(void)
+{
+        uint64_t ptr;
+
+        if (gpu_mapping)
+                return;
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
+        ptr = gpu_take(4 * MIB);
+        GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+        gpu_refuse(SG_MEM_FREE, true);
+        GR_CHECK_EQ(sg_free(&core, ptr), -ENOMEM);
+        gpu_refuse(SG_MEM_FREE, false);
+        gpu_end();
+}
+
 static void test_drop(void)
 {
         struct gr_context *first;
@@ -818,6 +834,7 @@ static void test_all(void)
         test_trim_some();
         test_misuse();
         test_exported();
+        test_exported_not_freed();
         test_drop();
         test_decay(GR_POOL_SPLIT);
         test_decay(GR_POOL_AUTO); /* from fastbins, too */

@@ -143,6 +143,11 @@ static void test_names(void)
         sg_reset(64 * MIB);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
 
+        /* From the first one on. */
+        gr_count(&core, GR_COUNTER_failures, 1);
+        GR_CHECK(strstr(text_now(), ": 1\n") != NULL);
+        gr_count(&core, GR_COUNTER_failures, UINT64_MAX); /* modulo 2^64: none again */
+
         /* Each counter a figure of its own, and the largest there is. */
         for (unsigned i = 0; i < GR_COUNTER_COUNT; i++)
                 gr_count(&core, (enum gr_counter)i, 7000 + i);
