@@ -25,6 +25,7 @@
 #define POLL_MOST_NS     UINT64_C(1000000)
 #define SYNC_LOOKS       100
 #define STUCK_NS         UINT64_C(50000000) /* no epoch passed for so long: no barrier is laid behind its kernel */
+#define DRIVER_ENDED     4    /* CUDA's error once the driver has shut down, as it does while a process exits */
 #define KERNEL_FAILED    700  /* CUDA errors from here on come from kernels: every call of the program returns them */
 #define TURN_LOOKS       2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
@@ -145,14 +146,15 @@ static void set_idle(struct gr_fence *fence, const struct gr_epoch *epoch)
 static int failed(struct gr_fence *fence, int rc)
 {
         static _Atomic bool told;
+        int code = gr_driver_code(rc);
 
         if (rc == -EBUSY || rc == -ENOMEM)
                 return -EBUSY;
         atomic_store(&fence->broken, rc);
-        if (!atomic_exchange(&told, true))
-                gr_log(gr_driver_code(rc) < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
+        if (code != DRIVER_ENDED && !atomic_exchange(&told, true))
+                gr_log(code < KERNEL_FAILED ? GR_LOG_WARN : GR_LOG_INFO,
                        "the driver's fences fail (CUDA error %d): from now on freed memory goes straight back to it",
-                       gr_driver_code(rc));
+                       code);
         return rc;
 }
 

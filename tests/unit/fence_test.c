@@ -1,7 +1,10 @@
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "check.h"
 #include "core.h"
 #include "fence/fence.h"
@@ -941,8 +944,41 @@ static void test_sync_alone(void)
         finish();
 }
 
+static char said[256];
+
+static void hear(const char *line, size_t bytes, void *arg)
+{
+        (void)arg;
+        snprintf(said, sizeof(said), "%.*s", (int)bytes, line);
+}
+
+/* While a process exits the driver shuts down, and a thread that is still at work learns it here: that is no warning. */
+static void test_driver_ended(void)
+{
+        start();
+        gr_log_set_sink(hear, NULL);
+        gr_log_set_level(GR_LOG_WARN);
+        freed_after(1);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(4));
+        GR_CHECK_EQ(gr_fence_close(fence), gr_driver_error(4));
+        GR_CHECK(gr_fence_is_broken(fence));
+        GR_CHECK_STR(said, "");
+        gr_core_destroy(&core);
+
+        /* Another error is one, afterwards, too. */
+        start();
+        freed_after(1);
+        sg_fail(SG_CONTEXT_RECORD, 1, 1, gr_driver_error(1));
+        GR_CHECK_EQ(gr_fence_close(fence), gr_driver_error(1));
+        GR_CHECK(strstr(said, "the driver's fences fail (CUDA error 1)") != NULL);
+        gr_log_set_level(GR_LOG_SILENT);
+        gr_log_set_sink(NULL, NULL);
+        gr_core_destroy(&core);
+}
+
 int main(void)
 {
+        test_driver_ended(); /* first: it is said once */
         test_sync_alone();
         test_poll();
         test_poll_many();

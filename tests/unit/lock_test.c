@@ -73,7 +73,7 @@ static void test_sleep(void)
         GR_CHECK(atomic_load(&got));
 }
 
-static unsigned yields;
+static _Atomic unsigned yields;
 
 /* In place of the C library's. */
 int sched_yield(void)
