@@ -370,15 +370,23 @@ static void test_failing_hooks(void)
                 GR_CHECK_EQ(unlist(ids[i]), 0);
 }
 
-/* A width of rows is remembered once the driver has told its pitch, and not when it was refused. */
+/*
+ * A width of rows is remembered once the driver has told its pitch, and not when it was refused; for elements of another
+ * size the driver is asked anew.
+ */
 static void test_widths(void)
 {
+        unsigned long (*call_count)(const char *symbol), calls;
         size_t pitch, told;
         CUdeviceptr ptr;
 
+        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        if (!call_count)
+                gt_die("not the simulated device");
         gt_open(&gt);
         GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
         for (unsigned element = 4; element <= 16; element *= 2) {
+                calls = call_count("cuMemAllocPitch_v2");
                 for (int i = 0; i < 3; i++) {
                         GR_MUST(cuMemAllocPitch(&ptr, &told, 1000, 4096, element));
                         pitch = i ? pitch : told;
@@ -388,27 +396,32 @@ static void test_widths(void)
                         GR_MUST(cuCtxSynchronize());
                         GR_CHECK(status().cached_bytes > 0);
                 }
+                GR_CHECK_EQ(call_count("cuMemAllocPitch_v2"), calls + 1);
                 reclaim(gt.device, "trim", 0);
         }
 }
 
-/* What this process exported and imports again is in its account already. */
+/* What this process exported and imports again is in its account already, under each name that descriptors have. */
 static void test_own_import(void)
 {
-        CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
-                                                       .size = 4 * MIB};
+        static const int types[] = {CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, 9 /* a dma-buf, of newer toolkits */};
         CUexternalMemory memory;
         CUdeviceptr ptr;
 
         gt_open(&gt);
-        ptr = allocate(4 * MIB);
-        GR_MUST(cuMemGetHandleForAddressRange(&descriptor.handle.fd, ptr, 4 * MIB, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
-                                              0));
-        GR_MUST(cuImportExternalMemory(&memory, &descriptor));
-        GR_CHECK_EQ(status().imported_bytes, 0);
-        GR_MUST(cuDestroyExternalMemory(memory));
-        GR_MUST(cuMemFree(ptr));
-        GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
+        for (int i = 0; i < 2; i++) {
+                CUDA_EXTERNAL_MEMORY_HANDLE_DESC descriptor = {.type = (CUexternalMemoryHandleType)types[i],
+                                                               .size = 4 * MIB};
+
+                ptr = allocate(4 * MIB);
+                GR_MUST(cuMemGetHandleForAddressRange(&descriptor.handle.fd, ptr, 4 * MIB,
+                                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+                GR_MUST(cuImportExternalMemory(&memory, &descriptor));
+                GR_CHECK_EQ(status().imported_bytes, 0);
+                GR_MUST(cuDestroyExternalMemory(memory));
+                GR_MUST(cuMemFree(ptr));
+                GR_CHECK_EQ(status().cached_bytes, 0); /* somebody may have it still */
+        }
 }
 
 /*
@@ -572,7 +585,7 @@ static void test_early(bool proactive)
         GR_CHECK_EQ(purges, 4);
 }
 
-static _Atomic bool hook_started, hook_ended;
+static _Atomic bool hook_started, hook_ended, late_hook_ended;
 
 static int purge_while_exiting(void *arg, int device, uint64_t want_bytes)
 {
@@ -580,9 +593,22 @@ static int purge_while_exiting(void *arg, int device, uint64_t want_bytes)
         (void)device;
         (void)want_bytes;
         atomic_store(&hook_started, true);
+        while (!atomic_load(&late_hook_ended))
+                gt_sleep_us(1000);
         gt_sleep_us(30000);
         GR_CHECK_EQ(cuMemFree(atomic_exchange(&held, 0)), CUDA_SUCCESS);
         atomic_store(&hook_ended, true);
+        return 0;
+}
+
+/* Nobody waits for it any more when the other one begins, and it is back before that one. */
+static int purge_too_late(void *arg, int device, uint64_t want_bytes)
+{
+        (void)arg, (void)device, (void)want_bytes;
+        while (!atomic_load(&hook_started))
+                gt_sleep_us(1000);
+        gt_sleep_us(30000);
+        atomic_store(&late_hook_ended, true);
         return 0;
 }
 
@@ -604,15 +630,18 @@ static void look_at_exit(void)
         _exit(1);
 }
 
-/* GPURECLAIM_HARD_LIMIT=256MiB. The program ends while a hook is at work, which calls the driver. */
+/* GPURECLAIM_HARD_LIMIT=256MiB. The program ends while two hooks are at work, one of which calls the driver. */
 static void test_exit(void)
 {
+        struct gpureclaim_reclaimable late = {
+                .struct_bytes = sizeof(late), .name = "late", .purge = purge_too_late, .limit_ms = 1};
         struct gpureclaim_reclaimable reclaimable = {
                 .struct_bytes = sizeof(reclaimable), .name = "test", .purge = purge_while_exiting};
         pthread_t thread;
 
         atexit(look_at_exit);
         gt_open(&gt);
+        GR_CHECK_EQ(enlist(&late, &id), 0);
         GR_CHECK_EQ(enlist(&reclaimable, &id), 0);
         atomic_store(&held, allocate(200 * MIB));
         pthread_create(&thread, NULL, need_more, NULL);
