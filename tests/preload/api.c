@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -209,6 +210,29 @@ static void test_busy(bool ends)
                 GR_CHECK_EQ(enlist(&endless, &id), 0);
         GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
         atomic_store(&hook_may_end, ends);
+}
+
+/* GPURECLAIM_HARD_LIMIT=256MiB. A hook for which no thread can be made does not run; it runs the next time. */
+static void test_no_worker(void)
+{
+        struct rlimit before, none;
+        CUdeviceptr ptr;
+        CUresult result;
+
+        gt_open(&gt);
+        enlist_purge();
+        atomic_store(&held, allocate(200 * MIB));
+        GR_CHECK_EQ(getrlimit(RLIMIT_AS, &before), 0);
+        none = before;
+        none.rlim_cur = 0;
+        GR_CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+        result = cuMemAlloc(&ptr, 200 * MIB);
+        GR_CHECK_EQ(setrlimit(RLIMIT_AS, &before), 0);
+        GR_CHECK_EQ(result, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_CHECK_EQ(purges, 0);
+        ptr = allocate(200 * MIB);
+        GR_CHECK_EQ(purges, 1);
+        GR_MUST(cuMemFree(ptr));
 }
 
 static int threads(void)
@@ -668,6 +692,8 @@ int main(int argc, char **argv)
                 test_busy(true);
         else if (strcmp(mode, "endless") == 0)
                 test_busy(false);
+        else if (strcmp(mode, "no-worker") == 0)
+                test_no_worker();
         else if (strcmp(mode, "refusal") == 0)
                 test_refusal();
         else if (strcmp(mode, "decay") == 0)

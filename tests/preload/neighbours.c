@@ -1087,11 +1087,28 @@ static void mode_default_dir(void)
         end(&two, 0);
 }
 
+/* A process without standard input is known as well: the file that says so gets its number. */
+static void identity_without_input(void)
+{
+        struct gr_identity self;
+        int input = dup(STDIN_FILENO);
+
+        close(STDIN_FILENO);
+        if (gr_system_identity(&self) != 0 || self.pid != (uint32_t)getpid() || self.start_ticks == 0)
+                fail("no identity without standard input", 0);
+        if (fcntl(STDIN_FILENO, F_GETFD) >= 0)
+                fail("a file is left open", STDIN_FILENO);
+        if (input >= 0)
+                dup2(input, STDIN_FILENO);
+        close(input);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
         struct worker worker = start(0);
 
+        identity_without_input();
         for (int i = 0; i < 5; i++)
                 if (ask(&worker, 'a', 100).result != 0)
                         fail("alone it cannot work", i);

@@ -9,6 +9,8 @@
 
 #include "check.h"
 
+enum { CUDA_NOT_INITIALIZED = 3 }; /* cudaErrorInitializationError */
+
 static void visit(const char *file)
 {
         void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL), *found;
@@ -31,6 +33,7 @@ int main(int argc, char **argv)
                                             "cuNoSuchFunction"};
         void *self = dlopen(NULL, RTLD_NOW), *driver, *found, *(*real_malloc)(size_t);
         const char *error;
+        int (*give_back)(void *);
         bool named;
 
         if (argc > 2 && strcmp(argv[1], "plugin") == 0) {
@@ -52,6 +55,9 @@ int main(int argc, char **argv)
         }
         *(void **)&real_malloc = dlsym(RTLD_NEXT, "malloc");
         printf("malloc: %d %d\n", real_malloc != NULL, dlsym(self, "malloc") == *(void **)&real_malloc);
+        *(void **)&give_back = dlvsym(RTLD_DEFAULT, "cudaFree", "libcudart.so.12");
+        dlerror();
+        printf("a runtime that frees: %d\n", give_back && give_back(&named) != CUDA_NOT_INITIALIZED);
         printf("the driver: %d, error %d\n", dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL, dlerror() != NULL);
         if (argc > 1 && strcmp(argv[1], "later") == 0) {
                 driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);

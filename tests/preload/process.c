@@ -772,6 +772,19 @@ static int two_cards(void)
         return 0;
 }
 
+/* What is freed again, or was never allocated, is refused. */
+static int freed_twice(void)
+{
+        CUdeviceptr ptr;
+
+        open_device();
+        ptr = block();
+        GR_MUST(cuMemFree(ptr));
+        printf("freed again: %d\n", (int)cuMemFree(ptr));
+        printf("no memory: %d\n", (int)cuMemFree(ptr + 1));
+        return 0;
+}
+
 static int end_at_once(void)
 {
         plain();
@@ -820,6 +833,7 @@ int main(int argc, char **argv)
                 {"plain", plain},
                 {"ordered", ordered},
                 {"two-cards", two_cards},
+                {"freed-twice", freed_twice},
                 {"fork", fork_with_cuda},
                 {"fork-raw", fork_raw},
                 {"fork-busy", fork_busy},

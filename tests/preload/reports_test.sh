@@ -115,6 +115,11 @@ run errno "GPURECLAIM_TRACE=$folder/pitch.csv" 2>"$folder/err"
 [ $status -eq 0 ] && [ "$(grep -c ',allocate,.*,102400,' "$folder/pitch.csv")" -eq 2 ] ||
         fail "memory with a pitch: status $status, $(cat "$folder/pitch.csv")"
 
+# What is refused is no free.
+run freed-twice "GPURECLAIM_TRACE=$folder/twice.csv" 2>"$folder/err"
+[ $status -eq 0 ] && [ "$(grep -c ',free,' "$folder/twice.csv")" -eq "$(grep -c ',allocate,' "$folder/twice.csv")" ] ||
+        fail "memory freed twice: status $status, $(cat "$folder/twice.csv")"
+
 # Where a trace is written, threads that are told to end find the library's calls no worse than the driver's.
 run cancel "GPURECLAIM_TRACE=$folder/cancel.csv" 2>"$folder/err"
 [ $status -eq 0 ] && grep -qx 'ended inside a call: 0' "$folder/out" || fail "a thread with a trace: status $status, $(cat "$folder/out")"
