@@ -210,6 +210,10 @@ static void test_busy(bool ends)
                 GR_CHECK_EQ(enlist(&endless, &id), 0);
         GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
         atomic_store(&hook_may_end, ends);
+        for (int i = 0; ends && i < 100; i++) { /* nor after it has come back */
+                GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
+                gt_sleep_us(1000);
+        }
 }
 
 /* GPURECLAIM_HARD_LIMIT=256MiB. A hook for which no thread can be made does not run; it runs the next time. */
@@ -310,6 +314,7 @@ static void test_questions(void)
         GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed));
         GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + 1));
         GR_CHECK_EQ(range, bytes);
+        GR_CHECK(cuPointerGetAttribute(&context, (CUpointer_attribute)4711, live) != CUDA_SUCCESS);
         GR_MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, live));
         GR_CHECK(context == gt.ctx);
         GR_CHECK_EQ(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)live), CUDA_ERROR_INVALID_VALUE);
