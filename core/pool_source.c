@@ -47,7 +47,7 @@ GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t byt
 {
         if (gr_fence_is_broken(context->fence))
                 return NULL;
-        if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_split(context))) {
+        if (gr_pool_kind_split_serves(context, bytes) || (may_be_larger && gr_pool_kind_is_split(context))) {
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
 
                 if (block)

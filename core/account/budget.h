@@ -86,7 +86,7 @@ struct gr_device {
         const struct gr_group *_Atomic group;
 
         /*
-         * How often a thread began to give memory back to the driver, how often it ended (gr_budget_releases_begin, end), and
+         * How often a thread began to give memory back to the driver (gr_budget_releases_begin), how often it ended, and
          * how often memory had gone back by then. In between, memory is in no cache, but still charged.
          */
         _Atomic uint64_t releases_begun, releases_ended, returns_done;
@@ -145,7 +145,7 @@ int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_byt
 void gr_budget_releases_begin(struct gr_device *device);
 void gr_budget_releases_end(struct gr_device *device, uint64_t bytes);
 
-/* A number that changes exactly when another thread has given memory back (gr_budget_releases_end with bytes above 0). */
+/* A number that changes when another thread has given memory back (gr_budget_releases_end with bytes above 0). */
 uint64_t gr_budget_releases_of_others(struct gr_device *device);
 
 /* Whether a thread is giving back at this moment. */
@@ -193,9 +193,9 @@ struct gr_pooled {
 };
 
 /*
- * Corrects the charge of a pool of the driver, of *pooled and ahead_bytes so far, to reserved_bytes, of which idle_bytes
- * are idle. ahead_bytes were charged in advance of a call. False where the charge grows above the limit; it is charged
- * all the same.
+ * The driver says what its pool has reserved now, and how much of that is idle: corrects the charge, which was *pooled
+ * and ahead_bytes, charged in advance of a call, and stores the new figures there. False where the charge passes the
+ * limit; it is charged all the same.
  */
 bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
                       uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);

@@ -56,25 +56,25 @@ struct gr_sharded {
         } __attribute__((aligned(GR_LINE_BYTES))) shards[GR_SHARDS];
 };
 
-static inline void gr_sharded_add(struct gr_sharded *counter, uint64_t n)
+static inline void gr_sharded_add(struct gr_sharded *sharded, uint64_t n)
 {
-        atomic_fetch_add_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
+        atomic_fetch_add_explicit(&sharded->shards[gr_shard()].part, n, memory_order_relaxed);
 }
 
-static inline void gr_sharded_sub(struct gr_sharded *counter, uint64_t n)
+static inline void gr_sharded_sub(struct gr_sharded *sharded, uint64_t n)
 {
-        atomic_fetch_sub_explicit(&counter->shards[gr_shard()].part, n, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&sharded->shards[gr_shard()].part, n, memory_order_relaxed);
 }
 
 /* The parts are read one after the other: while other threads change them, the sum may be too high or too low. */
-static inline uint64_t gr_sharded_sum(const struct gr_sharded *counter)
+static inline uint64_t gr_sharded_sum(const struct gr_sharded *sharded)
 {
         unsigned threads = atomic_load_explicit(&gr_shard_threads, memory_order_relaxed);
         uint64_t sum = 0;
 
         for (unsigned i = 0; i < GR_SHARDS && i < threads;
              i++) /* the rest is zero: reading it would cost cache lines */
-                sum += atomic_load_explicit(&counter->shards[i].part, memory_order_relaxed);
+                sum += atomic_load_explicit(&sharded->shards[i].part, memory_order_relaxed);
         return sum;
 }
 

@@ -25,7 +25,7 @@ static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr
 }
 
 /* Whether new requests are served by split. */
-static inline bool gr_pool_kind_split(struct gr_context *context)
+static inline bool gr_pool_kind_is_split(struct gr_context *context)
 {
         return __builtin_expect(atomic_load_explicit(&context->split_active, memory_order_relaxed), 0);
 }
@@ -36,7 +36,7 @@ static inline bool gr_pool_kind_split(struct gr_context *context)
  */
 static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_pool_kind_split(context) &&
+        return gr_pool_kind_is_split(context) &&
                (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context->fence));
 }
 

@@ -50,7 +50,7 @@ static unsigned threads_of(struct gr_context *context)
 
 static uint32_t class_blocks(struct gr_context *context)
 {
-        return gr_pool_kind_split(context) && threads_of(context) < MANY_THREADS ? SPLIT_BLOCKS : CLASS_BLOCKS;
+        return gr_pool_kind_is_split(context) && threads_of(context) < MANY_THREADS ? SPLIT_BLOCKS : CLASS_BLOCKS;
 }
 
 /* The two bounds at the top of this file. */

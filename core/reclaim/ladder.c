@@ -234,7 +234,7 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        struct gr_level_counters *stats = &core->counters.levels[level];
+        struct gr_level_counters *counters = &core->counters.levels[level];
         struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
@@ -280,9 +280,9 @@ static uint64_t reclaim_by(struct gr_context *context, enum gr_level level, uint
         default: /* part of the climb itself */
                 return 0;
         }
-        atomic_fetch_add(&stats->tries, 1);
-        atomic_fetch_add(&stats->bytes, reclaim.back_bytes);
-        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        atomic_fetch_add(&counters->tries, 1);
+        atomic_fetch_add(&counters->bytes, reclaim.back_bytes);
+        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
         *ret_overtaken = reclaim.overtaken;
         return reclaim.back_bytes;
 }
@@ -352,7 +352,7 @@ static bool out_of_memory(int rc)
 static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_counters *stats = &core->counters.levels[level];
+        struct gr_level_counters *counters = &core->counters.levels[level];
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
@@ -371,12 +371,12 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         block = gr_pool_take(climb->context, climb->bytes, true);
         climb->tries[level]++;
         climb->ns[level] += core->driver->now_ns() - begin_ns;
-        atomic_fetch_add(&stats->tries, 1);
-        atomic_fetch_add(&stats->ns, climb->ns[level]);
+        atomic_fetch_add(&counters->tries, 1);
+        atomic_fetch_add(&counters->ns, climb->ns[level]);
         if (!block)
                 return climb->error;
         climb->given_bytes[level] += block->capacity_bytes;
-        atomic_fetch_add(&stats->bytes, block->capacity_bytes);
+        atomic_fetch_add(&counters->bytes, block->capacity_bytes);
         *ret_block = block;
         return 0;
 }
@@ -389,7 +389,7 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 {
         struct gr_context *context = climb->context;
 
-        if (climb->allocate || climb->attempt || !gr_pool_kind_split(context) || gr_fence_is_broken(context->fence))
+        if (climb->allocate || climb->attempt || !gr_pool_kind_is_split(context) || gr_fence_is_broken(context->fence))
                 return climb->error;
         *ret_block = gr_split_take_any(context, climb->bytes, opens);
         return *ret_block ? 0 : climb->error;
@@ -523,7 +523,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = climb->context->core;
         const struct gr_driver *driver = core->driver;
         struct gr_device *device = climb->context->device;
-        struct gr_level_counters *stats = &core->counters.levels[GR_LEVEL_WAIT];
+        struct gr_level_counters *counters = &core->counters.levels[GR_LEVEL_WAIT];
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
         char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
@@ -536,7 +536,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
                (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
         climb->tries[GR_LEVEL_WAIT]++;
-        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&counters->tries, 1);
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, (int64_t)climb->bytes);
         seen = freed_so_far(device, core);
@@ -569,10 +569,10 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
         climb->ns[GR_LEVEL_WAIT] = now_ns - begin_ns;
-        atomic_fetch_add(&stats->ns, now_ns - begin_ns);
+        atomic_fetch_add(&counters->ns, now_ns - begin_ns);
         if (rc == 0) {
                 climb->given_bytes[GR_LEVEL_WAIT] = climb->bytes;
-                atomic_fetch_add(&stats->bytes, climb->bytes);
+                atomic_fetch_add(&counters->bytes, climb->bytes);
         }
         gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
                gr_size_format(climb->bytes, most, sizeof(most)), (double)(now_ns - begin_ns) / 1e9);
@@ -583,17 +583,17 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
 static int from_host(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_counters *stats = &core->counters.levels[GR_LEVEL_SPILL];
+        struct gr_level_counters *counters = &core->counters.levels[GR_LEVEL_SPILL];
         uint64_t begin_ns = core->driver->now_ns();
 
         if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
                 return climb->error;
         climb->tries[GR_LEVEL_SPILL]++;
-        atomic_fetch_add(&stats->tries, 1);
+        atomic_fetch_add(&counters->tries, 1);
         if (gr_spill_alloc(climb->context, climb->bytes, ret_block))
                 return climb->error;
-        atomic_fetch_add(&stats->bytes, climb->bytes);
-        atomic_fetch_add(&stats->ns, core->driver->now_ns() - begin_ns);
+        atomic_fetch_add(&counters->bytes, climb->bytes);
+        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
         return 0;
 }
 

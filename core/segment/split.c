@@ -516,7 +516,7 @@ void gr_split_consider(struct gr_context *context, size_t bytes)
         uint64_t cached = gr_budget_cached(context->device),
                  surplus = atomic_load(&context->device->preallocated_bytes);
 
-        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + surplus || gr_pool_kind_split(context) ||
+        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + surplus || gr_pool_kind_is_split(context) ||
             atomic_load(&context->core->split_barred))
                 return;
         if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {

@@ -8,8 +8,8 @@
 void gr_stream_graph_node(CUgraphNodeType type);
 
 /*
- * Called before and after the launch of a graph, which may have such a node. told: what gr_stream_graph_begins returned.
- * Returns result, which is that of the launch.
+ * Called before and after the launch of a graph, which may have such a node. told is what gr_stream_graph_begins
+ * returned; result is the launch's, and is returned.
  */
 bool gr_stream_graph_begins(void);
 CUresult gr_stream_graph_began(bool told, CUresult result);

@@ -21,14 +21,14 @@ static void test_auto(void)
         uint64_t ptr;
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        for (unsigned i = 1; i < 60 && !gr_pool_kind_split(context); i++) {
+        for (unsigned i = 1; i < 60 && !gr_pool_kind_is_split(context); i++) {
                 ptr = gpu_take(i * 3 * MIB);
                 gpu_give(ptr, i * 3 * MIB);
         }
-        GR_CHECK(gr_pool_kind_split(context));
+        GR_CHECK(gr_pool_kind_is_split(context));
         GR_CHECK(gpu_take(50 * MIB) != 0);
         gr_split_bar(&core);
-        GR_CHECK(!gr_pool_kind_split(context));
+        GR_CHECK(!gr_pool_kind_is_split(context));
         gpu_end();
 
         gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
@@ -36,7 +36,7 @@ static void test_auto(void)
                 ptr = gpu_take(i % 4 * 8 * MIB + 2 * MIB);
                 gpu_give(ptr, i % 4 * 8 * MIB + 2 * MIB);
         }
-        GR_CHECK(!gr_pool_kind_split(context));
+        GR_CHECK(!gr_pool_kind_is_split(context));
         gpu_end();
 }
 
@@ -51,7 +51,7 @@ static void test_waste(uint64_t idle_bytes, bool moves)
         gpu_give(idle, idle_bytes);
         for (unsigned i = 0; i < 12; i++)
                 more[i] = gpu_take(10 * MIB);
-        GR_CHECK_EQ(gr_pool_kind_split(context), moves);
+        GR_CHECK_EQ(gr_pool_kind_is_split(context), moves);
         for (unsigned i = 0; i < 12; i++)
                 gpu_give(more[i], 10 * MIB);
         gpu_give(live, 800 * MIB);
@@ -549,7 +549,7 @@ static void test_moved_threshold(void)
                 gpu_give(bins[i], 50 * MIB);
         GR_CHECK(!gr_pool_wants_wake(context));
         gr_split_consider(context, 100 * MIB);
-        GR_CHECK(gr_pool_kind_split(context));
+        GR_CHECK(gr_pool_kind_is_split(context));
         for (int i = 0; i < 4; i++)
                 blocks[i] = gpu_take(60 * MIB);
         gpu_wakes = 0;

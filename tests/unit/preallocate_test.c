@@ -417,7 +417,7 @@ static void test_auto(void)
                 pairs(MIB / shares, 20000);
         GR_CHECK(atomic_load(&device->preallocated_bytes) >= 100 * MIB);
         GR_CHECK(gr_budget_cached(device) >= 100 * MIB);
-        GR_CHECK(!gr_pool_kind_split(context));
+        GR_CHECK(!gr_pool_kind_is_split(context));
         finish();
 }
 

@@ -866,9 +866,9 @@ static void test_barred(void)
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gr_split_bar(&core);
-        GR_CHECK(!gr_pool_kind_split(context));
+        GR_CHECK(!gr_pool_kind_is_split(context));
         later = gr_context_add(&core, sg_context_new(1), 1);
-        GR_CHECK(!gr_pool_kind_split(later));
+        GR_CHECK(!gr_pool_kind_is_split(later));
         GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK(!info.split);
