@@ -400,7 +400,7 @@ static int driver_context_drain(void *context)
 {
         CUstreamCaptureMode mode;
         CUresult result;
-        void *page = NULL;
+        void *page;
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);

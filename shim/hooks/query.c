@@ -52,7 +52,7 @@ static bool is_live(CUdeviceptr ptr, CUdeviceptr base, const struct gr_block_inf
 static void mark_exported(CUdeviceptr ptr)
 {
         struct gr_block_info info;
-        CUdeviceptr base = 0;
+        CUdeviceptr base;
 
         gr_memory_shared();
         if (gr_block_at(ptr, &base, &info) == 0)

@@ -561,6 +561,26 @@ static void test_moved_threshold(void)
         gpu_end();
 }
 
+/* Of blocks of other sizes in its list a search passes so many, and no more: other threads wait for its lock. */
+static void test_passed(void)
+{
+        static struct gr_fastbins fastbins;
+        static struct gr_block blocks[GR_FASTBIN_LOOK + 1];
+        struct gr_fastbin_list *list = gr_fastbin_list_of(&fastbins, 2 * MIB);
+        size_t bytes = 2 * MIB;
+
+        for (int i = 0; i <= GR_FASTBIN_LOOK; i++, bytes += 512) {
+                while (gr_fastbin_list_of(&fastbins, bytes) != list)
+                        bytes += 512;
+                blocks[i].capacity_bytes = bytes;
+                blocks[i].next = i < GR_FASTBIN_LOOK ? &blocks[i + 1] : NULL;
+        }
+        list->first = &blocks[0];
+        for (int i = 0; i < GR_FASTBIN_LOOK; i++)
+                GR_CHECK(gr_fastbin_find(&fastbins, blocks[i].capacity_bytes) == &blocks[i]);
+        GR_CHECK(!gr_fastbin_find(&fastbins, blocks[GR_FASTBIN_LOOK].capacity_bytes));
+}
+
 int main(int argc, char **argv)
 {
         const bool mapped = argc == 2 && !strcmp(argv[1], "mapped");
@@ -571,6 +591,7 @@ int main(int argc, char **argv)
         test_waste(90 * MIB, false);
         test_quick();
         test_quick_list_shared();
+        test_passed();
         test_quick_threads();
         test_least();
         test_handouts();

@@ -217,8 +217,8 @@ static void test_write(void)
 }
 
 /*
- * Standard error has no reader, or is a file that may not grow: the line is lost, the program lives, and no signal stays
- * pending but one that the program had.
+ * Standard error has no reader, or is a file that may not grow: the line is lost, the program lives, and of the two
+ * signals only the one that the program had pending stays so.
  */
 static void test_refused_writes(bool is_file)
 {
