@@ -8,7 +8,7 @@
  *
  * All may be called from any thread at any time, before the first CUDA call and from inside a reclaimable, too. Sizes
  * are bytes, devices are CUDA's ordinals in this process. Functions that can fail return 0 (or what they say) or a
- * negative errno, and leave ret_ outputs untouched then.
+ * negative errno, and leave ret_ outputs untouched then. None changes errno. docs/api.md has an example.
  */
 #ifndef GPURECLAIM_H
 #define GPURECLAIM_H
@@ -40,7 +40,10 @@ struct gpureclaim_reclaimable {
         uint32_t limit_ms; /* 0: 1000 */
 };
 
-/* 0, with *ret_id above 0. -EINVAL; -ENOSPC: 32 are registered already. */
+/*
+ * Copies *reclaimable. Returns 0, with *ret_id above 0. -EINVAL: a pointer is missing, both hooks are, or struct_bytes is
+ * too small; -ENOSPC: 32 are registered already.
+ */
 int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id);
 
 /*
@@ -50,9 +53,16 @@ int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64
 int gpureclaim_unregister(uint64_t id);
 
 /*
- * Gets memory of device back for others, up to want_bytes (0: as much as there is), by ever stronger means up to level:
- * "purge", "trim", "driver", "sync" or "drop". Returns the bytes that the system got back. -EINVAL: no such level;
- * -ENODEV: this process has no memory there.
+ * Returns memory of device to the driver for others, up to want_bytes (0: as much as there is). Each level includes
+ * those before it:
+ *
+ *   "purge"   reclaimables give up what is idle, into the cache
+ *   "trim"    cached blocks whose last work has finished are returned
+ *   "driver"  idle memory of the driver's own pools and graphs is returned
+ *   "sync"    waits for the GPU, and returns all cached blocks
+ *   "drop"    reclaimables drop state that can be built again
+ *
+ * Returns the bytes that the driver got back. -EINVAL: no such level; -ENODEV: this process has no memory there.
  */
 int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes);
 
@@ -75,7 +85,7 @@ struct gpureclaim_status {
 /* -EINVAL: no such device, or struct_bytes is too small; -ENODEV: this process has not used it. */
 int gpureclaim_status(int device, struct gpureclaim_status *ret_status);
 
-/* Owned by the library. */
+/* Such as "0.1.0"; owned by the library. */
 const char *gpureclaim_version(void);
 
 typedef __typeof__(gpureclaim_register) gpureclaim_register_function;
