@@ -1,10 +1,12 @@
 #!/bin/bash
-# The options in the documents against the one list. Usage: documents_test.sh GPURECLAIM README.md options.md
+# What the documents say of the sources. Usage: documents_test.sh GPURECLAIM SOURCE_FOLDER
 #
-# README.md shows some rows of the table, options.md all, and below it a section for each.
+# The options against the one list: README.md shows some rows of the table, docs/options.md all, and below it a section
+# for each. And each file that is named is there.
 set -u
 failed=0
 rows=$("$1" options --markdown)
+cd "$2" || exit 1
 table=$(awk -F ' [|] ' '{print $1 " | " $4 " | " $5}' <<<"$rows")
 
 inside() {
@@ -18,11 +20,21 @@ same() {
         failed=1
 }
 
-same "$2" "$(inside "$2")" "$(grep -Fxf <(inside "$2") <<<"$table")"
-same "$3" "$(inside "$3")" "$table"
+same README.md "$(inside README.md)" "$(grep -Fxf <(inside README.md) <<<"$table")"
+same docs/options.md "$(inside docs/options.md)" "$table"
 # The head of a section: a line for the variable, and one for flag, values and default.
-same "$3" "$(grep -A 2 '^### ' "$3" | grep -v '^-*$')" "$(awk -F ' [|] ' 'NR > 2 {
+same docs/options.md "$(grep -A 2 '^### ' docs/options.md | grep -v '^-*$')" "$(awk -F ' [|] ' 'NR > 2 {
         print "### " substr($1, 3)
         print ($2 == "" ? "V" : "Flag " $2 "; v") "alues: " $3 "; default: " $4
 }' <<<"$rows")"
+
+# shellcheck disable=SC2016
+names=$(grep -ohE '`(\.ci|core|shim|tests|tools|scripts|docs)/[^` ]*' ./*.md docs/*.md | tr -d '`' | sort -u)
+[ -n "$names" ] || failed=1
+for name in $names; do
+        [ -e "$name" ] && continue
+        grep -F "\`$name" ./*.md docs/*.md
+        echo "There is no $name."
+        failed=1
+done
 exit $failed
