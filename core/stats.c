@@ -14,7 +14,8 @@
 #include "base/lock.h"
 #include "base/size.h"
 #include "cache/arena.h"
-#include "context.h"
+#include "context/context.h"
+#include "reclaim/rung.h"
 #include "segment/split.h"
 
 struct out {
@@ -115,7 +116,7 @@ static void put_counters(struct out *out, struct gr_core *core)
                 struct gr_level_counters *level = &core->counters.levels[i];
 
                 if (atomic_load(&level->tries) > 0)
-                        put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_level_words[i],
+                        put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_rung_words[i],
                             atomic_load(&level->tries), gr_size_format(atomic_load(&level->bytes), size, sizeof(size)),
                             (double)atomic_load(&level->ns) / 1e6);
         }
@@ -191,7 +192,7 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
         for (int i = 0; i < GR_LEVEL_COUNT; i++) {
                 struct gr_level_counters *level = &core->counters.levels[i];
 
-                gr_json_object(&json, gr_level_words[i]);
+                gr_json_object(&json, gr_rung_words[i]);
                 gr_json_count(&json, "tries", atomic_load(&level->tries));
                 gr_json_count(&json, "bytes", atomic_load(&level->bytes));
                 gr_json_count(&json, "ns", atomic_load(&level->ns));

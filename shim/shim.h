@@ -1,18 +1,19 @@
 /*
- * The shim stands between a program and the CUDA driver. Its folders:
+ * The shim stands between a program and the CUDA driver. Its folders, from the bottom up:
  *
- *   driver/   the driver's own functions (real.c), core/'s table of them (operations.c), driver overhead (overhead.c),
- *             NVML (nvml.c)
- *   process/  options (environment.c), workers and other threads (workers.c), the trace (trace.c), other processes on
- *             the card (neighbour.c, platform.c), the public functions (api.c), and what sets all of it up: the
- *             background thread, fork and exit (process.c)
- *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, device.c, stream.c (with captures.c),
- *             submit.c, sync.c; runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c,
- *             managed.c, array.c, graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of
- *             device memory does not serve; nvml_views.c for NVML's answers
- *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S, hooks.def)
+ *   system/   options (environment.c), workers and other threads (workers.c), other processes (platform.c)
+ *   driver/   the driver's own functions (real.c, from the list hooks.def), core/'s table of them (operations.c), NVML
+ *             (nvml.c)
+ *   device/   the limits of a device (device.c), the other processes on it (neighbour.c), driver overhead (overhead.c)
+ *   hooks/    turns calls into requests to core/: memory.c, query.c, context.c, stream.c (with captures.c), submit.c,
+ *             sync.c; runtime.c for functions of the shared runtime; stream_ordered.c, vmm.c, ipc.c, managed.c, array.c,
+ *             graph.c, graph_memory.c, module.c and pinned_host.c for memory that the pool of device memory does not
+ *             serve; nvml_views.c for NVML's answers; trace.c writes down what they allocate and free
+ *   process/  the public functions (api.c), and what sets all of it up: the background thread, fork and exit
+ *             (process.c)
+ *   lookup/   answers the program's look-ups of driver functions with hooks (lookup.c, dlsym.S)
  *
- * The order in meson.build says who may call whom.
+ * The order in meson.build says which file may call which.
  *
  * Every hook keeps errno, and returns what the driver would have returned. Before gr_shim_ready returns true, and after
  * fork, hooks only call the real function.
@@ -27,9 +28,9 @@
 #define __CUDA_API_VERSION_INTERNAL /* every version of each function under its exported name */
 #include <cuda.h>
 
+#include "alloc/pool.h"
 #include "base/keep_errno.h"
 #include "core.h"
-#include "pool.h"
 
 #if CUDA_VERSION < 13000 /* newer than the oldest toolkit that can build this */
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx);

@@ -10,7 +10,7 @@
 #include "command.h"
 #include "driver/dlsym.h"
 #include "driver/nvml.h"
-#include "process/platform.h"
+#include "system/platform.h"
 
 #define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
 #define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that shows them */

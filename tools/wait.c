@@ -8,7 +8,7 @@
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
-#include "process/platform.h"
+#include "system/platform.h"
 
 #define PAUSE_US 200000
 

@@ -1,7 +1,7 @@
 #include "account/pressure.h"
 
 #include "account/budget.h"
-#include "context.h"
+#include "context/context.h"
 
 double gr_pressure_of(struct gr_hold hold, uint64_t less_bytes)
 {

@@ -1,4 +1,4 @@
-/* The rungs of the reclamation ladder, weakest first. What each does: ladder.h. */
+/* The rungs of the reclamation ladder, weakest first. What each does: alloc/ladder.h. */
 #ifndef GR_LADDER_LEVELS_H
 #define GR_LADDER_LEVELS_H
 
@@ -21,7 +21,5 @@ enum gr_level {
 #undef GR_LEVEL_ENUMERATOR
                 GR_LEVEL_COUNT
 };
-
-extern const char *const gr_level_words[GR_LEVEL_COUNT];
 
 #endif

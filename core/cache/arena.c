@@ -13,12 +13,11 @@
 #include "base/metadata.h"
 #include "base/shard.h"
 #include "base/size_class.h"
+#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
-#include "segment/fastbin.h"
-#include "segment/split_state.h"
 
 #define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 
@@ -268,7 +267,8 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
             gr_is_small(block->capacity_bytes))
                 return 0;
         gr_arena_lock(arena);
-        if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED && !atomic_load(&context->split->stuck))
+        if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
+            !atomic_load(&context->fastbins->closed))
                 ptr = hand_out(arena, block, ++context->fastbins->generation, bytes);
         gr_arena_unlock(arena);
         remember_arena(gr_arena_own(context));

@@ -1,7 +1,7 @@
 /*
  * An arena: the bins of one shard of a context. A thread puts the blocks that it frees into the bins of its own shard.
  * It looks for blocks there first, then in the other arenas. The first arena of a context also guards the fastbins of
- * pool kind auto (segment/fastbin.h); the blocks in them are ranges, which their segments count as in use.
+ * pool kind auto (cache/fastbin.h); the blocks in them are ranges, which their segments count as in use.
  *
  * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
  * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
@@ -32,7 +32,7 @@
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 
 #define GR_RECENT_LOG2 10
 

@@ -11,7 +11,7 @@
 #include "cache/arena.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */

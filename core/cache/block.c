@@ -10,7 +10,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 /* Quiesces the arenas of context instead of those of *quiesced, each of which may be NULL. */

@@ -11,7 +11,7 @@
 
 #include "cache/arena.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 
 /*
  * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim, after the arenas no longer are the

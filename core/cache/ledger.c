@@ -9,7 +9,7 @@
 #include "base/lock.h"
 #include "base/metadata.h"
 #include "base/size_class.h"
-#include "context.h"
+#include "context/context.h"
 
 #define SHARD_BITS   6 /* the top bits of the hash are the shard; those below are the slot in it */
 #define ROOM_LEAST   16

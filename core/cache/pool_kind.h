@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/size_class.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 /* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */

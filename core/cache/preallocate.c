@@ -11,7 +11,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/pool_kind.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 /*

@@ -12,8 +12,8 @@
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/log.h"
-#include "context.h"
-#include "fence/capture_gate.h"
+#include "context/capture_gate.h"
+#include "context/context.h"
 
 /*
  * With this part of live memory no recorded trace takes more memory; 32 MiB for each epoch took twice as many epochs.

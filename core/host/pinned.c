@@ -13,7 +13,7 @@
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 #define SLACK_PART 8                     /* above 1 MiB a block may be larger than the request by 1/8 of its size */

@@ -12,7 +12,7 @@
 #include "base/lock.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 
 #define WAIT_NS UINT64_C(1000000000) /* longest wait for freed blocks to be returned */

@@ -6,10 +6,9 @@
 #include "base/arith.h"
 #include "base/counters.h"
 #include "base/size_class.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
-#include "pool_source.h"
 #include "reclaim/trim.h"
 
 #define PACE_NS UINT64_C(1000000) /* between two batches, so that other threads get to call the driver */
@@ -140,7 +139,7 @@ static bool decay_one(struct gr_context *context, void *arg)
 
         if (gr_fence_is_broken(context->fence))
                 return true;
-        if (gr_pool_empty(context)) {
+        if (gr_trim_has_none(context)) {
                 decay->stepped_ns = 0;
                 decay->due_bytes = 0;
                 atomic_store_explicit(&decay->idle_bytes, 0, memory_order_relaxed);

@@ -3,11 +3,11 @@
 #include "account/budget.h"
 #include "account/pressure.h"
 #include "base/counters.h"
-#include "context.h"
-#include "fence/capture_gate.h"
+#include "context/capture_gate.h"
+#include "context/context.h"
 #include "reclaim/decay.h"
-#include "reclaim/ladder.h"
 #include "reclaim/reclaimable.h"
+#include "reclaim/rung.h"
 
 #define PRESSURE_HIGH    0.90
 #define PRESSURE_HIGHER  0.95
@@ -62,7 +62,7 @@ static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t li
 
                 gr_core_each_context(context->core, device->ordinal, add_idle, &idle);
                 if (idle.bytes > 0)
-                        freed += gr_reclaim(context, GR_LEVEL_TRIM, idle.bytes < over ? idle.bytes : over);
+                        freed += gr_rung_run(context, GR_LEVEL_TRIM, idle.bytes < over ? idle.bytes : over);
         }
         return freed;
 }

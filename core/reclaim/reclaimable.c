@@ -8,7 +8,7 @@
 #include "base/driver.h"
 #include "base/lock.h"
 #include "base/log.h"
-#include "context.h"
+#include "context/context.h"
 
 #define PAUSE_FIRST_NS UINT64_C(20000)
 #define PAUSE_MOST_NS  UINT64_C(1000000)

@@ -7,7 +7,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "host/spill.h"
 #include "segment/split_state.h"
@@ -42,6 +42,14 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
 {
         return class < GR_CLASS_COUNT ? gr_bins_unneeded(context, class) : gr_split_unneeded(context);
+}
+
+bool gr_trim_has_none(struct gr_context *context)
+{
+        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+                if (!gr_arenas_class_empty(context, class))
+                        return false;
+        return gr_split_empty(context);
 }
 
 static bool maintain_one(struct gr_context *context, void *arg)

@@ -34,4 +34,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 /* The footprint of the low water of the class: what no request needed since the last call. Starts it anew. */
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class);
 
+/* Whether the context has no cached block, so that there is nothing to return. */
+bool gr_trim_has_none(struct gr_context *context);
+
 #endif

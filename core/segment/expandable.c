@@ -15,7 +15,7 @@
 #include "base/metadata.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "segment/extent.h"
 #include "segment/range.h"

@@ -11,7 +11,7 @@
 #include "base/lock.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
 #include "segment/expandable.h"

@@ -10,7 +10,7 @@
 #include "base/counters.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "segment/range.h"
 #include "segment/split_state.h"
 

@@ -12,7 +12,7 @@
 #include "base/lock.h"
 #include "base/size_class.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "segment/split_state.h"
 

@@ -15,11 +15,11 @@
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
 #include "cache/block.h"
+#include "cache/fastbin.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "segment/extent.h"
-#include "segment/fastbin.h"
 #include "segment/range.h"
 #include "segment/split_state.h"
 

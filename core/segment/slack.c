@@ -11,7 +11,7 @@
 #include "base/size_class.h"
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "segment/split_state.h"
 #include "segment/split_trim.h"

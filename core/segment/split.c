@@ -16,15 +16,15 @@
 #include "base/metadata.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
+#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
-#include "context.h"
+#include "context/context.h"
 #include "fence/fence.h"
 #include "host/pinned.h"
 #include "segment/expandable.h"
 #include "segment/expandable_grow.h"
 #include "segment/extent.h"
-#include "segment/fastbin.h"
 #include "segment/range.h"
 #include "segment/segments.h"
 #include "segment/slack.h"
@@ -123,7 +123,7 @@ void gr_split_drop(struct gr_context *context)
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
         split->queue = NULL;
-        split->stuck = false;
+        atomic_store(&context->fastbins->closed, false);
         assert(split->free_count == 0); /* each of them was a range of a segment */
         split->surplus_bytes = split->surplus_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
@@ -147,7 +147,7 @@ static size_t range_bytes(size_t bytes)
 /* Whether ranges freed ahead of their fence go into fastbins, which takes more memory and less time. */
 static bool fits_fastbin(struct gr_context *context)
 {
-        return context->core->config.pool == GR_POOL_AUTO && !context->split->stuck;
+        return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins->closed);
 }
 
 /* Which segments may serve a request. For segments that are not expandable. */
@@ -401,7 +401,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
-                split->stuck = true;
+                atomic_store(&context->fastbins->closed, true);
                 gr_segments_merge_fastbins(context);
         }
         if (ends_fastbins)

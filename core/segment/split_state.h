@@ -18,8 +18,6 @@ struct gr_block;
 struct gr_range;
 struct gr_segment;
 
-#define GR_SPLIT_UNIT_BYTES ((size_t)512) /* sizes and addresses of ranges are multiples of it */
-
 /*
  * Free lists: free ranges by size, sixteen lists per doubling. Each is sorted by size and address as far as a short
  * search finds the place.
@@ -48,8 +46,6 @@ struct gr_split {
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
-        _Atomic bool stuck; /* a range was stuck: from then on ranges are merged as they are freed, and none goes into
-                                   a fastbin; also read without the lock */
         struct gr_range *kept;  /* unused structures, linked by `after`: a new range needs no other lock for its own */
         struct gr_block *queue; /* waiting ranges, oldest first */
         uint64_t hits, frees;   /* requests served without the driver; ranges freed */

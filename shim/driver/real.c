@@ -10,8 +10,8 @@
 
 #include "base/log.h"
 #include "driver/dlsym.h"
-#include "process/environment.h"
-#include "process/platform.h"
+#include "system/environment.h"
+#include "system/platform.h"
 
 #define DRIVER_LIBRARY "libcuda.so.1"
 
@@ -49,7 +49,7 @@ static const struct symbol {
 #define GR_HOOK_NEEDED(symbol) {#symbol, offsetof(struct gr_real, symbol), true},
 #define GR_CALL(symbol)        {#symbol, offsetof(struct gr_real, symbol), false},
 #define GR_NEED(symbol)        {#symbol, offsetof(struct gr_real, symbol), true},
-#include "lookup/hooks.def"
+#include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED

@@ -13,7 +13,7 @@ struct gr_real {
 #define GR_HOOK(symbol) __typeof__(symbol) *symbol;
 #define GR_CALL(symbol) __typeof__(symbol) *symbol;
 #define GR_NEED(symbol) __typeof__(symbol) *symbol;
-#include "lookup/hooks.def"
+#include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED

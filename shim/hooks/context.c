@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device.h"
+#include "device/overhead.h"
 #include "driver/operations.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
-#include "hooks/device.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */

@@ -19,12 +19,12 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "device/device.h"
+#include "device/overhead.h"
 #include "driver/operations.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 #include "hooks/graph_memory.h"
 #include "hooks/stream.h"
 #include "hooks/submit.h"

@@ -23,9 +23,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 
 void gr_memory_shared(void)
 {

@@ -12,7 +12,7 @@
 #include "hooks/context.h"
 #include "hooks/managed.h"
 #include "hooks/stream_ordered.h"
-#include "process/trace.h"
+#include "hooks/trace.h"
 
 #define PITCHES_MAX 4096 /* widths remembered; a program with more of them pays the driver for the rest */
 

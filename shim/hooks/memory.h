@@ -3,7 +3,7 @@
 #define GR_HOOKS_MEMORY_H
 
 #include "driver/real.h"
-#include "process/trace.h"
+#include "hooks/trace.h"
 
 /*
  * gr_memory_alloc gives the program a block of the pool, gr_memory_free takes one back; the trace is told. 0 or -errno;

@@ -7,10 +7,10 @@
  */
 #include <errno.h>
 
-#include "driver/overhead.h"
+#include "alloc/ladder.h"
+#include "device/overhead.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "reclaim/ladder.h"
 
 static int within_limit(void *arg)
 {

@@ -16,14 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device.h"
+#include "device/neighbour.h"
+#include "device/overhead.h"
 #include "driver/dlsym.h"
 #include "driver/nvml.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
-#include "hooks/device.h"
 #include "hooks/stream_ordered.h"
-#include "process/environment.h"
-#include "process/neighbour.h"
+#include "system/environment.h"
 
 #define FUNCTION_NOT_FOUND 13 /* NVML_ERROR_FUNCTION_NOT_FOUND */
 #define UUID_TEXT          96
@@ -58,7 +58,7 @@ static const struct {
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
 #define GR_NVML(symbol) {#symbol, (void *)symbol, (void **)&real.symbol},
-#include "lookup/hooks.def"
+#include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED

@@ -8,14 +8,14 @@
 #include <errno.h>
 
 #include "base/log.h"
+#include "device/device.h"
+#include "device/overhead.h"
 #include "driver/operations.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 #include "hooks/ipc.h"
 #include "hooks/stream_ordered.h"
-#include "process/environment.h"
+#include "system/environment.h"
 
 #define INFO_TRIES    500 /* after so many a figure that may be too high is accepted */
 #define INFO_PAUSE_NS UINT64_C(50000)

@@ -251,4 +251,4 @@ static uintptr_t watch(const char *name, const char *library, const uintptr_t wo
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
 #define GR_CUPTI(symbol) GR_WATCH(symbol, 12) GR_WATCH(symbol, 13)
-#include "lookup/hooks.def"
+#include "driver/hooks.def"

@@ -13,13 +13,13 @@
 #include <utlist.h>
 
 #include "base/hash.h"
+#include "device/device.h"
+#include "device/neighbour.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 #include "hooks/graph_memory.h"
-#include "process/neighbour.h"
 
 struct pool {
         UT_hash_handle hh;

@@ -12,10 +12,10 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "device/device.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 #include "hooks/ipc.h"
 
 struct memory {

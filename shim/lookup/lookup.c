@@ -25,7 +25,7 @@ static const struct {
 #define GR_HOOK(symbol) {(void *)symbol, offsetof(struct gr_real, symbol)},
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
-#include "lookup/hooks.def"
+#include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED
@@ -139,7 +139,7 @@ GR_EXPORT const char *const *gpureclaim_hooked_symbols(void)
 #define GR_HOOK(symbol) #symbol,
 #define GR_CALL(symbol)
 #define GR_NEED(symbol)
-#include "lookup/hooks.def"
+#include "driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED

@@ -11,11 +11,11 @@
 #include <string.h>
 
 #include "account/figures.h"
+#include "device/overhead.h"
 #include "driver/operations.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
 #include "gpureclaim.h"
-#include "process/workers.h"
+#include "system/workers.h"
 
 /* Age of NVML's figure up to which it is reused: programs may ask often, and NVML is slow. */
 #define STATUS_AGE_NS UINT64_C(1000000000)
@@ -171,7 +171,7 @@ static bool give_from(struct gr_context *context, void *arg)
 {
         struct order *order = arg;
 
-        order->given_bytes = gr_reclaim(context, order->rung, order->want_bytes);
+        order->given_bytes = gr_rung_run(context, order->rung, order->want_bytes);
         return false;
 }
 
@@ -190,7 +190,7 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         uint64_t back = 0;
         GR_KEEP_ERRNO;
 
-        while (level && last <= GR_LEVEL_DROP && strcmp(gr_level_words[last], level) != 0)
+        while (level && last <= GR_LEVEL_DROP && strcmp(gr_rung_words[last], level) != 0)
                 last++;
         if (!level || last > GR_LEVEL_DROP)
                 return -EINVAL;
@@ -206,7 +206,7 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
                  * the next rung, which returns it.
                  */
                 if (rung == GR_LEVEL_PURGE || rung == GR_LEVEL_DROP)
-                        gr_reclaim(context, rung, want_bytes - back);
+                        gr_rung_run(context, rung, want_bytes - back);
                 if (rung == GR_LEVEL_DROP)
                         back += run_rung(device, GR_LEVEL_SYNC, want_bytes - back);
                 else if (rung != GR_LEVEL_PURGE)

@@ -11,19 +11,19 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "device/device.h"
+#include "device/neighbour.h"
+#include "device/overhead.h"
 #include "driver/operations.h"
-#include "driver/overhead.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/device.h"
 #include "hooks/stream_ordered.h"
+#include "hooks/trace.h"
 #include "process/api.h"
-#include "process/environment.h"
-#include "process/neighbour.h"
-#include "process/platform.h"
-#include "process/trace.h"
-#include "process/workers.h"
 #include "reclaim/trim.h"
+#include "system/environment.h"
+#include "system/platform.h"
+#include "system/workers.h"
 
 #define HELPER_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
 #define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */

@@ -3,7 +3,7 @@
 
     generate.py HOOKS_DEF CC [CC_ARGUMENT...]
 
-The list is shim/lookup/hooks.def, but for what is passed on as it is; the signatures are cuda.h's, after the preprocessor. What
+The list is shim/driver/hooks.def, but for what is passed on as it is; the signatures are cuda.h's, after the preprocessor. What
 each kind of parameter is tried with stands in arguments.h.
 """
 import re

@@ -30,7 +30,7 @@ static const char *const symbols[] = {
 #define GR_HOOK(symbol) #symbol,
 #define GR_CALL(symbol) #symbol,
 #define GR_NEED(symbol) #symbol,
-#include "../../shim/lookup/hooks.def"
+#include "../../shim/driver/hooks.def"
 #undef GR_HOOK
 #undef GR_CALL
 #undef GR_NEED

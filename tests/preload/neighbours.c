@@ -25,8 +25,8 @@
 #include "check.h"
 
 #include "gpureclaim.h"
-#include "process/platform.h"
 #include "region/region.h"
+#include "system/platform.h"
 
 #define CARD_MIB    1024
 #define BLOCKS_MOST 64

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "scripted.h"
 
 #define CARD (64 * MIB)

@@ -7,9 +7,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "alloc/pool.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 

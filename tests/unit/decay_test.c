@@ -1,9 +1,9 @@
 /* Decay against a scripted GPU: the clock is the test's own. */
 #include <errno.h>
 
+#include "alloc/pool.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/decay.h"
 #include "scripted.h"
 

@@ -15,11 +15,11 @@
 
 #include <utlist.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "base/metadata.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/trim.h"
 #include "segment/expandable.h"
 #include "segment/expandable_grow.h"

@@ -4,11 +4,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
 #include "fence/fence.h"
-#include "pool.h"
 #include "scripted.h"
 
 #define DRIVER_700 gr_driver_error(700)

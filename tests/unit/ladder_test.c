@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "alloc/ladder.h"
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
-#include "reclaim/ladder.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 
@@ -66,7 +66,7 @@ static void check_tried_until(enum gr_level last)
                 bool wanted = level <= last && (level < GR_LEVEL_NEIGHBOUR || level == GR_LEVEL_FAIL);
 
                 if (tried != wanted)
-                        fprintf(stderr, "  rung %s\n", gr_level_words[level]);
+                        fprintf(stderr, "  rung %s\n", gr_rung_words[level]);
                 GR_CHECK_EQ(tried, wanted);
         }
 }
@@ -277,7 +277,7 @@ static void test_trim(void)
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 context = own;
         }
-        GR_CHECK_EQ(gr_reclaim(context, GR_LEVEL_TRIM, 8 * MIB), 0);
+        GR_CHECK_EQ(gr_rung_run(context, GR_LEVEL_TRIM, 8 * MIB), 0);
         GR_CHECK_EQ(sg_used_bytes(1), 40 * MIB);
         finish();
 
@@ -495,7 +495,7 @@ static void test_order(void)
         GR_CHECK_EQ(TRIES(FAIL), 1);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_failures), 1);
         for (enum gr_level level = GR_LEVEL_NEIGHBOUR; level <= GR_LEVEL_SPILL; level++)
-                GR_CHECK_EQ(gr_reclaim(context, level, MIB), 0);
+                GR_CHECK_EQ(gr_rung_run(context, level, MIB), 0);
         finish();
 }
 
@@ -664,28 +664,28 @@ static void test_failing_hooks(void)
         start();
         gr_reclaimable_register(&core, &first);
         gr_reclaimable_register(&core, &second);
-        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
-        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         bad.rc = 0; /* not three in a row */
-        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         bad.rc = -EIO;
         GR_CHECK_EQ(bad.calls, 3);
         for (int i = 0; i < 3; i++)
-                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         until_ns = sg_now_ns() + GR_RECLAIMABLE_LEFT_OUT_NS;
         for (int i = 0; i < 7; i++)
-                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         sg_advance(until_ns - 1 - sg_now_ns());
-        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 6); /* left out after three */
         GR_CHECK_EQ(good.calls, 14);
         sg_advance(1);
         for (int i = 0; i < 4; i++)
-                gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 9); /* once more */
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &first), 0);
         GR_CHECK_EQ(gr_reclaimable_register(&core, &first), 0); /* a new chance */
-        gr_reclaim(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 10);
         finish();
 }
@@ -713,7 +713,7 @@ static int come_again(void *arg, int of_device, uint64_t want_bytes)
                         reentrant.ptr = 0;
                         free_ok(ptr);
                 }
-                gr_reclaim(context, GR_LEVEL_TRIM, want_bytes);
+                gr_rung_run(context, GR_LEVEL_TRIM, want_bytes);
                 if (reentrant.bytes) {
                         reentrant.rc = sg_alloc(context, reentrant.bytes, &ptr);
                         if (!reentrant.rc)

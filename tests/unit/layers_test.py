@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Whether each file of a static library calls and includes only files that its build lists before it.
+"""Whether each file of a static library calls and includes only files that its build lists before it, and whether the
+files of each folder stand together there, so that folders have one order, too.
 
     layers_test.py calls NM ARCHIVE FILE...
     layers_test.py includes FOLDER FILE...
 
 The files are in the order of their list, from the bottom up. The symbols of their objects tell who calls whom. A header
-has the place of the source of its name, or one of its own; headers of other folders do not count. Each call or include upwards is printed. Exit status 1 when
-there was one, or when a file is not in the list.
+has the place of the source of its name, or one of its own; headers of other folders do not count. Each call or include
+upwards is printed, and each folder that comes again after another one. Exit status 1 when there was one, or when a file
+is not in the list.
 """
 
 import pathlib
@@ -46,12 +48,19 @@ def includes(folder):
                 yield file.relative_to(folder).as_posix(), included, "includes"
 
 
+def returning(files):
+    """The folders that come again after another one."""
+    folders = [file.rpartition("/")[0] or "." for file in files]
+    begun = [folder for at, folder in enumerate(folders) if at == 0 or folders[at - 1] != folder]
+    return sorted({folder for folder in begun if begun.count(folder) > 1})
+
+
 def main():
     what, where, *files = sys.argv[1:]
     pairs = list(includes(where) if what == "includes" else calls(files, where, files.pop(0)))
     place = {file[:-1] + "h": at for at, file in enumerate(files)}
     place |= {file: at for at, file in enumerate(files)}
-    wrong, others = [], 0
+    wrong, others = [f"the files of {folder}/ do not stand together" for folder in returning(files)], 0
     for name, to, how in pairs:
         others += to != name
         if name not in place or to not in place:

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "alloc/pool.h"
 #include "cache/ledger.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "short_of_memory.h"
 
 #define BASE    UINT64_C(0x7f0000000000)

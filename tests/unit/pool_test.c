@@ -2,12 +2,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "base/metadata.h"
 #include "cache/block.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 

@@ -27,9 +27,9 @@
 
 #include "check.h"
 
+#include "alloc/pool.h"
 #include "base/driver.h"
 #include "core.h"
-#include "pool.h"
 
 #define SG_DEVICES  4
 #define SG_STREAMS  8

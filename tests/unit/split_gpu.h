@@ -6,7 +6,7 @@
 #ifndef GR_TEST_SPLIT_GPU_H
 #define GR_TEST_SPLIT_GPU_H
 
-#include "pool.h"
+#include "alloc/pool.h"
 #include "scripted.h"
 #include "segment/split.h"
 

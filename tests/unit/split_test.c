@@ -12,10 +12,10 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/trim.h"
 #include "segment/segments.h"
 #include "segment/split_trim.h"

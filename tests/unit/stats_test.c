@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include "account/figures.h"
+#include "alloc/pool.h"
 #include "base/metadata.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "scripted.h"
 #include "stats.h"
 
@@ -168,10 +168,10 @@ static void test_names(void)
 #undef GR_COUNTER
         GR_CHECK_EQ(n, GR_COUNTER_COUNT);
         for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
-                snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,\"bytes\":%u,\"ns\":%u}", gr_level_words[i],
+                snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,\"bytes\":%u,\"ns\":%u}", gr_rung_words[i],
                          9000 + i, 8000 + i, 6000 + i);
                 GR_CHECK(strstr(json_now(), wanted) != NULL);
-                snprintf(wanted, sizeof(wanted), "ladder, %s: %u times", gr_level_words[i], 9000 + i);
+                snprintf(wanted, sizeof(wanted), "ladder, %s: %u times", gr_rung_words[i], 9000 + i);
                 GR_CHECK(strstr(text_now(), wanted) != NULL);
         }
         gr_core_destroy(&core);

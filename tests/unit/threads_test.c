@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "check.h"
 #include "core.h"
-#include "pool.h"
 #include "reclaim/trim.h"
 #include "scripted.h"
 

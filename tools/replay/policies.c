@@ -15,10 +15,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "alloc/pool.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "core.h"
-#include "pool.h"
 #include "torch_model.h"
 #include "trace.h"
 

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "process/platform.h"
+#include "system/platform.h"
 
 #define ACCOUNTS 1024
 #define TRIES    50

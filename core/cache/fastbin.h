@@ -13,6 +13,8 @@
 #define GR_FASTBIN_H
 
 #include <assert.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +36,8 @@ struct gr_fastbins {
         struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
         struct gr_cached cached;                                   /* bytes of all of them; on the device's account */
         uint64_t count;                                            /* of all blocks */
+        _Atomic bool closed;  /* a range was stuck: from then on ranges are merged as they are freed, and none goes into
+                                a fastbin. Written with the split's lock held */
         uint32_t generation;  /* of blocks of split's: the driver has one BUFFER_ID for a segment, this tells them apart
                                */
         uint64_t hits, frees; /* blocks that the fast path handed out, and took back */

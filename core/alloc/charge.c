@@ -1,13 +1,13 @@
-#include "reclaim/charge.h"
+#include "alloc/charge.h"
 
 #include <errno.h>
 
 #include "account/budget.h"
 #include "account/memory_kind.h"
+#include "alloc/ladder.h"
 #include "base/counters.h"
-#include "context.h"
+#include "context/context.h"
 #include "host/pinned.h"
-#include "reclaim/ladder.h"
 
 /* The arguments of gr_accounted_charge, for attempt. */
 struct request {

@@ -1,4 +1,4 @@
-#include "process/platform.h"
+#include "system/platform.h"
 
 #include <errno.h>
 #include <fcntl.h>

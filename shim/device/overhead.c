@@ -14,7 +14,7 @@
  * beside allocations that go to the driver; lazily loaded code counts from the next measurement on. Otherwise it is
  * measured for reports only.
  */
-#include "driver/overhead.h"
+#include "device/overhead.h"
 
 #include <errno.h>
 #include <inttypes.h>

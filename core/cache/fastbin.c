@@ -1,4 +1,4 @@
-#include "segment/fastbin.h"
+#include "cache/fastbin.h"
 
 #include <assert.h>
 

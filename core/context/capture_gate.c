@@ -1,4 +1,4 @@
-#include "fence/capture_gate.h"
+#include "context/capture_gate.h"
 
 #include <assert.h>
 

@@ -3,7 +3,7 @@
  * and serves the requests of neighbours: to return memory, to change a limit. It is a thread of its own because it has
  * to answer within the deadline of the asking process, whatever else this process does.
  */
-#include "process/neighbour.h"
+#include "device/neighbour.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -17,10 +17,10 @@
 #include "base/log.h"
 #include "driver/operations.h"
 #include "driver/real.h"
-#include "process/environment.h"
-#include "process/platform.h"
-#include "process/workers.h"
 #include "reclaim/trim.h"
+#include "system/environment.h"
+#include "system/platform.h"
+#include "system/workers.h"
 
 #define PUBLISH_NS    UINT64_C(50000000)  /* pause between looks while something changes */
 #define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing does */
@@ -186,7 +186,7 @@ static bool give_from(struct gr_context *context, void *arg)
         struct give *give = arg;
         struct gr_device *device = context->device;
         uint64_t before = atomic_load(&device->reserved_bytes), after;
-        uint64_t bytes = gr_reclaim(context, give->level, give->want_bytes - give->back_bytes);
+        uint64_t bytes = gr_rung_run(context, give->level, give->want_bytes - give->back_bytes);
 
         /* What reclaimables free into the cache is counted by the rung that returns it. */
         if (give->level == GR_LEVEL_PURGE || give->level == GR_LEVEL_DROP) {

@@ -4,8 +4,8 @@
  * Functions return 0 or -errno, and leave ret_ outputs untouched on failure; errors of the driver (gr_driver_error) are
  * returned as they are. Any thread may call them, without a lock of core/.
  */
-#ifndef GR_POOL_SOURCE_H
-#define GR_POOL_SOURCE_H
+#ifndef GR_SOURCE_H
+#define GR_SOURCE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,8 +34,5 @@ int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *al
 /* The same by the driver's plain allocation, whatever the pool kind. */
 int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
                         struct gr_block **ret_block);
-
-/* Whether the context has no cached block. */
-bool gr_pool_empty(struct gr_context *context);
 
 #endif

@@ -1,14 +1,14 @@
-#include "host/pinned_alloc.h"
+#include "alloc/pinned_alloc.h"
 
 #include <errno.h>
 
+#include "alloc/charge.h"
 #include "base/counters.h"
 #include "base/size_class.h"
 #include "cache/block.h"
 #include "cache/ledger.h"
-#include "context.h"
+#include "context/context.h"
 #include "host/pinned.h"
-#include "reclaim/charge.h"
 
 struct fresh {
         gr_pinned_allocate *allocate;

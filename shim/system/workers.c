@@ -1,4 +1,4 @@
-#include "process/workers.h"
+#include "system/workers.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -19,7 +19,7 @@
 #include "base/lock.h"
 #include "base/options.h"
 #include "base/shard.h"
-#include "fence/capture_gate.h"
+#include "context/capture_gate.h"
 
 #define GR_DEVICES_MAX 64
 

@@ -1,12 +1,12 @@
 /* Devices: the limits that the options set for each, read when the device is first used. */
-#include "hooks/device.h"
+#include "device/device.h"
 
 #include <pthread.h>
 
 #include "base/log.h"
+#include "device/neighbour.h"
 #include "driver/real.h"
-#include "process/environment.h"
-#include "process/neighbour.h"
+#include "system/environment.h"
 
 static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_DEVICES); /* the driver is asked under it */
 static uint64_t configured GR_GUARDED_BY(lock);             /* bit d: device d has its limits */

@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "account/budget.h"
-#include "context.h"
-#include "pool_source.h"
+#include "alloc/source.h"
+#include "context/context.h"
 
 /*
  * Allocates bytes > 0 for the program, in its current context: from the cache, from the driver, or through the ladder.

@@ -1,4 +1,4 @@
-#include "pool_source.h"
+#include "alloc/source.h"
 
 #include <errno.h>
 
@@ -12,7 +12,7 @@
 #include "cache/block.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
-#include "context.h"
+#include "context/context.h"
 #include "host/pinned.h"
 #include "segment/split.h"
 #include "segment/split_trim.h"
@@ -118,12 +118,4 @@ give_back:
                 core->driver->mem_free(ptr);
         gr_block_free(block);
         return rc;
-}
-
-bool gr_pool_empty(struct gr_context *context)
-{
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
-                if (!gr_arenas_class_empty(context, class))
-                        return false;
-        return gr_split_empty(context);
 }

@@ -1,5 +1,5 @@
 /* The options, from the environment. */
-#include "process/environment.h"
+#include "system/environment.h"
 
 #include <limits.h>
 #include <pthread.h>

@@ -3,7 +3,7 @@
  * so that the replayer of RMM can read it as well as the one of this project. Pointer is hexadecimal, Time is in
  * nanoseconds since the file was opened.
  */
-#include "process/trace.h"
+#include "hooks/trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "driver/operations.h"
 #include "driver/real.h"
-#include "process/environment.h"
+#include "system/environment.h"
 
 #define BUFFER_BYTES 65536
 #define LINE_BYTES   128 /* no line is longer */

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "alloc/pool.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -6,13 +6,13 @@
 
 #include <utlist.h>
 
+#include "alloc/ladder.h"
 #include "cache/arena.h"
 #include "cache/block.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"
 #include "fence/fence.h"
 #include "host/spill.h"
-#include "reclaim/ladder.h"
 #include "segment/split.h"
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */

@@ -28,18 +28,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/ladder_levels.h"
-
 struct gr_block;
 struct gr_context;
 struct gr_core;
-
-/*
- * Runs one rung, PURGE to NEIGHBOUR, for want_bytes on the context's device, on all contexts of that device. Returns
- * the bytes that the device got back; for PURGE and DROP the bytes that the program has freed, which may be in the
- * cache; for NEIGHBOUR what the neighbours report. May be nested: a reclaimable may free, allocate and reclaim.
- */
-uint64_t gr_reclaim(struct gr_context *context, enum gr_level level, uint64_t want_bytes);
 
 /*
  * The whole ladder for a request that found neither a usable block nor fresh memory. first_error: -ENOMEM of the driver

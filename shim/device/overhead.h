@@ -2,8 +2,8 @@
 #ifndef GR_OVERHEAD_H
 #define GR_OVERHEAD_H
 
-#include "process/environment.h"
 #include "shim.h"
+#include "system/environment.h"
 
 /* How old the figure of driver overhead may be where it is read beside another call of the driver. */
 #define GR_OVERHEAD_AGE_NS UINT64_C(100000000)

@@ -1,0 +1,257 @@
+#include "reclaim/rung.h"
+
+#include <errno.h>
+
+#include "account/budget.h"
+#include "base/counters.h"
+#include "base/driver.h"
+#include "base/lock.h"
+#include "context/capture_gate.h"
+#include "context/context.h"
+#include "fence/fence.h"
+#include "host/pinned.h"
+#include "reclaim/reclaimable.h"
+#include "reclaim/trim.h"
+
+#define SYNC_PEERS_NS    UINT64_C(1000000000)  /* the same where that work may wait for later work of the program */
+#define GATE_NS          UINT64_C(100000000)   /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS    UINT64_C(50000)
+
+const char *const gr_rung_words[GR_LEVEL_COUNT] = {
+#define GR_LEVEL_WORD(id, word) word,
+        GR_LEVELS(GR_LEVEL_WORD)
+#undef GR_LEVEL_WORD
+};
+
+struct reclaim {
+        uint64_t want_bytes;
+        uint64_t back_bytes;
+        bool (*visit)(struct gr_context *, void *);
+        struct gr_context *first; /* visited before the others */
+        bool overtaken;           /* other threads freed during the wait for the GPU: their blocks may be idle now */
+        struct gr_lock *held;     /* NULL, or released while the host waits: the GPU may wait for a thread behind it */
+};
+
+static bool trim_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        gr_fence_close(context->fence);
+        gr_fence_poll(context->fence);
+        reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+/* gr_fence_sync_by, with reclaim->held released meanwhile. */
+GR_NOT_CHECKED static int sync_unlocked(struct gr_context *context, const struct reclaim *reclaim, uint64_t deadline_ns)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_sync_by(context->fence, deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
+/* gr_fence_wait_oldest, with reclaim->held released meanwhile. */
+GR_NOT_CHECKED static int wait_oldest_unlocked(struct gr_context *context, const struct reclaim *reclaim,
+                                               uint64_t deadline_ns)
+{
+        int rc;
+
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        rc = gr_fence_wait_oldest(context->fence, deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return rc;
+}
+
+/* As gr_fence_close, but waits up to GATE_NS for open captures to end. Once that was in vain it does not wait again. */
+static int close_soon(struct gr_context *context)
+{
+        struct gr_gate *gate = &context->core->gate;
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t deadline_ns = driver->now_ns() + GATE_NS;
+        int rc = gr_fence_close(context->fence);
+
+        if (rc != -EBUSY || gr_gate_is_vain(gate))
+                return rc;
+        gr_gate_await_begin(gate);
+        while (rc == -EBUSY && !gr_gate_is_vain(gate)) {
+                if (driver->now_ns() >= deadline_ns) {
+                        gr_gate_note_vain(gate);
+                        break;
+                }
+                driver->sleep_ns(GATE_PAUSE_NS);
+                gr_fence_poll(context->fence);
+                rc = gr_fence_close(context->fence);
+        }
+        gr_gate_await_end(gate);
+        return rc;
+}
+
+/* Whether no work waits for later work of the program, so that all of it ends by itself. */
+static bool is_patient(struct gr_context *context)
+{
+        return !gr_fence_has_peer(context->fence) && !atomic_load(&context->core->waits_for_others);
+}
+
+/*
+ * Waits epoch by epoch, up to the newest that is closed by now: other threads close new ones all the time. Blocks freed
+ * in an epoch that cannot be closed, as during a capture, need more: the host waits for all work of the context, as the
+ * driver's own free does. Where work may wait for later work of the program (not `patient`) that could hang:
+ * captures are given time to end first, and the host waits only once all such work that streams were given is known to
+ * be done.
+ */
+static bool sync_one(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+        bool patient = is_patient(context);
+        uint64_t deadline_ns = context->core->driver->now_ns() + (patient ? GR_SYNC_NS : SYNC_PEERS_NS);
+        uint64_t freed_bytes = gr_fence_freed_bytes(context->fence), last_epoch;
+        int closed = 0, rc;
+
+        if (gr_fence_waiting(context->fence))
+                closed = patient ? gr_fence_close(context->fence) : close_soon(context);
+        last_epoch = gr_fence_closed_epoch(context->fence);
+        do {
+                bool all_idle = gr_fence_idle(context->fence, last_epoch);
+
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+                rc = -ENOENT;
+                if (reclaim->back_bytes < reclaim->want_bytes && !all_idle)
+                        rc = wait_oldest_unlocked(context, reclaim, deadline_ns);
+        } while (rc == 0);
+        if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
+                if ((closed || rc != -ENOENT) && gr_fence_waiting(context->fence))
+                        rc = sync_unlocked(context, reclaim, deadline_ns);
+                if (gr_driver_code(rc)) /* a wait may have failed once: try again */
+                        rc = sync_unlocked(context, reclaim, deadline_ns);
+                /* Also where another thread has seen the last epoch pass meanwhile. */
+                reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
+        }
+        if ((rc == 0 || rc == -ENOENT) && gr_fence_freed_bytes(context->fence) != freed_bytes)
+                reclaim->overtaken = true;
+        return reclaim->back_bytes < reclaim->want_bytes;
+}
+
+static bool visit_other(struct gr_context *context, void *arg)
+{
+        struct reclaim *reclaim = arg;
+
+        return context == reclaim->first || reclaim->visit(context, reclaim);
+}
+
+static uint64_t trim_driver(struct gr_context *context)
+{
+        const struct gr_driver *driver = context->core->driver;
+        uint64_t before, after, total;
+        bool known = driver->mem_info(context->handle, &before, &total) == 0;
+
+        driver->trim_pools(context->handle, context->device->ordinal);
+        if (!known || driver->mem_info(context->handle, &after, &total))
+                return 0;
+        return after > before ? after - before : 0;
+}
+
+static bool wait_driver(struct gr_context *context, void *deadline_ns)
+{
+        if (gr_fence_sync_by(context->fence, *(uint64_t *)deadline_ns) == 0)
+                gr_fence_wait_driver(context->fence);
+        return true;
+}
+
+/*
+ * Memory freed in stream order, or of a graph, goes back to the driver once the host has waited for the stream or its
+ * context, by the driver: that an event has passed is not enough (docs/measurements.md, stream-ordered-return). The
+ * driver's own wait has no end, so it follows one that has, which is long only where all work ends by itself.
+ *
+ * It can then be held up only by work that another thread submits in between. It hangs only if that work waits for
+ * what this thread would do after its allocation, and no event could show that beforehand. Such a program takes the
+ * same risk natively: the driver itself may wait for the context where it allocates or frees memory.
+ */
+GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim,
+                                             uint64_t begin_ns)
+{
+        struct gr_device *device = context->device;
+        uint64_t deadline_ns =
+                is_patient(context) ? begin_ns + GR_SYNC_NS : context->core->driver->now_ns() + SYNC_PEERS_NS;
+
+        if (atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) == 0 &&
+            atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) == 0)
+                return 0;
+        if (reclaim->held)
+                gr_unlock(reclaim->held);
+        gr_core_each_context(context->core, device->ordinal, wait_driver, &deadline_ns);
+        if (reclaim->held)
+                gr_lock(reclaim->held);
+        return trim_driver(context);
+}
+
+uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
+                           bool *ret_overtaken)
+{
+        struct gr_core *core = context->core;
+        struct gr_device *device = context->device;
+        struct gr_level_counters *counters = &core->counters.levels[level];
+        struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
+        uint64_t begin_ns = core->driver->now_ns();
+
+        *ret_overtaken = false;
+        switch (level) {
+        case GR_LEVEL_PURGE:
+        case GR_LEVEL_DROP: {
+                uint64_t before = gr_budget_live(device), after;
+
+                gr_reclaimables_run(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes, 0);
+                after = gr_budget_live(device);
+                reclaim.back_bytes = before > after ? before - after : 0;
+                break;
+        }
+        case GR_LEVEL_TRIM:
+        case GR_LEVEL_SYNC:
+                /* The request's context first; then the others of the device. */
+                reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+                reclaim.first = context;
+                if (reclaim.visit(context, &reclaim))
+                        gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
+                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                        reclaim.back_bytes += trim_in_order(context, &reclaim, begin_ns);
+                /* On integrated devices pinned memory is device memory, too. */
+                if (device->integrated)
+                        reclaim.back_bytes += gr_pinned_reclaim(
+                                core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
+                else if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                        gr_pinned_reclaim(core, UINT64_MAX);
+                if (core->driver->trim_malloc &&
+                    (device->integrated || (core->config.trim_malloc && level == GR_LEVEL_SYNC)))
+                        core->driver->trim_malloc();
+                break;
+        case GR_LEVEL_DRIVER:
+                reclaim.back_bytes = trim_driver(context);
+                break;
+        case GR_LEVEL_NEIGHBOUR:
+                /* Not inside a reclaimable: a neighbour that asks this process meanwhile waits for that one to end. */
+                if (!core->ask_neighbours || gr_reclaimable_inside())
+                        return 0;
+                reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
+                break;
+        default: /* part of the climb itself */
+                return 0;
+        }
+        atomic_fetch_add(&counters->tries, 1);
+        atomic_fetch_add(&counters->bytes, reclaim.back_bytes);
+        atomic_fetch_add(&counters->ns, core->driver->now_ns() - begin_ns);
+        *ret_overtaken = reclaim.overtaken;
+        return reclaim.back_bytes;
+}
+
+uint64_t gr_rung_run(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+{
+        bool overtaken;
+
+        return gr_rung_run_holding(context, level, want_bytes, NULL, &overtaken);
+}
