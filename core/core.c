@@ -36,7 +36,7 @@ void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_
         gr_ledger_init(core->ledger);
         gr_accounted_init(core->accounted);
         gr_gate_init(&core->gate);
-        gr_registry_init(core->registry);
+        gr_reclaimables_init(core->registry);
         gr_lock_init(&core->contexts_lock, GR_RANK_CONTEXTS);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
                 gr_budget_init(&core->devices[i], i);
@@ -97,7 +97,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_ledger_destroy(core->ledger);
         gr_accounted_destroy(core->accounted);
         gr_gate_destroy(&core->gate);
-        gr_registry_destroy(core->registry);
+        gr_reclaimables_destroy(core->registry);
         gr_lock_destroy(&core->contexts_lock);
         gr_thread.used = NULL; /* an arena of this core's */
         gr_thread.bypass_until_ns = 0;
@@ -114,7 +114,7 @@ static bool reach_each_other(struct gr_context *other, void *arg)
         return true;
 }
 
-struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device)
+struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int device)
 {
         struct gr_context *context, *dead = NULL;
         bool added = false;
@@ -140,7 +140,7 @@ struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device
 out:
         gr_unlock(&core->contexts_lock);
         if (added) {
-                gr_core_each_context(core, device, reach_each_other, context);
+                gr_context_each(core, device, reach_each_other, context);
                 gr_pinned_join(context);
                 gr_lock(&core->contexts_lock);
                 context->coming = false;
@@ -160,7 +160,7 @@ void gr_core_will_wait(struct gr_core *core)
         atomic_store(&core->waits_for_others, true);
         while (atomic_load(&core->barriers_begun) > 0) /* also where another thread waits for them */
                 core->driver->sleep_ns(VISIT_LOOK_NS);
-        gr_core_each_context(core, -1, close_before, NULL);
+        gr_context_each(core, -1, close_before, NULL);
 }
 
 void gr_core_stream_will_wait(struct gr_core *core)
@@ -176,7 +176,7 @@ void gr_core_stream_waits(struct gr_core *core)
 
 void gr_core_will_capture(struct gr_core *core)
 {
-        gr_core_each_context(core, -1, close_before, core);
+        gr_context_each(core, -1, close_before, core);
         gr_fence_close_before(core->process_fence, true);
 }
 
@@ -205,7 +205,7 @@ static bool is_alone(struct gr_context *context)
         return alone;
 }
 
-void gr_context_stays(struct gr_context *context)
+void gr_core_context_stays(struct gr_context *context)
 {
         bool ending;
 
@@ -216,11 +216,11 @@ void gr_context_stays(struct gr_context *context)
         gr_unlock(&context->core->contexts_lock);
         if (ending)
                 return;
-        gr_core_each_context(context->core, context->device->ordinal, reach_each_other, context);
+        gr_context_each(context->core, context->device->ordinal, reach_each_other, context);
         gr_pinned_join(context);
 }
 
-void gr_context_ending(struct gr_context *context)
+void gr_core_context_ending(struct gr_context *context)
 {
         gr_context_close_visits(context);
         /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
@@ -231,7 +231,7 @@ void gr_context_ending(struct gr_context *context)
         gr_pinned_ending(context);
 }
 
-void gr_context_drop(struct gr_context *context)
+void gr_core_context_drop(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 

@@ -62,21 +62,22 @@ void gr_core_destroy(struct gr_core *core);
  * As gr_context_find, adding it where it is new; device is its device's ordinal. Contexts of one device can reach each
  * other's blocks by copies, so the fences of each cover all. NULL: out of memory.
  */
-struct gr_context *gr_context_add(struct gr_core *core, void *handle, int device);
+struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int device);
 
 /*
  * The context is about to be destroyed: waits for the threads that give back or look at its memory (a driver call of
  * theirs beside its end is a crash in the driver; seen on an H200, driver 580, November 2026) and for its work, and
  * takes it out of all fences, so that none asks the driver about what is gone. Other contexts' frees in between are
- * covered by the wait as long as the program submits nothing more. gr_context_drop or gr_context_stays follows.
+ * covered by the wait as long as the program submits nothing more. gr_core_context_drop or gr_core_context_stays
+ * follows.
  */
-void gr_context_ending(struct gr_context *context);
+void gr_core_context_ending(struct gr_context *context);
 
 /* It was not destroyed: the other contexts of its device fence it again, its peers on other devices do not. */
-void gr_context_stays(struct gr_context *context);
+void gr_core_context_stays(struct gr_context *context);
 
 /* The driver has destroyed the context and its memory: forgets both, without a call of the driver. */
-void gr_context_drop(struct gr_context *context);
+void gr_core_context_drop(struct gr_context *context);
 
 /*
  * Sets waits_for_others, before the driver has the work that waits: returns once no barrier is being laid that did not

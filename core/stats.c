@@ -81,7 +81,7 @@ static void put_device(struct out *out, struct gr_device *device)
         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
         uint64_t figures[GR_FIGURE_COUNT], total, used;
 
-        gr_device_figures(device, figures);
+        gr_figures_of_device(device, figures);
         total = figures[GR_FIGURE_card_total];
         used = total - figures[GR_FIGURE_card_free];
         if (total > 0 && used < total)
@@ -152,7 +152,7 @@ static void write_device(struct gr_json *json, struct gr_device *device)
 {
         uint64_t figures[GR_FIGURE_COUNT];
 
-        gr_device_figures(device, figures);
+        gr_figures_of_device(device, figures);
         gr_json_object(json, NULL);
         gr_json_number(json, "device", "%d", device->ordinal);
         for (int i = 0; i < GR_FIGURE_COUNT; i++)

@@ -58,7 +58,7 @@ static int unknown_flag(const char *command, const char *flag)
         for (size_t i = 0; i < count; i++)
                 names[i] = known[i].name;
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(flag, "="), flag);
-        nearest = gr_nearest(name + strspn(name, "-"), names, count);
+        nearest = gr_options_nearest(name + strspn(name, "-"), names, count);
         if (nearest)
                 complain("%s: unknown flag %s; did you mean --%s?", command, name, nearest);
         else

@@ -92,7 +92,7 @@ void card_read(struct card *card, bool ask)
                 uint64_t given, start;
                 struct gr_member *member = &card->members[i];
 
-                if (member->same_namespace && gr_system_peer(member->identity.pid, &start) == GR_PEER_STOPPED)
+                if (member->same_namespace && gr_platform_peer(member->identity.pid, &start) == GR_PEER_STOPPED)
                         continue;
                 if (card_request(card, member, &refresh, &given) == 0) {
                         gr_region_read(&card->region, member->slot, member);
@@ -125,7 +125,7 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
         struct dirent *entry;
         size_t count = 0;
         DIR *open;
-        int rc = gr_system_identity(&self);
+        int rc = gr_platform_identity(&self);
 
         if (rc)
                 return rc;
@@ -153,7 +153,7 @@ int cards_open(struct card **ret_cards, size_t *ret_count, size_t *ret_other)
                 card = memset(&cards[count], 0, sizeof(*card));
                 rc = gr_region_parse_file_name(entry->d_name, card->group, card->uuid);
                 if (rc == 0)
-                        rc = gr_region_open(&card->region, &gr_system_ops, &self, dir, entry->d_name, false);
+                        rc = gr_region_open(&card->region, &gr_platform_ops, &self, dir, entry->d_name, false);
                 if (rc) {
                         *ret_other += rc != -ENOENT; /* -ENOENT: a region whose processes have all ended */
                         continue;
@@ -208,7 +208,7 @@ int card_request(struct card *card, const struct gr_member *member, const struct
                  uint64_t *ret_given_bytes)
 {
         struct gr_slot *slot = &card->region.map->slots[member->slot];
-        uint64_t before = atomic_load(&slot->given_bytes), now = gr_system_now_ns();
+        uint64_t before = atomic_load(&slot->given_bytes), now = gr_platform_now_ns();
         const struct gr_patience patience = {.begin_ns = now, .quiet_ns = QUIET_NS, .deadline_ns = now + WORK_NS};
         uint32_t sequence = gr_region_request(&card->region, member->slot, request);
 

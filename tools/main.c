@@ -50,7 +50,7 @@ static int unknown_command(const char *name)
 
         for (size_t i = 0; i < ITEMS(commands); i++)
                 names[i] = commands[i].name;
-        nearest = gr_nearest(name, names, ITEMS(commands));
+        nearest = gr_options_nearest(name, names, ITEMS(commands));
         if (nearest)
                 complain("unknown command %s; did you mean %s?", name, nearest);
         else

@@ -59,7 +59,7 @@ int command_wait(const struct arguments *arguments)
         const char *free_text = flag_value(arguments, "free"), *device = flag_value(arguments, "device");
         const char *timeout = flag_value(arguments, "timeout");
         char uuid[37];
-        uint64_t have, timeout_ns = UINT64_MAX, begin = gr_system_now_ns();
+        uint64_t have, timeout_ns = UINT64_MAX, begin = gr_platform_now_ns();
         struct gr_size want;
 
         if (!free_text) {
@@ -86,7 +86,7 @@ int command_wait(const struct arguments *arguments)
         if (!device)
                 device = first_device();
         while (room(device, &have) && have < want.bytes) {
-                if (gr_system_now_ns() - begin >= timeout_ns) {
+                if (gr_platform_now_ns() - begin >= timeout_ns) {
                         char a[GR_SIZE_TEXT_BYTES], b[GR_SIZE_TEXT_BYTES];
 
                         complain("wait: the time is up, and only %s of %s are free or cached",

@@ -28,7 +28,7 @@ void gr_accounted_init(struct gr_accounted_ledger *ledger);
 void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 
 /*
- * Adds what gr_accounted_charge charged to the ledger. An entry that is already there is stale: it is uncharged and
+ * Adds what gr_charge_accounted charged to the ledger. An entry that is already there is stale: it is uncharged and
  * replaced. -ENOMEM: no host memory for the entry. As no free could find it, it is uncharged then, and the caller gives
  * the memory back and is out of memory itself.
  */

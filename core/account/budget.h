@@ -230,7 +230,7 @@ static inline void gr_cached_add(struct gr_cached *cached, int64_t reserved_byte
 {
         uint64_t bytes = atomic_load_explicit(&cached->bytes, memory_order_relaxed);
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(bytes + (uint64_t)reserved_bytes <= INT64_MAX);
         atomic_store_explicit(&cached->bytes, bytes + (uint64_t)reserved_bytes, memory_order_relaxed);
 }

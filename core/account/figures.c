@@ -12,7 +12,7 @@ const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
 #undef GR_FIGURE
 };
 
-void gr_device_figures(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
+void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
 {
 #define GR_FIGURE(name, nature, where, words, value) ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"

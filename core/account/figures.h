@@ -32,7 +32,7 @@ struct gr_figure_row {
 extern const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT];
 
 /* Reads all figures of the device. */
-void gr_device_figures(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT]);
+void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT]);
 
 /* Adds one figure to a JSON object; null if it is not known, or there is no limit. */
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes);

@@ -9,13 +9,13 @@
 #include "context/context.h"
 #include "host/pinned.h"
 
-/* The arguments of gr_accounted_charge, for attempt. */
+/* The arguments of gr_charge_accounted, for attempt. */
 struct request {
         struct gr_core *core;
         struct gr_device *device;
         enum gr_memory_kind kind;
         uint64_t bytes;
-        gr_accounted_allocate *allocate;
+        gr_charge_allocate *allocate;
         void *arg;
 };
 
@@ -41,24 +41,24 @@ static bool found_one(struct gr_context *context, void *arg)
         return false;
 }
 
-struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted)
+struct gr_context *gr_charge_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted)
 {
         if (wanted && wanted->device == device)
                 return wanted;
         wanted = NULL;
         if (device->ordinal >= 0)
-                gr_core_each_context(core, device->ordinal, found_one, &wanted);
+                gr_context_each(core, device->ordinal, found_one, &wanted);
         return wanted;
 }
 
-int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                        enum gr_memory_kind kind, uint64_t bytes, gr_accounted_allocate *allocate, void *arg)
+int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct gr_context *context,
+                        enum gr_memory_kind kind, uint64_t bytes, gr_charge_allocate *allocate, void *arg)
 {
         struct request request = {core, device, kind, bytes, allocate, arg};
         int rc = attempt(&request);
 
         if (rc == -ENOMEM || rc == -EDQUOT) {
-                context = device == core->host ? NULL : gr_climber(core, device, context);
+                context = device == core->host ? NULL : gr_charge_climber(core, device, context);
                 if (rc == -EDQUOT && !context)
                         gr_count(core, GR_COUNTER_limit_hits, 1);
                 if (device == core->host)

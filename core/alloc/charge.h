@@ -18,7 +18,7 @@ struct gr_device;
  * Asks the driver. 0, -ENOMEM, -EDQUOT (the driver took more than was charged, and it was freed again) or the driver's
  * error. May be called again.
  */
-typedef int gr_accounted_allocate(void *arg);
+typedef int gr_charge_allocate(void *arg);
 
 /*
  * Charges bytes to device as kind, then calls allocate. If either fails for lack of memory, the ladder runs, and both
@@ -26,10 +26,10 @@ typedef int gr_accounted_allocate(void *arg);
  * device; without a context there is no ladder. For core->host, cached pinned memory is freed in place of a ladder. On
  * failure nothing is charged.
  */
-int gr_accounted_charge(struct gr_core *core, struct gr_device *device, struct gr_context *context,
-                        enum gr_memory_kind kind, uint64_t bytes, gr_accounted_allocate *allocate, void *arg);
+int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct gr_context *context,
+                        enum gr_memory_kind kind, uint64_t bytes, gr_charge_allocate *allocate, void *arg);
 
 /* The context whose ladder serves device: wanted if it is one of that device, else any; NULL: device has none. */
-struct gr_context *gr_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);
+struct gr_context *gr_charge_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);
 
 #endif

@@ -91,12 +91,12 @@ static int try_again(struct climb *climb, bool may_be_larger, struct gr_block **
         if (climb->attempt)
                 return note(climb, climb->attempt(climb->arg));
         if (!climb->allocate && climb->context->core->config.pool != GR_POOL_NONE)
-                block = gr_pool_take(climb->context, climb->bytes, may_be_larger);
+                block = gr_source_take(climb->context, climb->bytes, may_be_larger);
         if (block) {
                 *ret_block = block;
                 return 0;
         }
-        return note(climb, gr_pool_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block));
+        return note(climb, gr_source_fresh(climb->context, climb->bytes, climb->allocate, climb->arg, ret_block));
 }
 
 static bool out_of_memory(int rc)
@@ -124,7 +124,7 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
                      !atomic_load(&core->waits_for_others)))
                         gr_fence_barrier(climb->context->fence);
         }
-        block = gr_pool_take(climb->context, climb->bytes, true);
+        block = gr_source_take(climb->context, climb->bytes, true);
         climb->tries[level]++;
         climb->ns[level] += core->driver->now_ns() - begin_ns;
         atomic_fetch_add(&counters->tries, 1);
@@ -236,7 +236,7 @@ static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
         if (climb->error != -ENOMEM || climb->attempt || climb->allocate ||
             !gr_pool_kind_split_serves(climb->context, climb->bytes))
                 return climb->error;
-        return note(climb, gr_pool_fresh_plain(climb->context, climb->bytes, NULL, NULL, ret_block));
+        return note(climb, gr_source_fresh_plain(climb->context, climb->bytes, NULL, NULL, ret_block));
 }
 
 /* The NEIGHBOUR rung. Neighbours cannot help where the process's own limit refuses the request. */
@@ -265,7 +265,7 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 {
         struct freed freed = {0};
 
-        gr_core_each_context(core, device->ordinal, add_freed, &freed);
+        gr_context_each(core, device->ordinal, add_freed, &freed);
         return freed.bytes - atomic_load(&device->reserved_bytes);
 }
 
@@ -391,7 +391,7 @@ static void report(struct climb *climb)
         if (!gr_log_enabled(level) || !gr_log_ratelimit(&limit, core->driver->now_ns()))
                 return;
         core->driver->mem_info(climb->context->handle, &card_free, &card_total);
-        more = gr_ratelimit_take(&limit);
+        more = gr_log_ratelimit_take(&limit);
         gr_log(level,
                "device %d: no room for %s: %s %s, live %s, cached %s (waiting for a fence %s); card: %s free of %s",
                device->ordinal, gr_size_format(climb->bytes, text[0], sizeof(text[0])),

@@ -35,8 +35,8 @@ struct gr_core;
 /*
  * The whole ladder for a request that found neither a usable block nor fresh memory. first_error: -ENOMEM of the driver
  * or -EDQUOT of the budget. 0: the caller owns *ret_block and hands it out. -ENOMEM or -EDQUOT after FAIL, or another
- * error of the driver. allocate and arg as in gr_pool_fresh; with allocate set cached blocks do not serve. May wait for
- * the GPU and call reclaimables: no lock of core/ is held.
+ * error of the driver. allocate and arg as in gr_source_fresh; with allocate set cached blocks do not serve. May wait
+ * for the GPU and call reclaimables: no lock of core/ is held.
  */
 int gr_ladder_climb(struct gr_context *context, size_t bytes,
                     int (*allocate)(void *arg, uint64_t *ret_ptr, size_t *ret_bytes), void *arg, int first_error,

@@ -35,7 +35,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
 
         if (!block)
                 return -ENOMEM;
-        rc = gr_accounted_charge(core, core->host, NULL, GR_MEMORY_HOST, gr_pinned_footprint(capacity), allocate_fresh,
+        rc = gr_charge_accounted(core, core->host, NULL, GR_MEMORY_HOST, gr_pinned_footprint(capacity), allocate_fresh,
                                  &fresh);
         if (rc) {
                 gr_block_free(block);

@@ -38,7 +38,7 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 
         if (!block && gr_fence_barrier_for(context->fence, gr_arena_oldest_epoch(arena, class)) == 0)
                 block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
-        return block ? block : gr_pool_take(context, bytes, false); /* blocks taken by others, or a capture is open */
+        return block ? block : gr_source_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
 
 /*
@@ -92,7 +92,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
                 uint64_t bound = gr_budget_held(context->device) / 4;
 
                 gr_fence_look_for(context->fence, own_oldest(context, bytes));
-                block = gr_pool_take(context, bytes, false);
+                block = gr_source_take(context, bytes, false);
                 if (block)
                         return block;
                 if (bound < QUARANTINE_BYTES)
@@ -103,7 +103,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_pool_take(context, bytes, false);
+        return gr_source_take(context, bytes, false);
 }
 
 /*
@@ -142,12 +142,12 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
                         return NULL;
                 return take_behind_barrier(context, bytes);
         }
-        block = looked ? gr_pool_take_from_bins(context, bytes, false) : gr_pool_take(context, bytes, false);
+        block = looked ? gr_source_take_from_bins(context, bytes, false) : gr_source_take(context, bytes, false);
         return block ? block : take_fenced(context, bytes);
 }
 
 /* looked: as in from_cache. */
-static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate,
+static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate,
                                            void *arg, bool looked, uint64_t *ret_ptr)
 {
         struct gr_block *block;
@@ -159,7 +159,7 @@ static __attribute__((noinline)) int alloc(struct gr_context *context, size_t by
                 if (!allocate && context->core->config.pool != GR_POOL_NONE)
                         block = from_cache(context, bytes, looked);
                 if (!block) {
-                        int rc = gr_pool_fresh(context, bytes, allocate, arg, &block);
+                        int rc = gr_source_fresh(context, bytes, allocate, arg, &block);
 
                         if (rc == -ENOMEM || rc == -EDQUOT)
                                 rc = gr_ladder_climb(context, bytes, allocate, arg, rc, &block);
@@ -194,7 +194,7 @@ GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uin
         return alloc(context, bytes, NULL, NULL, looks && !block, ret_ptr);
 }
 
-int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
         return alloc(context, expected_bytes, allocate, arg, false, ret_ptr);

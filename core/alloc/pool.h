@@ -29,7 +29,7 @@ int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_p
  * As gr_pool_alloc, but always fresh memory, by another call of the driver, which also chooses the size (pitched
  * memory): allocate makes the call and sets *ret_ptr and *ret_bytes. expected_bytes: what it will most likely take.
  */
-int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr);
 
 /*

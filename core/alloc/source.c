@@ -17,8 +17,8 @@
 #include "segment/split.h"
 #include "segment/split_trim.h"
 
-__attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_context *context, size_t bytes,
-                                                                  bool may_be_larger)
+__attribute__((noinline)) struct gr_block *gr_source_take_from_bins(struct gr_context *context, size_t bytes,
+                                                                    bool may_be_larger)
 {
         unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
         size_t at_most = SIZE_MAX;
@@ -43,7 +43,7 @@ __attribute__((noinline)) struct gr_block *gr_pool_take_from_bins(struct gr_cont
         return block;
 }
 
-GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger)
+GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger)
 {
         if (gr_fence_is_broken(context->fence))
                 return NULL;
@@ -53,22 +53,22 @@ GR_HOT_CODE struct gr_block *gr_pool_take(struct gr_context *context, size_t byt
                 if (block)
                         return block; /* the bins may still have one: from before the move to split, or pitched */
         }
-        return gr_pool_take_from_bins(context, bytes, may_be_larger);
+        return gr_source_take_from_bins(context, bytes, may_be_larger);
 }
 
-int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                  struct gr_block **ret_block)
+int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
+                    struct gr_block **ret_block)
 {
         if (!allocate) {
                 gr_split_consider(context, bytes);
                 if (gr_pool_kind_split_serves(context, bytes))
                         return gr_split_grow(context, bytes, ret_block);
         }
-        return gr_pool_fresh_plain(context, bytes, allocate, arg, ret_block);
+        return gr_source_fresh_plain(context, bytes, allocate, arg, ret_block);
 }
 
-int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                        struct gr_block **ret_block)
+int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
+                          struct gr_block **ret_block)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;

@@ -15,24 +15,24 @@ struct gr_block;
 struct gr_context;
 
 /* Takes fresh memory by a call of the driver that also chooses the size (pitched memory). */
-typedef int gr_pool_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
+typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
 
 /*
  * Takes the usable cached block that serves a request best; the caller owns it. NULL: there is none. may_be_larger:
  * look at larger classes, too.
  */
-struct gr_block *gr_pool_take(struct gr_context *context, size_t bytes, bool may_be_larger);
+struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger);
 
 /* The same from the bins only. */
-struct gr_block *gr_pool_take_from_bins(struct gr_context *context, size_t bytes, bool may_be_larger);
+struct gr_block *gr_source_take_from_bins(struct gr_context *context, size_t bytes, bool may_be_larger);
 
 /* Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
  * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error. */
-int gr_pool_fresh(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                  struct gr_block **ret_block);
+int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
+                    struct gr_block **ret_block);
 
 /* The same by the driver's plain allocation, whatever the pool kind. */
-int gr_pool_fresh_plain(struct gr_context *context, size_t bytes, gr_pool_allocate *allocate, void *arg,
-                        struct gr_block **ret_block);
+int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
+                          struct gr_block **ret_block);
 
 #endif

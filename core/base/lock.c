@@ -24,7 +24,7 @@ static void sleep_briefly(void)
         syscall(SYS_nanosleep, &while_ns, NULL);
 }
 
-void gr_pause(unsigned n)
+void gr_lock_pause(unsigned n)
 {
         if (n % SPINS == 0) {
                 if (n / SPINS > YIELDS)
@@ -46,7 +46,7 @@ void gr_spin_wait(struct gr_spin *spin)
 
         do {
                 while (atomic_load_explicit(&spin->taken, memory_order_relaxed))
-                        gr_pause(++spins);
+                        gr_lock_pause(++spins);
         } while (atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire));
 }
 
@@ -59,7 +59,7 @@ static _Thread_local unsigned primary_depth; /* how often the one recursive lock
 
 _Static_assert(GR_RANK_METADATA < 64, "a bit for each rank");
 
-void gr_rank_enter(enum gr_rank rank)
+void gr_lock_rank_enter(enum gr_rank rank)
 {
         if (rank == GR_RANK_PRIMARY && primary_depth++ > 0)
                 return;
@@ -67,7 +67,7 @@ void gr_rank_enter(enum gr_rank rank)
         held |= UINT64_C(1) << rank;
 }
 
-void gr_rank_leave(enum gr_rank rank)
+void gr_lock_rank_leave(enum gr_rank rank)
 {
         if (rank == GR_RANK_PRIMARY && --primary_depth > 0)
                 return;
@@ -75,12 +75,12 @@ void gr_rank_leave(enum gr_rank rank)
         held &= ~(UINT64_C(1) << rank);
 }
 
-void gr_rank_assert_held(enum gr_rank rank)
+void gr_lock_rank_assert_held(enum gr_rank rank)
 {
         assert(held & UINT64_C(1) << rank);
 }
 
-void gr_rank_assert_free_from(enum gr_rank rank)
+void gr_lock_rank_assert_free_from(enum gr_rank rank)
 {
         assert(!(held >> rank));
 }

@@ -75,28 +75,28 @@ struct GR_LOCK_ATTRIBUTE(capability("lock")) gr_lock {
         } /* of a static one, which is never destroyed */
 
 #ifdef GR_LOCK_CHECKS
-void gr_rank_enter(enum gr_rank rank);
-void gr_rank_leave(enum gr_rank rank);
+void gr_lock_rank_enter(enum gr_rank rank);
+void gr_lock_rank_leave(enum gr_rank rank);
 
 /* Asserts that the calling thread holds a lock of this rank. */
-void gr_rank_assert_held(enum gr_rank rank);
+void gr_lock_rank_assert_held(enum gr_rank rank);
 
 /* Asserts that it holds no lock of this rank or a higher one: for functions that may take one, or call the driver. */
-void gr_rank_assert_free_from(enum gr_rank rank);
+void gr_lock_rank_assert_free_from(enum gr_rank rank);
 #else
-static inline void gr_rank_enter(enum gr_rank rank)
+static inline void gr_lock_rank_enter(enum gr_rank rank)
 {
         (void)rank;
 }
-static inline void gr_rank_leave(enum gr_rank rank)
+static inline void gr_lock_rank_leave(enum gr_rank rank)
 {
         (void)rank;
 }
-static inline void gr_rank_assert_held(enum gr_rank rank)
+static inline void gr_lock_rank_assert_held(enum gr_rank rank)
 {
         (void)rank;
 }
-static inline void gr_rank_assert_free_from(enum gr_rank rank)
+static inline void gr_lock_rank_assert_free_from(enum gr_rank rank)
 {
         (void)rank;
 }
@@ -119,7 +119,7 @@ static inline void gr_unlock(struct gr_lock *lock) GR_LOCK_ATTRIBUTE(release_cap
 
 GR_NOT_CHECKED static inline void gr_lock(struct gr_lock *lock)
 {
-        gr_rank_enter(lock->rank);
+        gr_lock_rank_enter(lock->rank);
         pthread_mutex_lock(&lock->mutex);
 }
 
@@ -128,27 +128,27 @@ GR_NOT_CHECKED static inline bool gr_trylock(struct gr_lock *lock)
 {
         if (pthread_mutex_trylock(&lock->mutex))
                 return false;
-        gr_rank_enter(lock->rank);
+        gr_lock_rank_enter(lock->rank);
         return true;
 }
 
 GR_NOT_CHECKED static inline void gr_unlock(struct gr_lock *lock)
 {
         pthread_mutex_unlock(&lock->mutex);
-        gr_rank_leave(lock->rank);
+        gr_lock_rank_leave(lock->rank);
 }
 
 /* For functions that are called with the lock held; nothing in release builds. */
 static inline void gr_assert_locked(const struct gr_lock *lock)
 {
-        gr_rank_assert_held(lock->rank);
+        gr_lock_rank_assert_held(lock->rank);
 }
 
 /*
  * The back-off of a loop that waits for another thread's store; n counts the turns of the loop. The first turns spin,
  * later ones yield the processor, and the rest sleep. Keeps errno; no cancellation point.
  */
-void gr_pause(unsigned n);
+void gr_lock_pause(unsigned n);
 
 /*
  * A lock for a few loads and stores on the fast path, with little contention: one atomic exchange, half of what a mutex
@@ -162,7 +162,7 @@ void gr_spin_wait(struct gr_spin *spin);
 
 static inline void gr_spin_lock(struct gr_spin *spin, enum gr_rank rank)
 {
-        gr_rank_enter(rank);
+        gr_lock_rank_enter(rank);
         if (__builtin_expect(atomic_exchange_explicit(&spin->taken, 1, memory_order_acquire), 0))
                 gr_spin_wait(spin);
 }
@@ -170,7 +170,7 @@ static inline void gr_spin_lock(struct gr_spin *spin, enum gr_rank rank)
 static inline void gr_spin_unlock(struct gr_spin *spin, enum gr_rank rank)
 {
         atomic_store_explicit(&spin->taken, 0, memory_order_release);
-        gr_rank_leave(rank);
+        gr_lock_rank_leave(rank);
 }
 
 #endif

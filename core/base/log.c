@@ -60,7 +60,7 @@ static ssize_t write_some(int fd, const void *bytes, size_t length, int wait_ms)
         return written > 0 ? written : -EIO;
 }
 
-int gr_write(int fd, const void *bytes, size_t length, int wait_ms)
+int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms)
 {
         const struct timespec at_once = {0};
         GR_KEEP_ERRNO;
@@ -103,7 +103,7 @@ static void write_stderr(const char *line, size_t line_bytes)
 {
         static _Atomic bool stuck;
         int wait_ms = atomic_load_explicit(&stuck, memory_order_relaxed) ? 0 : GR_WRITE_WAIT_MS;
-        int rc = gr_write(STDERR_FILENO, line, line_bytes, wait_ms);
+        int rc = gr_log_write(STDERR_FILENO, line, line_bytes, wait_ms);
 
         atomic_store_explicit(&stuck, rc == -ETIMEDOUT, memory_order_relaxed);
 }
@@ -196,7 +196,7 @@ bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns)
         return true;
 }
 
-uint64_t gr_ratelimit_take(struct gr_ratelimit *limit)
+uint64_t gr_log_ratelimit_take(struct gr_ratelimit *limit)
 {
         return atomic_exchange_explicit(&limit->suppressed, 0, memory_order_relaxed);
 }

@@ -46,7 +46,7 @@ static inline bool gr_log_enabled(enum gr_log_level level)
 /*
  * Writes "gpureclaim: [pid] warn: <message>\n" with one write to standard error, or hands it to the sink. The arguments
  * are evaluated only where the level is on. Control characters in the message become blanks, so that it stays one line.
- * A line that cannot be written is lost (gr_write).
+ * A line that cannot be written is lost (gr_log_write).
  */
 #define gr_log(level, ...)                                                                                             \
         do {                                                                                                           \
@@ -61,7 +61,7 @@ static inline bool gr_log_enabled(enum gr_log_level level)
  * pending does not end inside, and each wait for a slow reader lasts at most wait_ms. 0, or -errno (-ETIMEDOUT: the
  * reader took nothing in that time) after a part may have been written. Keeps errno.
  */
-int gr_write(int fd, const void *bytes, size_t length, int wait_ms);
+int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms);
 
 /* Replaces each byte that is not part of printable UTF-8 by a blank; C1 control characters count as not printable. */
 void gr_log_clean(char *text, size_t length);
@@ -79,7 +79,7 @@ struct gr_ratelimit {
         uint64_t interval_ns;        /* above 0 */
         uint32_t burst;              /* 1 to 65535 */
         _Atomic uint64_t state;      /* window number << 16 | passes in it */
-        _Atomic uint64_t suppressed; /* refused since the last gr_ratelimit_take */
+        _Atomic uint64_t suppressed; /* refused since the last gr_log_ratelimit_take */
 };
 
 #define GR_RATELIMIT_INIT(burst_count, window_ns)                                                                      \
@@ -91,6 +91,6 @@ struct gr_ratelimit {
 bool gr_log_ratelimit(struct gr_ratelimit *limit, uint64_t now_ns);
 
 /* How often gr_log_ratelimit refused since the last call: for "(12 more like this)". */
-uint64_t gr_ratelimit_take(struct gr_ratelimit *limit);
+uint64_t gr_log_ratelimit_take(struct gr_ratelimit *limit);
 
 #endif

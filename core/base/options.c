@@ -5,9 +5,9 @@
 #include <string.h>
 
 #define WORD(id, word) word,
-const char *const gr_reuse_words[] = {GR_REUSE_MODES(WORD) NULL};
-const char *const gr_pool_words[] = {GR_POOL_KINDS(WORD) NULL};
-const char *const gr_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
+const char *const gr_options_reuse_words[] = {GR_REUSE_MODES(WORD) NULL};
+const char *const gr_options_pool_words[] = {GR_POOL_KINDS(WORD) NULL};
+const char *const gr_options_limit_includes_words[] = {GR_LIMIT_INCLUDES(WORD) NULL};
 #undef WORD
 
 /* Enums are stored through an int of their size. */
@@ -310,7 +310,7 @@ static void warn_unknown(char **env, gr_options_warn *warn, void *warn_arg)
                 if (i < GR_OPTION_COUNT)
                         continue;
                 snprintf(name, sizeof(name), "%.*s", (int)(length < NEAREST_MAX ? length : NEAREST_MAX), *env + prefix);
-                nearest = gr_nearest(name, known, GR_OPTION_COUNT);
+                nearest = gr_options_nearest(name, known, GR_OPTION_COUNT);
                 if (nearest)
                         snprintf(message, sizeof(message), "unknown variable %s%s ignored; did you mean %s%s?",
                                  GR_OPTIONS_PREFIX, name, GR_OPTIONS_PREFIX, nearest);
@@ -387,7 +387,7 @@ void gr_options_dump(const struct gr_options *options, void (*line)(const char *
         }
 }
 
-int gr_path_expand(const char *pattern, pid_t pid, char *buf, size_t buf_bytes)
+int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf_bytes)
 {
         char out[GR_PATH_BYTES], digits[24];
         size_t used = 0, piece_bytes;
@@ -467,7 +467,7 @@ static bool contains(const char *text, const char *part)
         return false;
 }
 
-const char *gr_nearest(const char *text, const char *const *candidates, size_t count)
+const char *gr_options_nearest(const char *text, const char *const *candidates, size_t count)
 {
         const size_t length = strlen(text);
         unsigned best = length < 3 ? 1 : (unsigned)(length / 3), distance;

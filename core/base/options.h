@@ -95,9 +95,9 @@ struct gr_option {
 };
 
 extern const struct gr_option gr_option_table[GR_OPTION_COUNT];
-extern const char *const gr_reuse_words[];
-extern const char *const gr_pool_words[];
-extern const char *const gr_limit_includes_words[];
+extern const char *const gr_options_reuse_words[];
+extern const char *const gr_options_pool_words[];
+extern const char *const gr_options_limit_includes_words[];
 
 /* Takes one message without newline, valid during the call only. */
 typedef void gr_options_warn(const char *message, void *arg);
@@ -145,12 +145,12 @@ void gr_options_dump(const struct gr_options *options, void (*line)(const char *
  * Writes pattern with %p replaced by pid and %% by %, anything else as it stands. -ENAMETOOLONG where it does not fit,
  * buf untouched.
  */
-int gr_path_expand(const char *pattern, pid_t pid, char *buf, size_t buf_bytes);
+int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf_bytes);
 
 /*
  * The one of candidates (count of them, entries may be NULL) that text most likely meant, or NULL where none is near:
  * at most a third of text's length in insertions, deletions, substitutions and swaps.
  */
-const char *gr_nearest(const char *text, const char *const *candidates, size_t count);
+const char *gr_options_nearest(const char *text, const char *const *candidates, size_t count);
 
 #endif

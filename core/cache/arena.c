@@ -77,7 +77,7 @@ static inline __attribute__((no_sanitize("thread"))) void prefetch_block(struct 
  * gr_arenas_quiesce may have missed an arena that was made meanwhile. */
 static bool may_hit(struct gr_context *context)
 {
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         return atomic_load(&context->arenas_quiesced) == 0;
 }
 
@@ -93,7 +93,7 @@ static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
         struct gr_bin *bin = &arena->bins[block->class];
         struct gr_block *first = bin->blocks; /* a local: the compiler would load bin->blocks after each store */
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         assert(block->context == arena->context && block->class == gr_class_of_block(block->capacity_bytes));
         assert(!(block->flags &
@@ -113,7 +113,7 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
 {
         uint32_t count = gr_bin_count(bin) - 1;
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(!gr_block_is_live(block));
         assert(bin == &arena->bins[block->class] && bin->low_water <= gr_bin_count(bin));
         DL_DELETE(first, block);
@@ -125,7 +125,7 @@ static inline void remove_from(struct gr_arena *arena, struct gr_bin *bin, struc
         gr_cached_add(&arena->cached, -(int64_t)gr_footprint_bytes(block->capacity_bytes));
 }
 
-void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
+void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block)
 {
         remove_from(arena, bin, bin->blocks, block);
 }
@@ -136,7 +136,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 {
         unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         gr_budget_update_peak(arena->context->device);
         arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
 }
@@ -157,7 +157,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         uint64_t epoch = gr_fence_freed_into(fence, arena->shard, bytes);
         uint64_t before = arena->open_epoch == epoch ? arena->open_bytes : 0;
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(bytes > 0 && epoch >= arena->open_epoch);
         arena->open_epoch = epoch;
         arena->open_bytes = before + bytes;
@@ -183,7 +183,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         uint64_t ptr = block->ptr;
         struct gr_block **place = recent_place(arena, ptr);
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(atomic_load(&block->state) == GR_BLOCK_CACHED);
         assert(!*place || atomic_load(&(*place)->state) == state_at_home(arena));
         assert(block->context == arena->context && bytes > 0 && bytes <= block->capacity_bytes);
@@ -365,7 +365,7 @@ static struct gr_block *best(struct gr_context *context, struct gr_bin *bin, uns
 {
         struct gr_block *block, *found = NULL;
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         DL_FOREACH (bin->blocks, block) {
                 if (!gr_fence_usable(context->fence, block->freed_epoch)) {
                         if (class < GR_CLASS_EXACT)
@@ -395,7 +395,7 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
                 gr_arena_lock(arena);
                 block = best(arena->context, bin, class, at_least, at_most);
                 if (block) {
-                        gr_bin_remove(arena, bin, block);
+                        gr_arena_bin_remove(arena, bin, block);
                         bin->hits++;
                         hit(arena);
                 }
@@ -429,7 +429,7 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         gr_arena_lock(from);
         if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
                 for (; (block = bin->blocks) && done < count; done++) {
-                        gr_bin_remove(from, bin, block);
+                        gr_arena_bin_remove(from, bin, block);
                         gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* cached also meanwhile */
                         bytes += gr_footprint_bytes(block->capacity_bytes);
                         DL_APPEND(moved, block);

@@ -105,7 +105,7 @@ struct gr_cache_counts {
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts);
 
 /* Takes a block out of its bin. Arena lock held. */
-void gr_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
+void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_block *block);
 
 /*
  * The fast path of an allocation: hands the oldest block of the request's class in the calling thread's arena to the

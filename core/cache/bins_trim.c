@@ -53,7 +53,7 @@ static size_t collect(struct gr_context *context, unsigned class, uint64_t at_le
                                         break;
                                 continue;
                         }
-                        gr_bin_remove(arena, &arena->bins[class], block);
+                        gr_arena_bin_remove(arena, &arena->bins[class], block);
                         gr_budget_cache(context->device,
                                         footprint); /* else it would count as live until it is uncharged */
                         blocks[count++] = block;
@@ -70,7 +70,7 @@ uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, con
         uint64_t bytes = 0;
         size_t done = 0;
 
-        gr_rank_assert_free_from(GR_RANK_GATE);
+        gr_lock_rank_assert_free_from(GR_RANK_GATE);
         if (count == 0)
                 return 0;
         if (core->driver->mem_release(context->handle, ptrs, count, &done) == 0)
@@ -175,7 +175,7 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
 }
 
 /* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
-uint64_t gr_bins_unneeded(struct gr_context *context, unsigned class)
+uint64_t gr_bins_trim_unneeded(struct gr_context *context, unsigned class)
 {
         uint64_t bytes = 0;
 

@@ -31,6 +31,6 @@ uint64_t gr_bins_trim(struct gr_context *context, uint64_t want_bytes, unsigned 
 uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t most_bytes);
 
 /* The footprint of the low water of the class: what no request needed since the last call. Starts it anew. */
-uint64_t gr_bins_unneeded(struct gr_context *context, unsigned class);
+uint64_t gr_bins_trim_unneeded(struct gr_context *context, unsigned class);
 
 #endif

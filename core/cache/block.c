@@ -29,7 +29,7 @@ GR_HOT_CODE int gr_block_add(struct gr_core *core, struct gr_block *block, struc
         struct gr_context *quiesced = NULL, *wanted = NULL;
         int rc;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         while ((rc = gr_ledger_add(core->ledger, block, &wanted, ret_stale)) == -EAGAIN)
                 quiesce(&quiesced, wanted);
         quiesce(&quiesced, NULL);
@@ -41,7 +41,7 @@ struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
         struct gr_context *quiesced = NULL, *wanted = NULL;
         struct gr_block *stale;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         while (gr_ledger_forget(core->ledger, ptr, &wanted, &stale) == -EAGAIN)
                 quiesce(&quiesced, wanted);
         quiesce(&quiesced, NULL);
@@ -92,7 +92,7 @@ void gr_block_leave(struct gr_block *block)
 {
         struct gr_context *context = block->context;
 
-        gr_rank_assert_free_from(GR_RANK_GATE);
+        gr_lock_rank_assert_free_from(GR_RANK_GATE);
         assert(!gr_block_is_live(block));
         assert(!(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_HOST | GR_BLOCK_SPILLED))); /* an allocation of the driver */
         if (!gr_budget_limited(context->device)) {

@@ -66,7 +66,7 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(block->flags & GR_BLOCK_SPLIT && !gr_is_small(block->capacity_bytes));
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         block->prev = list->last;
@@ -81,7 +81,7 @@ static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_bloc
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(fastbins->count > 0 && (block->prev || list->first == block) && (block->next || list->last == block));
         *(block->prev ? &block->prev->next : &list->first) = block->next;
         *(block->next ? &block->next->prev : &list->last) = block->prev;

@@ -42,8 +42,7 @@ struct gr_context *gr_context_find(struct gr_core *core, void *handle)
         return context;
 }
 
-void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
-                          void *arg)
+void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg), void *arg)
 {
         struct gr_context *context;
 

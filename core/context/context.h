@@ -62,7 +62,7 @@ struct gr_context {
         bool coming;             /* the fences of the others do not know it yet; guarded likewise */
         _Atomic unsigned ending; /* threads that may end it: it may be gone in the driver, so no new visit; set with
                                     the lock held */
-        unsigned visitors;       /* threads in gr_core_each_context; guarded likewise */
+        unsigned visitors;       /* threads in gr_context_each; guarded likewise */
         struct gr_context *next;
 };
 
@@ -149,8 +149,7 @@ struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
  * Calls each alive context of device (-1: of all) in turn; the list may grow meanwhile. Stops where visit returns
  * false. No lock is held during the call.
  */
-void gr_core_each_context(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg),
-                          void *arg);
+void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg), void *arg);
 
 /*
  * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a

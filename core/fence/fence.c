@@ -62,7 +62,7 @@ static int event_take(struct gr_context *owner, void **ret_event)
         if (fence->idle_event_count > 0)
                 event = fence->idle_events[--fence->idle_event_count];
         gr_unlock(&fence->events_lock);
-        gr_rank_assert_held(GR_RANK_GATE); /* it is recorded next: no capture may begin meanwhile */
+        gr_lock_rank_assert_held(GR_RANK_GATE); /* it is recorded next: no capture may begin meanwhile */
         if (!event)
                 return owner->core->driver->event_create(owner->handle, ret_event);
         *ret_event = event;
@@ -168,7 +168,7 @@ static int close_locked(struct gr_fence *fence, bool always)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_rank_assert_held(GR_RANK_GATE);
+        gr_lock_rank_assert_held(GR_RANK_GATE);
         assert(freed_bytes >= atomic_load(&fence->closed_bytes)); /* what was freed only grows */
         assert(fence->accessor_count <= GR_ACCESSORS_MAX);
         if (!driver->context_record)
@@ -357,7 +357,7 @@ static int sync_locked(struct gr_fence *fence)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_rank_assert_held(GR_RANK_GATE);
+        gr_lock_rank_assert_held(GR_RANK_GATE);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         for (unsigned i = 0; i < fence->accessor_count && !rc; i++)
                 rc = fence->core->driver->context_sync(fence->accessors[i]->handle);
@@ -395,7 +395,7 @@ static int wait_for_epoch(struct gr_fence *fence, const struct gr_epoch *epoch)
         int rc = 0;
 
         gr_assert_locked(&fence->lock);
-        gr_rank_assert_held(GR_RANK_GATE);
+        gr_lock_rank_assert_held(GR_RANK_GATE);
         /* Read again: a stream that began to wait for others meanwhile must not come before this barrier. */
         atomic_fetch_add(&core->barriers_begun, 1);
         if (atomic_load(&core->waits_for_others) && core->config.reuse != GR_REUSE_BARRIER)
@@ -462,7 +462,7 @@ static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
         /* Many threads need a fence at the same moment, when a class runs out. On a lock each would wait for all. */
         while (!(*ret_mine = lead_try(fence)) && looks < TURN_LOOKS) {
                 do
-                        gr_pause(++looks);
+                        gr_lock_pause(++looks);
                 while (atomic_load_explicit(&fence->led, memory_order_relaxed) && looks < TURN_LOOKS);
                 if (gr_fence_usable(fence, epoch))
                         return true;
@@ -564,7 +564,7 @@ static int drain(struct gr_fence *fence)
         all.waits = atomic_load(&fence->core->waits_given);
         all.number = atomic_fetch_add(&fence->open_epoch, 1);
         gr_unlock(&fence->lock);
-        gr_core_each_context(fence->core, -1, drain_one, &drain);
+        gr_context_each(fence->core, -1, drain_one, &drain);
         assert(drain.drained <= drain.accessor_count); /* each context once */
         if (drain.rc)
                 return failed(fence, drain.rc);
@@ -595,7 +595,7 @@ static int wait_behind_record(struct gr_fence *fence, uint64_t deadline_ns)
         /* Spin first: the work may be nearly done, and a sleep takes longer. */
         for (unsigned n = 1; !rc && !gr_fence_idle(fence, epoch) && n <= SYNC_LOOKS; n++) {
                 rc = gr_fence_poll(fence);
-                gr_pause(n);
+                gr_lock_pause(n);
         }
         while (!rc && !gr_fence_idle(fence, epoch)) {
                 rc = gr_fence_wait_oldest(fence, deadline_ns);
@@ -625,7 +625,7 @@ int gr_fence_sync(struct gr_fence *fence)
 {
         int rc;
 
-        gr_rank_assert_free_from(GR_RANK_LADDER + 1);
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER + 1);
         rc = wait_behind_record(fence, UINT64_MAX);
         return rc == -EBUSY || rc == -ENOTSUP ? wait_without_record(fence) : rc;
 }
@@ -666,7 +666,7 @@ int gr_fence_sync_by(struct gr_fence *fence, uint64_t deadline_ns)
         gr_lock(&fence->lock);
         copy_accessors(fence, &drain);
         gr_unlock(&fence->lock);
-        gr_core_each_context(fence->core, -1, wait_one, &drain);
+        gr_context_each(fence->core, -1, wait_one, &drain);
         if (drain.rc == -ETIMEDOUT)
                 return drain.rc;
         rc = wait_behind_record(fence, deadline_ns);

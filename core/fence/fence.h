@@ -185,7 +185,7 @@ static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shar
         _Atomic uint64_t *part = &fence->arena_freed_bytes.shards[shard].part;
         uint64_t epoch;
 
-        gr_rank_assert_held(GR_RANK_ARENA);
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(shard < GR_SHARDS);
 #ifndef __x86_64__
         atomic_thread_fence(memory_order_seq_cst);

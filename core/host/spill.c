@@ -40,7 +40,7 @@ static int reserve_patiently(struct gr_context *context, uint64_t bytes)
                 uint64_t ended = atomic_load(&device->spill_ended);
                 bool waiting = false;
 
-                gr_core_each_context(context->core, device->ordinal, collect_one, &waiting);
+                gr_context_each(context->core, device->ordinal, collect_one, &waiting);
                 if (gr_account_reserve(&device->spilled_bytes, bytes, atomic_load(&device->spill_bytes)))
                         return 0;
                 if ((!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
@@ -56,7 +56,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         uint64_t ptr;
         int rc;
 
-        gr_rank_assert_free_from(GR_RANK_LADDER + 1);
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER + 1);
         if (!core->driver->host_alloc)
                 return -ENOTSUP;
         rc = reserve_patiently(context, bytes);

@@ -178,12 +178,12 @@ uint64_t gr_decay_run(struct gr_core *core, uint64_t now_ns)
                 return 0;
         /* Cleared before the bins are looked at: a thread that caches a block later sees that and wakes this one. */
         armed = atomic_exchange(&core->decay_armed, false);
-        gr_core_each_context(core, -1, decay_one, &round);
+        gr_context_each(core, -1, decay_one, &round);
         pinned_ns = gr_pinned_decay(core, now_ns, gr_decay_step_ns(core));
         if (armed && !pinned_ns && !round.next_ns) {
                 /* A thread may have read the old flag, while its store of the block was not visible here yet. */
                 core->driver->sleep_ns(PACE_NS);
-                gr_core_each_context(core, -1, decay_one, &round);
+                gr_context_each(core, -1, decay_one, &round);
                 pinned_ns = gr_pinned_decay(core, now_ns, gr_decay_step_ns(core));
         }
         if (pinned_ns && (!round.next_ns || pinned_ns < round.next_ns))

@@ -60,7 +60,7 @@ static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t li
         if (hold.reserved_bytes > most) {
                 uint64_t over = hold.reserved_bytes - most;
 
-                gr_core_each_context(context->core, device->ordinal, add_idle, &idle);
+                gr_context_each(context->core, device->ordinal, add_idle, &idle);
                 if (idle.bytes > 0)
                         freed += gr_rung_run(context, GR_LEVEL_TRIM, idle.bytes < over ? idle.bytes : over);
         }

@@ -20,13 +20,13 @@ bool gr_reclaimable_inside(void)
         return inside;
 }
 
-void gr_registry_init(struct gr_registry *registry)
+void gr_reclaimables_init(struct gr_registry *registry)
 {
         memset(registry, 0, sizeof(*registry));
         gr_lock_init(&registry->lock, GR_RANK_HOOKS);
 }
 
-void gr_registry_destroy(struct gr_registry *registry)
+void gr_reclaimables_destroy(struct gr_registry *registry)
 {
         gr_lock_destroy(&registry->lock);
 }

@@ -68,8 +68,8 @@ struct gr_registry {
         bool (*apart)(void (*work)(void *arg), void *arg);
 };
 
-void gr_registry_init(struct gr_registry *registry);
-void gr_registry_destroy(struct gr_registry *registry);
+void gr_reclaimables_init(struct gr_registry *registry);
+void gr_reclaimables_destroy(struct gr_registry *registry);
 
 /* -ENOSPC, or -EEXIST where it is registered already. */
 int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable);

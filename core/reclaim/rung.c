@@ -13,9 +13,9 @@
 #include "reclaim/reclaimable.h"
 #include "reclaim/trim.h"
 
-#define SYNC_PEERS_NS    UINT64_C(1000000000)  /* the same where that work may wait for later work of the program */
-#define GATE_NS          UINT64_C(100000000)   /* longest wait for captures of other threads to end */
-#define GATE_PAUSE_NS    UINT64_C(50000)
+#define SYNC_PEERS_NS UINT64_C(1000000000) /* the same where that work may wait for later work of the program */
+#define GATE_NS       UINT64_C(100000000)  /* longest wait for captures of other threads to end */
+#define GATE_PAUSE_NS UINT64_C(50000)
 
 const char *const gr_rung_words[GR_LEVEL_COUNT] = {
 #define GR_LEVEL_WORD(id, word) word,
@@ -185,14 +185,14 @@ GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const s
                 return 0;
         if (reclaim->held)
                 gr_unlock(reclaim->held);
-        gr_core_each_context(context->core, device->ordinal, wait_driver, &deadline_ns);
+        gr_context_each(context->core, device->ordinal, wait_driver, &deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return trim_driver(context);
 }
 
 uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
-                           bool *ret_overtaken)
+                             bool *ret_overtaken)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
@@ -217,7 +217,7 @@ uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, ui
                 reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
                 reclaim.first = context;
                 if (reclaim.visit(context, &reclaim))
-                        gr_core_each_context(core, device->ordinal, visit_other, &reclaim);
+                        gr_context_each(core, device->ordinal, visit_other, &reclaim);
                 if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
                         reclaim.back_bytes += trim_in_order(context, &reclaim, begin_ns);
                 /* On integrated devices pinned memory is device memory, too. */

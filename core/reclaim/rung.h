@@ -20,8 +20,8 @@ extern const char *const gr_rung_words[GR_LEVEL_COUNT];
 /*
  * Runs one rung, PURGE to NEIGHBOUR, for want_bytes on the context's device, on all contexts of that device. Returns
  * the bytes that the device got back; for PURGE and DROP the bytes that the program has freed, which may be in the
- * cache; for NEIGHBOUR what the neighbours report. May wait for the GPU and call reclaimables, so
- * no lock of core/ is held. May be nested: a reclaimable may free, allocate and reclaim.
+ * cache; for NEIGHBOUR what the neighbours report. May wait for the GPU and call reclaimables, so no lock of core/ is
+ * held. May be nested: a reclaimable may free, allocate and reclaim.
  */
 uint64_t gr_rung_run(struct gr_context *context, enum gr_level level, uint64_t want_bytes);
 

@@ -34,14 +34,14 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
         if (class < GR_CLASS_COUNT)
                 return gr_bins_trim_class(context, class, most_bytes);
         gr_budget_releases_begin(context->device);
-        bytes = gr_split_release(context, most_bytes);
+        bytes = gr_split_trim_most(context, most_bytes);
         gr_budget_releases_end(context->device, bytes);
         return bytes;
 }
 
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
 {
-        return class < GR_CLASS_COUNT ? gr_bins_unneeded(context, class) : gr_split_unneeded(context);
+        return class < GR_CLASS_COUNT ? gr_bins_trim_unneeded(context, class) : gr_split_trim_unneeded(context);
 }
 
 bool gr_trim_has_none(struct gr_context *context)
@@ -49,7 +49,7 @@ bool gr_trim_has_none(struct gr_context *context)
         for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
                 if (!gr_arenas_class_empty(context, class))
                         return false;
-        return gr_split_empty(context);
+        return gr_split_trim_has_none(context);
 }
 
 static bool maintain_one(struct gr_context *context, void *arg)
@@ -80,6 +80,6 @@ bool gr_trim_excess(struct gr_core *core)
 {
         bool waiting = false;
 
-        gr_core_each_context(core, -1, maintain_one, &waiting);
+        gr_context_each(core, -1, maintain_one, &waiting);
         return waiting;
 }

@@ -46,7 +46,7 @@ int gr_expandable_open(struct gr_context *context, bool small)
         uint64_t bytes = 0, total, ptr = 0;
         bool added = false;
 
-        gr_rank_assert_free_from(GR_RANK_SPLIT);
+        gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
         if (!driver->mem_reserve || atomic_load(&split->expandable_refused))
                 return -ENOSPC;
         if (driver->mem_info(context->handle, &(uint64_t){0}, &total) == 0)
@@ -76,7 +76,7 @@ int gr_expandable_open(struct gr_context *context, bool small)
         if (!split->expandable[small] && gr_segments_add(split, segment)) {
                 split->expandable[small] = segment;
                 note_expandable(context->core, small, ptr, bytes);
-                gr_hole_enter(range);
+                gr_extent_hole_enter(range);
                 added = true;
         }
         gr_unlock(&split->lock);

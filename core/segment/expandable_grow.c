@@ -41,7 +41,7 @@ static bool is_hole_or_usable(const struct gr_range *range)
 static void leave(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                gr_hole_leave(range);
+                gr_extent_hole_leave(range);
         else
                 gr_range_leave(split, range);
 }
@@ -49,7 +49,7 @@ static void leave(struct gr_split *split, struct gr_range *range)
 static void enter(struct gr_split *split, struct gr_range *range)
 {
         if (range->state == GR_RANGE_HOLE)
-                gr_hole_enter(range);
+                gr_extent_hole_enter(range);
         else
                 gr_range_enter(split, range);
 }

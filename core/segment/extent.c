@@ -87,7 +87,7 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
 
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent)
 {
-        gr_rank_assert_free_from(GR_RANK_SPLIT);
+        gr_lock_rank_assert_free_from(GR_RANK_SPLIT);
         assert(extent->pages > 0 && extent->back == 0 && extent->stale == 0);
         if (core->driver->mem_unmap(handle, gr_extent_ptr(segment, extent), gr_extent_bytes(extent), extent->handle))
                 return false;
@@ -96,7 +96,7 @@ bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segm
         return true;
 }
 
-void gr_hole_leave(struct gr_range *hole)
+void gr_extent_hole_leave(struct gr_range *hole)
 {
         assert(hole->state == GR_RANGE_HOLE);
         assert(!hole->after == (hole->segment->end == hole)); /* the last range, if it is a hole */
@@ -105,7 +105,7 @@ void gr_hole_leave(struct gr_range *hole)
                 hole->segment->end = NULL;
 }
 
-void gr_hole_enter(struct gr_range *range)
+void gr_extent_hole_enter(struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
@@ -121,15 +121,15 @@ void gr_hole_enter(struct gr_range *range)
 static void hole_make(struct gr_range *range)
 {
         if (range->after && range->after->state == GR_RANGE_HOLE) {
-                gr_hole_leave(range->after);
+                gr_extent_hole_leave(range->after);
                 gr_range_swallow(range, range->after);
         }
         if (range->before && range->before->state == GR_RANGE_HOLE) {
                 range = range->before;
-                gr_hole_leave(range);
+                gr_extent_hole_leave(range);
                 gr_range_swallow(range, range->after);
         }
-        gr_hole_enter(range);
+        gr_extent_hole_enter(range);
 }
 
 /* Makes a freed range STUCK, as it must not be reused. */

@@ -93,8 +93,8 @@ int gr_extent_map(struct gr_context *context, struct gr_segment *segment, uint64
 bool gr_extent_unmap(struct gr_core *core, void *handle, struct gr_segment *segment, struct gr_page *extent);
 
 /* A range without memory enters the list of its segment's holes, or leaves it. */
-void gr_hole_enter(struct gr_range *range);
-void gr_hole_leave(struct gr_range *hole);
+void gr_extent_hole_enter(struct gr_range *range);
+void gr_extent_hole_leave(struct gr_range *hole);
 
 /*
  * A busy range becomes what its pages are: holes where nothing is mapped, elsewhere ranges of state rest (FREE or

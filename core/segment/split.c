@@ -501,7 +501,7 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
 
         if (core->config.pool != GR_POOL_SPLIT && core->config.pool != GR_POOL_AUTO)
                 return -ENOENT;
-        gr_core_each_context(core, -1, find_in, &find);
+        gr_context_each(core, -1, find_in, &find);
         if (!find.found)
                 return -ENOENT;
         *ret_place = find.place;
@@ -547,5 +547,5 @@ static bool bar_one(struct gr_context *context, void *arg)
 void gr_split_bar(struct gr_core *core)
 {
         atomic_store(&core->split_barred, true);
-        gr_core_each_context(core, -1, bar_one, NULL); /* each time, as one may just have come */
+        gr_context_each(core, -1, bar_one, NULL); /* each time, as one may just have come */
 }

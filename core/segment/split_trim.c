@@ -77,7 +77,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         return back;
 }
 
-uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
+uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes)
 {
         struct gr_split *split = context->split;
         uint64_t batch_bytes = most_bytes < IDLE_BATCH_BYTES ? most_bytes : IDLE_BATCH_BYTES;
@@ -101,7 +101,7 @@ uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes)
         return gone;
 }
 
-uint64_t gr_split_unneeded(struct gr_context *context)
+uint64_t gr_split_trim_unneeded(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         uint64_t bytes;
@@ -115,7 +115,7 @@ uint64_t gr_split_unneeded(struct gr_context *context)
         return bytes;
 }
 
-void gr_split_settle(struct gr_context *context)
+void gr_split_trim_settle(struct gr_context *context)
 {
         if (atomic_load(&context->fastbins->cached.bytes) == 0)
                 return;
@@ -124,7 +124,7 @@ void gr_split_settle(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
-bool gr_split_empty(struct gr_context *context)
+bool gr_split_trim_has_none(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         bool empty;

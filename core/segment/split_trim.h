@@ -11,15 +11,15 @@ struct gr_context;
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 
 /* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */
-uint64_t gr_split_release(struct gr_context *context, uint64_t most_bytes);
+uint64_t gr_split_trim_most(struct gr_context *context, uint64_t most_bytes);
 
 /* The low water of the surplus: what no request needed since the last call. */
-uint64_t gr_split_unneeded(struct gr_context *context);
+uint64_t gr_split_trim_unneeded(struct gr_context *context);
 
 /* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */
-void gr_split_settle(struct gr_context *context);
+void gr_split_trim_settle(struct gr_context *context);
 
 /* Whether there is no surplus. */
-bool gr_split_empty(struct gr_context *context);
+bool gr_split_trim_has_none(struct gr_context *context);
 
 #endif

@@ -58,7 +58,7 @@ static void count(struct member *member, uint64_t bytes)
 {
         struct gr_region *region = atomic_load(&member->region);
 
-        gr_rank_assert_held(GR_RANK_REGION);
+        gr_lock_rank_assert_held(GR_RANK_REGION);
         if (region)
                 gr_region_adjust(region, (int64_t)bytes);
         else
@@ -137,7 +137,7 @@ static int name_file(struct member *member)
 
         if (member->file[0])
                 return 0;
-        if (!gr_device_uuid(member->device->ordinal, &uuid, NULL))
+        if (!gr_real_uuid(member->device->ordinal, &uuid, NULL))
                 return -ENODEV;
         return gr_region_file_name(gr_options.group.text, (const uint8_t *)uuid.bytes, member->file,
                                    sizeof(member->file));
@@ -152,7 +152,7 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
         int rc = name_file(member);
 
         if (rc == 0)
-                rc = gr_system_identity(&self);
+                rc = gr_platform_identity(&self);
         if (rc == 0)
                 rc = region_dir(true, dir);
         region = rc ? NULL : calloc(1, sizeof(*region));
@@ -161,7 +161,7 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
                 return NULL;
         }
         for (int i = 0; i < JOIN_TRIES; i++) {
-                rc = gr_region_open(region, &gr_system_ops, &self, dir, member->file, true);
+                rc = gr_region_open(region, &gr_platform_ops, &self, dir, member->file, true);
                 if (rc)
                         break;
                 rc = gr_region_join(region, program_invocation_short_name, (uint32_t)gr_options.share);
@@ -210,7 +210,7 @@ static void run_rung(struct member *member, struct give *give, enum gr_level lev
         if (give->back_bytes >= give->want_bytes)
                 return;
         give->level = level;
-        gr_core_each_context(&gr_core, member->device->ordinal, give_from, give);
+        gr_context_each(&gr_core, member->device->ordinal, give_from, give);
 }
 
 /*
@@ -232,7 +232,7 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
                 give.waiting = false;
-                gr_core_each_context(&gr_core, member->device->ordinal, look_for_waiting, &give);
+                gr_context_each(&gr_core, member->device->ordinal, look_for_waiting, &give);
                 run_rung(member, &give, GR_LEVEL_TRIM);
                 if (!give.waiting)
                         break;
@@ -280,8 +280,8 @@ static void serve_one(struct member *member, struct gr_region *region)
         if (request.want_bytes > 0)
                 given = give_back(member, &request);
         if (request.orders & GR_ORDER_REFRESH)
-                gr_core_each_context(&gr_core, member->device->ordinal, refresh_card, NULL);
-        gr_device_figures(member->device, figures);
+                gr_context_each(&gr_core, member->device->ordinal, refresh_card, NULL);
+        gr_figures_of_device(member->device, figures);
         gr_region_publish(region, figures, false);
         gr_region_answer(region, &request, given);
 }
@@ -319,7 +319,7 @@ static uint64_t activity(struct member *member)
 {
         uint64_t sum = gr_budget_live(member->device) + atomic_load(&member->device->peak_reserved_bytes);
 
-        gr_core_each_context(&gr_core, member->device->ordinal, add_freed, &sum);
+        gr_context_each(&gr_core, member->device->ordinal, add_freed, &sum);
         return sum;
 }
 
@@ -336,7 +336,7 @@ unsigned gr_neighbour_threads(void)
 /* In a thread of this file. The background thread is not counted: it ends first. */
 static bool left_alone(void)
 {
-        return gr_system_left_alone(gr_neighbour_threads() + gr_worker_threads());
+        return gr_platform_left_alone(gr_neighbour_threads() + gr_worker_threads());
 }
 
 static struct timespec after(uint64_t ns)
@@ -380,7 +380,7 @@ static void *serve(void *arg)
         uint64_t figures[GR_FIGURE_COUNT], before = 0, now, pause_ns = PUBLISH_NS;
         int rc;
 
-        gr_driver_relax_captures();
+        gr_operations_relax_captures();
         region = join_late(member);
         if (region)
                 serving = member;
@@ -389,7 +389,7 @@ static void *serve(void *arg)
                 bool changed;
 
                 serve_one(member, region);
-                gr_device_figures(member->device, figures);
+                gr_figures_of_device(member->device, figures);
                 now = activity(member);
                 changed = now != before;
                 before = now;
@@ -427,7 +427,7 @@ GR_HELD(all_lock) static void start_thread(struct member *member)
 {
         gr_assert_locked(&all_lock);
         atomic_store(&member->running, true);
-        if (gr_thread_start(serve, member)) {
+        if (gr_workers_start_thread(serve, member)) {
                 all.threads++;
         } else {
                 atomic_store(&member->running, false);
@@ -528,9 +528,9 @@ uint64_t gr_neighbour_sum(const char *uuid)
                 return 0;
         }
         /* Where there is no region, there is no member. */
-        if (region_dir(false, look->dir) == 0 && gr_system_identity(&self) == 0 &&
+        if (region_dir(false, look->dir) == 0 && gr_platform_identity(&self) == 0 &&
             gr_region_file_name(gr_options.group.text, bytes, file, sizeof(file)) == 0 &&
-            gr_region_open(&look->region, &gr_system_ops, &self, look->dir, file, false) == 0) {
+            gr_region_open(&look->region, &gr_platform_ops, &self, look->dir, file, false) == 0) {
                 gr_region_sweep(&look->region);
                 sum = gr_region_sum(&look->region, false);
                 gr_region_close(&look->region);
@@ -552,12 +552,12 @@ void gr_neighbour_join(CUdevice dev)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&all_lock);
         if (!atomic_load(&member->tried)) {
-                uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+                uint64_t begin_ns = gr_platform_now_ns(), begin_thread_ns = gr_platform_thread_ns();
 
                 join_locked(member);
                 atomic_store(&member->tried, true);
                 gr_log(GR_LOG_DEBUG, "joined the others in %" PRIu64 " us, %" PRIu64 " us of the processor",
-                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
+                       (gr_platform_now_ns() - begin_ns) / 1000, (gr_platform_thread_ns() - begin_thread_ns) / 1000);
         }
         gr_unlock(&all_lock);
         pthread_setcancelstate(cancel, NULL);

@@ -49,7 +49,7 @@ GR_HELD(lock) static void *card(struct gr_device *device, struct look *look)
         if (look->tried)
                 return look->nvml;
         look->tried = true;
-        if (!gr_device_uuid(device->ordinal, NULL, text))
+        if (!gr_real_uuid(device->ordinal, NULL, text))
                 return NULL;
         if (gr_nvml_device(text, &look->nvml) != 0)
                 look->nvml = NULL;

@@ -30,7 +30,7 @@ static struct gr_lock streams_lock = GR_LOCK_INIT(GR_RANK_STREAMS);
 static struct release_stream *streams GR_GUARDED_BY(streams_lock);
 
 struct gr_driver gr_driver;
-static const struct gr_driver_told *told;
+static const struct gr_operations_told *told;
 
 /* Whether the driver refused a call because of a capture. */
 static bool because_of_capture(CUresult result)
@@ -71,7 +71,7 @@ CUresult gr_result_of(int rc)
         }
 }
 
-CUstreamCaptureMode gr_driver_relax_captures(void)
+CUstreamCaptureMode gr_operations_relax_captures(void)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
@@ -80,7 +80,7 @@ CUstreamCaptureMode gr_driver_relax_captures(void)
         return mode;
 }
 
-void gr_driver_restore_captures(CUstreamCaptureMode mode)
+void gr_operations_restore_captures(CUstreamCaptureMode mode)
 {
         if (gr_real.cuThreadExchangeStreamCaptureMode)
                 gr_real.cuThreadExchangeStreamCaptureMode(&mode);
@@ -176,7 +176,7 @@ static CUstream release_stream(void *context)
         return stream;
 }
 
-void gr_driver_forget(CUcontext context)
+void gr_operations_forget(CUcontext context)
 {
         struct release_stream *entry;
 
@@ -203,10 +203,10 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         *ret_done = 0;
         if (!gr_real.cuMemFreeAsync)
                 return -ENOTSUP;
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         stream = release_stream(context);
         if (!stream) {
-                gr_driver_restore_captures(mode);
+                gr_operations_restore_captures(mode);
                 return -ENOTSUP;
         }
         while (done < count && result == CUDA_SUCCESS) {
@@ -217,7 +217,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         /* The driver keeps the memory until the host has seen the frees finish, and no later call waits for that. */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         *ret_done = done;
         return gr_errno(result);
 }
@@ -307,7 +307,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
 
 static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t handle)
 {
-        CUstreamCaptureMode mode = gr_driver_relax_captures();
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
         bool entered = context && enter(context);
         CUresult result;
 
@@ -318,7 +318,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         gr_unlock(&gr_mappings);
         if (entered)
                 leave();
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         told->going_on();
         return gr_errno(result);
 }
@@ -361,10 +361,10 @@ static void driver_event_destroy(void *context, void *event)
 
 static int driver_event_query(void *event)
 {
-        CUstreamCaptureMode mode = gr_driver_relax_captures();
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
         CUresult result = gr_real.cuEventQuery(event);
 
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         return gr_errno(result);
 }
 
@@ -385,9 +385,9 @@ static int driver_context_sync(void *context)
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
-        mode = gr_driver_relax_captures(); /* a capture in another context must not make this fail */
+        mode = gr_operations_relax_captures(); /* a capture in another context must not make this fail */
         result = gr_real.cuCtxSynchronize();
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         leave();
         return to_errno_or_busy(result);
 }
@@ -404,11 +404,11 @@ static int driver_context_drain(void *context)
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         result = gr_real.cuMemHostAlloc(&page, DRAIN_BYTES, 0);
         if (result == CUDA_SUCCESS)
                 result = gr_real.cuMemFreeHost(page);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         leave();
         return gr_errno(result);
 }
@@ -427,14 +427,14 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         (void)context;
         if (!gr_real.cuMemHostAlloc || !gr_real.cuMemHostGetDevicePointer_v2 || !gr_real.cuMemFreeHost)
                 return -ENOTSUP;
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         result = gr_real.cuMemHostAlloc(&host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
         if (result == CUDA_SUCCESS &&
             (gr_real.cuMemHostGetDevicePointer_v2(&ptr, host, 0) != CUDA_SUCCESS || ptr != (CUdeviceptr)host)) {
                 gr_real.cuMemFreeHost(host);
                 result = CUDA_ERROR_NOT_SUPPORTED;
         }
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         if (result == CUDA_SUCCESS)
                 *ret_ptr = ptr;
         return gr_errno(result);
@@ -447,9 +447,9 @@ static int driver_host_free(void *context, uint64_t ptr)
 
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         leave();
         return gr_errno(result);
 }
@@ -482,7 +482,7 @@ static void driver_sleep_ns(uint64_t ns)
         pthread_setcancelstate(cancel, NULL);
 }
 
-void gr_driver_init(const struct gr_driver_told *who)
+void gr_operations_init(const struct gr_operations_told *who)
 {
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
         bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&

@@ -15,17 +15,17 @@ extern struct gr_driver gr_driver;
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
 /* What is told of the driver's calls. */
-struct gr_driver_told {
+struct gr_operations_told {
         void (*taking)(void);   /* memory is about to be taken */
         void (*taken)(void);    /* an allocation was served; its context is current */
         void (*going_on)(void); /* the thread has not stopped: within long work, after each call */
 };
 
 /* Fills gr_driver with what gr_real has, but for the pools of the driver. told must live as long as the process. */
-void gr_driver_init(const struct gr_driver_told *told);
+void gr_operations_init(const struct gr_operations_told *told);
 
 /* The context has ended, and with it this library's stream in it. */
-void gr_driver_forget(CUcontext context);
+void gr_operations_forget(CUcontext context);
 
 /* The driver's result as 0 or -errno for core/, and back. */
 int gr_errno(CUresult result);
@@ -37,7 +37,7 @@ static inline CUresult gr_result(int rc)
 }
 
 /* Until the mode is restored, the calling thread neither disturbs captures nor is refused because of them. */
-CUstreamCaptureMode gr_driver_relax_captures(void);
-void gr_driver_restore_captures(CUstreamCaptureMode mode);
+CUstreamCaptureMode gr_operations_relax_captures(void);
+void gr_operations_restore_captures(CUstreamCaptureMode mode);
 
 #endif

@@ -22,9 +22,9 @@ struct gr_core gr_core;
 
 /* Used by dlsym.S. Every writer writes the same value. */
 GR_HIDDEN dlsym_function *gr_real_dlsym;
-GR_HIDDEN dlsym_function *gr_find_real_dlsym(void);
+GR_HIDDEN dlsym_function *gr_real_find_dlsym(void);
 
-dlsym_function *gr_find_real_dlsym(void)
+dlsym_function *gr_real_find_dlsym(void)
 {
         dlsym_function *real = __atomic_load_n(&gr_real_dlsym, __ATOMIC_RELAXED);
 
@@ -37,7 +37,7 @@ dlsym_function *gr_find_real_dlsym(void)
 
 void *gr_real_symbol(void *handle, const char *name)
 {
-        return gr_find_real_dlsym()(handle, name);
+        return gr_real_find_dlsym()(handle, name);
 }
 
 static const struct symbol {
@@ -78,7 +78,7 @@ static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE); /* held whil
 GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
         gr_assert_locked(&resolve_lock);
-        gr_process_options();
+        gr_environment_read();
         for (size_t i = 0; i < SYMBOLS; i++)
                 *(void **)((char *)&gr_real + symbols[i].offset) = found[i];
         for (size_t i = 0; i < SYMBOLS; i++)
@@ -127,7 +127,7 @@ static void watch_forks(void)
 
 bool gr_shim_resolve(void)
 {
-        uint64_t begin_ns = gr_system_now_ns(), begin_thread_ns = gr_system_thread_ns();
+        uint64_t begin_ns = gr_platform_now_ns(), begin_thread_ns = gr_platform_thread_ns();
         GR_KEEP_ERRNO;
         static pthread_once_t once = PTHREAD_ONCE_INIT;
         int state = atomic_load(&gr_shim_state);
@@ -146,7 +146,7 @@ bool gr_shim_resolve(void)
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
                 state = set_up_locked(found);
                 gr_log(GR_LOG_DEBUG, "set up in %" PRIu64 " us, %" PRIu64 " us of the processor",
-                       (gr_system_now_ns() - begin_ns) / 1000, (gr_system_thread_ns() - begin_thread_ns) / 1000);
+                       (gr_platform_now_ns() - begin_ns) / 1000, (gr_platform_thread_ns() - begin_thread_ns) / 1000);
                 atomic_store_explicit(&gr_shim_state, state, memory_order_release);
         }
         state = atomic_load(&gr_shim_state);
@@ -160,7 +160,7 @@ bool gr_shim_resolve(void)
         return state == GR_SHIM_READY || state == GR_SHIM_ENDING;
 }
 
-bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
+bool gr_real_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
 {
         CUuuid uuid;
         size_t at = 0;
@@ -177,7 +177,7 @@ bool gr_device_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
         return true;
 }
 
-CUresult gr_given(CUresult result, const CUdeviceptr *dptr)
+CUresult gr_real_given(CUresult result, const CUdeviceptr *dptr)
 {
         GR_KEEP_ERRNO;
 

@@ -56,11 +56,11 @@ bool gr_shim_resolve(void);
  * Called with the result of a driver's function that gives the program memory at *dptr: tells the pool (gr_pool_given)
  * where it is CUDA_SUCCESS. Returns result.
  */
-CUresult gr_given(CUresult result, const CUdeviceptr *dptr);
+CUresult gr_real_given(CUresult result, const CUdeviceptr *dptr);
 
 /* The device's UUID, in bytes and as text without a prefix; either may be NULL. False: the driver does not tell it. */
 #define GR_UUID_TEXT_BYTES 37
-bool gr_device_uuid(CUdevice device, CUuuid *ret, char *ret_text);
+bool gr_real_uuid(CUdevice device, CUuuid *ret, char *ret_text);
 
 /* Whether hooks may do their work. */
 static inline bool gr_shim_ready(void)

@@ -119,11 +119,10 @@ static int create_mipmapped(void *arg)
         return gr_errno(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
 }
 
-static CUresult charge(struct gr_context *context, uint64_t bytes, gr_accounted_allocate *create,
-                       struct request *request)
+static CUresult charge(struct gr_context *context, uint64_t bytes, gr_charge_allocate *create, struct request *request)
 {
         GR_KEEP_ERRNO;
-        int rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
+        int rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_ARRAY, bytes, create, request);
 
         if (rc == 0) {
                 rc = gr_accounted_add(
@@ -152,7 +151,7 @@ GR_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray *handle, const CUDA_ARRAY_DE
                                                        .NumChannels = descriptor->NumChannels};
 
                 bytes = footprint(&shape, 1);
-                context = gr_current_context();
+                context = gr_context_current();
         }
         if (!context || !bytes)
                 return GR_REAL(cuArrayCreate_v2, handle, descriptor);
@@ -171,7 +170,7 @@ GR_EXPORT CUresult CUDAAPI cuArray3DCreate_v2(CUarray *handle, const CUDA_ARRAY3
 
         if (gr_shim_ready() && gr_real.cuArray3DCreate_v2 && handle && descriptor) {
                 bytes = footprint(descriptor, 1);
-                context = gr_current_context();
+                context = gr_context_current();
         }
         if (!context || !bytes)
                 return GR_REAL(cuArray3DCreate_v2, handle, descriptor);
@@ -191,7 +190,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, cons
 
         if (gr_shim_ready() && gr_real.cuMipmappedArrayCreate && handle && descriptor) {
                 bytes = footprint(descriptor, levels);
-                context = gr_current_context();
+                context = gr_context_current();
         }
         if (!context || !bytes)
                 return GR_REAL(cuMipmappedArrayCreate, handle, descriptor, levels);

@@ -123,7 +123,7 @@ void gr_capture_began(const struct gr_capture *capture)
         gr_unlock(&capturing_lock);
 }
 
-void gr_streams_overlap(void)
+void gr_captures_note_overlap(void)
 {
         atomic_store(&gr_core.overlaps, true);
 }

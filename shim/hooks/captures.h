@@ -48,6 +48,6 @@ bool gr_captures_have_room(void);
 void gr_capture_began(const struct gr_capture *capture);
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */
-void gr_streams_overlap(void);
+void gr_captures_note_overlap(void);
 
 #endif

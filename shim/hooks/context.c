@@ -93,7 +93,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
                 owner = NULL;
         gr_driver.mem_release(handle, &(uint64_t){probe}, 1, &(size_t){0});
         if (owner != handle)
-                gr_driver_forget(handle); /* its stream is not needed again */
+                gr_operations_forget(handle); /* its stream is not needed again */
         return owner;
 }
 
@@ -122,7 +122,7 @@ struct gr_context *gr_context_known(CUcontext handle)
 
 static struct gr_context *add(CUcontext handle, CUdevice dev)
 {
-        struct gr_context *context = gr_context_add(&gr_core, handle, dev), *first = NULL;
+        struct gr_context *context = gr_core_context_add(&gr_core, handle, dev), *first = NULL;
 
         if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
                 atomic_store(&several, true);
@@ -143,7 +143,7 @@ static struct gr_context *look_up(CUcontext handle)
                 return context;
         if (gr_real.cuCtxGetDevice(&dev) != CUDA_SUCCESS || !gr_device_get(dev))
                 return NULL;
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         gr_lock(&primary_locks[dev]);
         gr_lock(&lock);
         if (!primaries[dev])
@@ -155,7 +155,7 @@ static struct gr_context *look_up(CUcontext handle)
                         aliases[alias_count++] = (struct alias){handle, owner};
         }
         gr_unlock(&lock);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         if (owner) {
                 gr_device_use(dev);
                 context = add(owner, dev);
@@ -186,13 +186,13 @@ struct gr_context *gr_context_ask(void)
         return gr_thread.context;
 }
 
-void gr_runtime_used(unsigned runtime)
+void gr_context_runtime_used(unsigned runtime)
 {
-        if (gr_current_context())
+        if (gr_context_current())
                 gr_thread.runtimes |= runtime;
 }
 
-void gr_runtime_unsure(void)
+void gr_context_runtime_unsure(void)
 {
         gr_thread.runtimes = 0;
 }
@@ -248,7 +248,7 @@ static void ended(CUcontext handle)
 
         atomic_fetch_add(&gr_context_generation, 1);
         gr_captures_end(handle);
-        gr_driver_forget(handle);
+        gr_operations_forget(handle);
         gr_accounted_drop_owner(gr_core.accounted, handle);
         gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)
@@ -261,7 +261,7 @@ static void ended(CUcontext handle)
                         primaries[i] = NULL;
         gr_unlock(&lock);
         if (context)
-                gr_context_drop(context);
+                gr_core_context_drop(context);
 }
 
 /*
@@ -375,7 +375,7 @@ static void ending(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         if (context)
-                gr_context_ending(context);
+                gr_core_context_ending(context);
 }
 
 /* The driver did not destroy the context: fences cover it again. */
@@ -384,7 +384,7 @@ static void stays(CUcontext handle)
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
         if (context)
-                gr_context_stays(context);
+                gr_core_context_stays(context);
 }
 
 /* 0: unknown. */
@@ -588,10 +588,10 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc
         gr_lock(&primary_locks[dev]);
         result = GR_REAL(cuGreenCtxCreate, green, description, dev, flags);
         if (result == CUDA_SUCCESS) {
-                gr_streams_overlap(); /* its default stream runs beside that of the primary context */
-                mode = gr_driver_relax_captures();
+                gr_captures_note_overlap(); /* its default stream runs beside that of the primary context */
+                mode = gr_operations_relax_captures();
                 primary = primary_of(dev);
-                gr_driver_restore_captures(mode);
+                gr_operations_restore_captures(mode);
                 gr_lock(&lock);
                 green_remember(*green, dev);
                 if (primary)
@@ -692,7 +692,7 @@ GR_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int fl
         result = GR_REAL(cuCtxEnablePeerAccess, peer, flags);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        current = gr_current_context();
+        current = gr_context_current();
         owner = gr_context_visit(peer);
         if (current && owner)
                 gr_fence_add_accessor(owner->fence, current);

@@ -4,7 +4,7 @@
 
 #include "shim.h"
 
-/* As gr_current_context, but always asks the driver which context is current. */
+/* As gr_context_current, but always asks the driver which context is current. */
 struct gr_context *gr_context_ask(void);
 
 /*
@@ -14,7 +14,7 @@ struct gr_context *gr_context_ask(void);
 extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
 
 /* The calling thread's current context; NULL where there is none or it cannot be managed. */
-static inline struct gr_context *gr_current_context(void)
+static inline struct gr_context *gr_context_current(void)
 {
         return __builtin_expect(gr_thread.sure == atomic_load_explicit(&gr_context_generation, memory_order_acquire), 1)
                        ? gr_thread.context
@@ -28,18 +28,18 @@ struct gr_context *gr_context_known(CUcontext handle);
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*
- * As gr_current_context, where the runtime of this bit has served the thread since the context became current and no
+ * As gr_context_current, where the runtime of this bit has served the thread since the context became current and no
  * device was chosen; else NULL.
  */
-static inline struct gr_context *gr_runtime_context(unsigned runtime)
+static inline struct gr_context *gr_context_of_runtime(unsigned runtime)
 {
-        struct gr_context *context = gr_current_context();
+        struct gr_context *context = gr_context_current();
 
         return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
 }
 
 /* The runtime of this bit has served the thread; a device was chosen, so that no runtime counts any more. */
-void gr_runtime_used(unsigned runtime);
-void gr_runtime_unsure(void);
+void gr_context_runtime_used(unsigned runtime);
+void gr_context_runtime_unsure(void);
 
 #endif

@@ -266,8 +266,8 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        if (gr_overhead_counted() && gr_current_context())
-                gr_overhead_look(gr_current_context()->device, GR_OVERHEAD_AGE_NS);
+        if (gr_overhead_counted() && gr_context_current())
+                gr_overhead_look(gr_context_current()->device, GR_OVERHEAD_AGE_NS);
         if (!gr_graph_memory_in_use() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
             !gr_real.cuGraphMemAllocNodeGetParams || !gr_real.cuGraphMemFreeNodeGetParams ||
             !gr_real.cuGraphChildGraphNodeGetGraph)
@@ -339,7 +339,7 @@ static CUresult submit(CUgraphExec handle, CUstream stream, bool null_is_own,
         GR_KEEP_ERRNO;
         rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
-                context = gr_climber(&gr_core, request.device, gr_current_context());
+                context = gr_charge_climber(&gr_core, request.device, gr_context_current());
                 if (context)
                         rc = gr_ladder_climb_for(context, request.need_bytes, attempt, &request, rc);
                 else if (rc == -EDQUOT)
@@ -365,7 +365,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream)
         bool told;
 
         gr_shim_ready();
-        gr_submits(stream, false);
+        gr_submit_begin(stream, false);
         told = gr_stream_graph_begins();
         return gr_stream_graph_began(told, submit(exec, stream, false, gr_real.cuGraphLaunch));
 }
@@ -375,7 +375,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
         bool told;
 
         gr_shim_ready();
-        gr_submits(stream, true);
+        gr_submit_begin(stream, true);
         told = gr_stream_graph_begins();
         return gr_stream_graph_began(told, submit(exec, stream, true, gr_real.cuGraphLaunch_ptsz));
 }
@@ -470,7 +470,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph gra
                                                   size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
         gr_graph_memory_seen();
-        return gr_given(GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params), &params->dptr);
+        return gr_real_given(GR_REAL(cuGraphAddMemAllocNode, node, graph, dependencies, count, params), &params->dptr);
 }
 
 static CUresult node_added(CUresult result, const CUgraphNodeParams *params)
@@ -478,7 +478,7 @@ static CUresult node_added(CUresult result, const CUgraphNodeParams *params)
         if (result != CUDA_SUCCESS || params->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
                 return result;
         gr_graph_memory_seen();
-        return gr_given(result, &params->alloc.dptr);
+        return gr_real_given(result, &params->alloc.dptr);
 }
 
 GR_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,

@@ -27,19 +27,19 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 
-void gr_memory_shared(void)
+void gr_ipc_memory_shared(void)
 {
         gr_core_will_wait(&gr_core);
 }
 
-void gr_export_mark(int fd)
+void gr_ipc_mark(int fd)
 {
         GR_KEEP_ERRNO;
 
         (void)fcntl(fd, F_SETOWN, getpid()); /* failed: it counts as another process's when it is imported */
 }
 
-bool gr_export_is_own(int fd)
+bool gr_ipc_is_own(int fd)
 {
         GR_KEEP_ERRNO;
         bool own = fcntl(fd, F_GETOWN) == getpid();
@@ -49,7 +49,7 @@ bool gr_export_is_own(int fd)
 
 static void opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
 {
-        gr_memory_shared();
+        gr_ipc_memory_shared();
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
         /* Without memory for the entry it is not shown: the limit does not count it anyway. */
@@ -68,10 +68,10 @@ GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,
         if (gr_shim_ready() && descriptor &&
             (descriptor->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ||
              (int)descriptor->type == 9 /* CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD, of newer toolkits */))
-                own = gr_export_is_own(descriptor->handle.fd);
+                own = gr_ipc_is_own(descriptor->handle.fd);
         result = GR_REAL(cuImportExternalMemory, external, descriptor);
         if (result == CUDA_SUCCESS && gr_shim_ready() && !own) {
-                context = gr_current_context();
+                context = gr_context_current();
                 if (context)
                         opened(context, context->device, (uint64_t)(uintptr_t)*external, descriptor->size);
         }
@@ -93,7 +93,7 @@ GR_EXPORT CUresult CUDAAPI cuDestroyExternalMemory(CUexternalMemory external)
 /* Counts memory that was opened by an IPC handle. The address may be counted already: a context opens memory once. */
 static void opened_ipc(CUdeviceptr ptr)
 {
-        struct gr_context *context = gr_current_context();
+        struct gr_context *context = gr_context_current();
         struct gr_device *device;
         size_t bytes = 0;
         int ordinal = 0;
@@ -116,7 +116,7 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        result = gr_given(real(dptr, handle, flags), dptr);
+        result = gr_real_given(real(dptr, handle, flags), dptr);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 opened_ipc(*dptr);
         }
@@ -174,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUm
         CUresult result = GR_REAL(cuMemPoolExportToShareableHandle, shareable, pool, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                gr_memory_shared();
+                gr_ipc_memory_shared();
         return result;
 }
 
@@ -184,17 +184,17 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool
         CUresult result = GR_REAL(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                gr_memory_shared();
+                gr_ipc_memory_shared();
         return result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *ptr, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
-        return gr_given(GR_REAL(cuMemPoolImportPointer, ptr, pool, data), ptr);
+        return gr_real_given(GR_REAL(cuMemPoolImportPointer, ptr, pool, data), ptr);
 }
 
 GR_EXPORT CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *ptr, CUexternalMemory external,
                                                            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *descriptor)
 {
-        return gr_given(GR_REAL(cuExternalMemoryGetMappedBuffer, ptr, external, descriptor), ptr);
+        return gr_real_given(GR_REAL(cuExternalMemoryGetMappedBuffer, ptr, external, descriptor), ptr);
 }

@@ -41,13 +41,13 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
 
         if (!gr_shim_ready() || !gr_real.cuMemAllocManaged || !dptr || bytesize == 0 || bytesize > GR_BLOCK_MAX_BYTES ||
             (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
-                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
-        context = gr_current_context();
+                return gr_real_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
+        context = gr_context_current();
         if (!context)
-                return gr_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
+                return gr_real_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
         footprint =
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
-        rc = gr_accounted_charge(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
+        rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
         if (rc == 0) {
                 rc = gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr,
                                       context->handle, footprint);
@@ -56,10 +56,10 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 else
                         *dptr = request.ptr;
         }
-        return gr_given(gr_result(rc), dptr);
+        return gr_real_given(gr_result(rc), dptr);
 }
 
-CUresult gr_free_accounted(CUdeviceptr ptr)
+CUresult gr_managed_free_accounted(CUdeviceptr ptr)
 {
         struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_MANAGED, ptr);
         CUresult result;

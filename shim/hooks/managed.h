@@ -5,6 +5,6 @@
 #include "shim.h"
 
 /* cuMemFree of memory that is no block of the pool. */
-CUresult gr_free_accounted(CUdeviceptr ptr);
+CUresult gr_managed_free_accounted(CUdeviceptr ptr);
 
 #endif

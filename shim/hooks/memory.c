@@ -31,7 +31,7 @@ struct pitched_request {
         unsigned element_bytes;
 };
 
-_Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+_Thread_local __attribute__((tls_model("initial-exec"))) int gr_memory_runtime_refused;
 
 static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
 static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
@@ -41,13 +41,13 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
                                                    CUdeviceptr *ret_ptr)
 {
         GR_KEEP_ERRNO;
-        int rc = ptr ? 0 : gr_runtime_refused;
+        int rc = ptr ? 0 : gr_memory_runtime_refused;
 
         if (!ptr && !rc)
                 rc = gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0)
                 *ret_ptr = ptr;
-        if (gr_tracing() && rc == 0)
+        if (gr_trace_is_on() && rc == 0)
                 gr_trace_alloc(ptr, bytes);
         return rc;
 }
@@ -57,7 +57,7 @@ GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t b
         struct gr_context *context = NULL;
 
         if (__builtin_expect(gr_shim_ready() && dptr && bytesize > 0 && bytesize <= GR_BLOCK_MAX_BYTES, 1))
-                context = gr_current_context();
+                context = gr_context_current();
         if (__builtin_expect(!context, 0))
                 return GR_REAL(cuMemAlloc_v2, dptr, bytesize);
         return gr_result(gr_memory_alloc(context, bytesize, dptr));
@@ -126,7 +126,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
             (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
             __builtin_mul_overflow(width_bytes + 511, height, &expected) || expected > GR_BLOCK_MAX_BYTES)
                 return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
-        context = gr_current_context();
+        context = gr_context_current();
         if (!context)
                 return GR_REAL(cuMemAllocPitch_v2, dptr, pitch, width_bytes, height, element_bytes);
         key.key.device_and_element = (uint64_t)context->device->ordinal << 32 | element_bytes;
@@ -144,7 +144,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         if (rc == 0) {
                 *dptr = ptr;
                 *pitch = key.pitch_bytes;
-                if (gr_tracing())
+                if (gr_trace_is_on())
                         gr_trace_alloc(ptr, key.pitch_bytes * height);
         }
         return gr_result(rc);
@@ -153,12 +153,12 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
 __attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CUdeviceptr ptr, bool should_close)
 {
         GR_KEEP_ERRNO;
-        int rc = context ? 0 : gr_runtime_refused;
+        int rc = context ? 0 : gr_memory_runtime_refused;
 
         if (context) {
                 gr_pool_freed(context, should_close);
         } else if (!rc) {
-                if (gr_tracing())
+                if (gr_trace_is_on())
                         gr_trace_free(ptr);
                 rc = gr_pool_free_slow(&gr_core, ptr);
         }
@@ -172,7 +172,7 @@ GR_HOT_CODE GR_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
         if (__builtin_expect(!gr_shim_ready() || !dptr, 0))
                 return GR_REAL(cuMemFree_v2, dptr);
         rc = gr_memory_free(dptr);
-        return __builtin_expect(rc == -ENOENT, 0) ? gr_free_accounted(dptr) : gr_result(rc);
+        return __builtin_expect(rc == -ENOENT, 0) ? gr_managed_free_accounted(dptr) : gr_result(rc);
 }
 
 struct free_request {
@@ -203,7 +203,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, 
                 return CUDA_ERROR_NOT_FOUND;
         if (!gr_shim_ready() || !dptr || gr_capture_on(stream, null_is_own))
                 return real(dptr, stream);
-        if (gr_tracing())
+        if (gr_trace_is_on())
                 gr_trace_free(dptr);
         rc = gr_pool_free_in_order(&gr_core, dptr, give_back, &request);
         if (rc != -ENOENT)

@@ -21,7 +21,7 @@ static inline int gr_memory_alloc(struct gr_context *context, size_t bytes, CUde
 {
         uint64_t ptr = gr_arena_alloc(context, bytes); /* does not touch errno; the slow path may */
 
-        if (__builtin_expect(!ptr || gr_tracing(), 0))
+        if (__builtin_expect(!ptr || gr_trace_is_on(), 0))
                 return gr_memory_alloc_slow(context, ptr, bytes, ret_ptr);
         *ret_ptr = ptr;
         return 0;
@@ -32,7 +32,7 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         struct gr_context *context = NULL;
         bool should_close = false;
 
-        if (__builtin_expect(!gr_tracing(), 1))
+        if (__builtin_expect(!gr_trace_is_on(), 1))
                 context = gr_arena_free(&gr_core, ptr, &should_close);
         if (__builtin_expect(!context || should_close || gr_pool_wants_wake(context), 0))
                 return gr_memory_free_slow(context, ptr, should_close);
@@ -40,6 +40,6 @@ static inline int gr_memory_free(CUdeviceptr ptr)
 }
 
 /* -errno: the pool has refused the request that the runtime is about to pass to the driver in this thread; 0: no. */
-extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_runtime_refused;
+extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_memory_runtime_refused;
 
 #endif

@@ -32,7 +32,7 @@ static bool fits(void)
 
         if (!gr_overhead_counted() || !gr_shim_ready())
                 return true;
-        context = gr_current_context();
+        context = gr_context_current();
         if (!context)
                 return true;
         rc = within_limit(context->device);

@@ -95,7 +95,7 @@ static bool find_real(void)
         return atomic_load(&real.found);
 }
 
-void *gr_nvml_hook(const char *name)
+void *gr_nvml_views_hook(const char *name)
 {
         for (size_t i = 0; i < HOOKS; i++)
                 if (strcmp(name, hooks[i].name) == 0)
@@ -103,9 +103,9 @@ void *gr_nvml_hook(const char *name)
         return NULL;
 }
 
-void *gr_nvml_swap(void *function)
+void *gr_nvml_views_swap(void *function)
 {
-        gr_process_options();
+        gr_environment_read();
         if (function && gr_options.nvml && find_real())
                 for (size_t i = 0; i < HOOKS; i++)
                         if (*hooks[i].real == function)
@@ -152,7 +152,7 @@ static int find_ordinal(void *nvml_device, char text[UUID_TEXT], bool *ret_in_us
         if (!*ret_in_use)
                 return expected_ordinal(nvml_device, text);
         for (int i = 0; i < count; i++)
-                if (gr_device_uuid(i, NULL, own) && strcmp(own, text + UUID_PREFIX) == 0)
+                if (gr_real_uuid(i, NULL, own) && strcmp(own, text + UUID_PREFIX) == 0)
                         return i;
         return -1;
 }
@@ -197,7 +197,7 @@ static void tell_share(void *nvml_device, struct gr_nvml_memory *memory, unsigne
         if (hard == GR_SIZE_NONE && group == GR_SIZE_NONE && (!device || !gr_budget_limited(device)))
                 return;
         if (device) {
-                gr_core_each_context(&gr_core, ordinal, refresh, device);
+                gr_context_each(&gr_core, ordinal, refresh, device);
                 gr_budget_share(device, gr_pool_slab_bytes(&gr_core, device), free_bytes, total, &share_free,
                                 &share_total);
                 total = share_total;
@@ -225,7 +225,7 @@ GR_EXPORT int nvmlDeviceGetMemoryInfo(void *nvml_device, struct gr_nvml_memory *
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo(nvml_device, memory);
         GR_KEEP_ERRNO;
-        gr_process_options();
+        gr_environment_read();
         if (result == 0 && memory && gr_options.nvml)
                 tell_share(nvml_device, memory, &reserved);
         return result;
@@ -240,7 +240,7 @@ GR_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *nvml_device, struct memory_v2 *me
                 return FUNCTION_NOT_FOUND;
         result = real.nvmlDeviceGetMemoryInfo_v2(nvml_device, memory);
         GR_KEEP_ERRNO;
-        gr_process_options();
+        gr_environment_read();
         if (result == 0 && memory && gr_options.nvml) {
                 share = (struct gr_nvml_memory){memory->total, memory->free, memory->used};
                 tell_share(nvml_device, &share, &memory->reserved);

@@ -42,11 +42,11 @@ static bool counts(size_t bytes)
 static CUresult charge(struct request *request)
 {
         uint64_t footprint = (request->bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
-        struct gr_context *context = gr_current_context();
+        struct gr_context *context = gr_context_current();
         GR_KEEP_ERRNO;
         int rc;
 
-        rc = gr_accounted_charge(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
+        rc = gr_charge_accounted(&gr_core, gr_core.host, NULL, GR_MEMORY_HOST, footprint, allocate, request);
         if (rc == 0) {
                 gr_pool_given(&gr_core, (uint64_t)(uintptr_t)request->ptr);
                 rc = gr_accounted_add(gr_core.accounted, gr_core.host, GR_MEMORY_HOST,
@@ -79,7 +79,7 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
 /* Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. */
 static CUresult pin(struct request *request, unsigned int kind)
 {
-        struct gr_context *context = gr_current_context();
+        struct gr_context *context = gr_context_current();
         GR_KEEP_ERRNO;
         int rc;
         uint64_t ptr;
@@ -174,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 
 GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned int flags)
 {
-        return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_unless_cached((CUdeviceptr)p), flags);
+        return GR_REAL(cuMemHostGetDevicePointer_v2, dptr, (void *)gr_query_unless_cached((CUdeviceptr)p), flags);
 }
 
 /*
@@ -184,12 +184,12 @@ GR_EXPORT CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void 
  */
 GR_EXPORT CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *p)
 {
-        CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_unless_cached((CUdeviceptr)p));
+        CUresult result = GR_REAL(cuMemHostGetFlags, flags, (void *)gr_query_unless_cached((CUdeviceptr)p));
         struct gr_block_info info;
         CUdeviceptr base;
 
-        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_block_at((CUdeviceptr)p, &base, &info) == 0 && info.host &&
-            info.kind != PLAIN)
+        if (result == CUDA_SUCCESS && gr_shim_ready() && gr_query_block_at((CUdeviceptr)p, &base, &info) == 0 &&
+            info.host && info.kind != PLAIN)
                 *flags = (*flags & ~FLAGS) | (info.kind & FLAGS) | CU_MEMHOSTALLOC_DEVICEMAP;
         return result;
 }

@@ -20,7 +20,7 @@
 #define INFO_TRIES    500 /* after so many a figure that may be too high is accepted */
 #define INFO_PAUSE_NS UINT64_C(50000)
 
-int gr_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
+int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         CUdeviceptr base = ptr;
         struct gr_split_place place;
@@ -54,24 +54,25 @@ static void mark_exported(CUdeviceptr ptr)
         struct gr_block_info info;
         CUdeviceptr base;
 
-        gr_memory_shared();
-        if (gr_block_at(ptr, &base, &info) == 0)
+        gr_ipc_memory_shared();
+        if (gr_query_block_at(ptr, &base, &info) == 0)
                 gr_ledger_mark_exported(gr_core.ledger, base);
 }
 
-CUdeviceptr gr_unless_cached(CUdeviceptr ptr)
+CUdeviceptr gr_query_unless_cached(CUdeviceptr ptr)
 {
         struct gr_block_info info;
         CUdeviceptr base;
 
-        return gr_shim_ready() && gr_block_at(ptr, &base, &info) == 0 && !is_live(ptr, base, &info) ? GR_NO_POINTER
-                                                                                                    : ptr;
+        return gr_shim_ready() && gr_query_block_at(ptr, &base, &info) == 0 && !is_live(ptr, base, &info)
+                       ? GR_NO_POINTER
+                       : ptr;
 }
 
 static bool settle(struct gr_context *context, void *arg)
 {
         (void)arg;
-        gr_split_settle(context);
+        gr_split_trim_settle(context);
         return true;
 }
 
@@ -84,7 +85,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
         if (gr_overhead_counted())
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
         if (atomic_load(&context->device->stranded_bytes) > 0)
-                gr_core_each_context(&gr_core, context->device->ordinal, settle, NULL);
+                gr_context_each(&gr_core, context->device->ordinal, settle, NULL);
         gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
                         &share_free, &share_total);
         *free_bytes = share_free;
@@ -97,7 +98,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total_byt
         GR_KEEP_ERRNO;
 
         if (gr_shim_ready() && free_bytes && total_bytes)
-                context = gr_current_context();
+                context = gr_context_current();
         /* Memory that is going back counts as cached until that is done: it would be counted twice, so try again. */
         for (unsigned tries = 0;; tries++) {
                 uint64_t ended = context ? gr_budget_releases_ended(context->device) : 0;
@@ -140,7 +141,7 @@ GR_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
         return result;
 }
 
-/* As gr_block_at, by the driver's address range, for pointers whose attributes tell nothing. */
+/* As gr_query_block_at, by the driver's address range, for pointers whose attributes tell nothing. */
 static bool block_of(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         return GR_REAL(cuMemGetAddressRange_v2, ret_base, NULL, ptr) == CUDA_SUCCESS &&
@@ -153,7 +154,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
         CUdeviceptr block;
         CUresult result;
 
-        if (!gr_shim_ready() || (gr_block_at(dptr, &block, &info) != 0 && !block_of(dptr, &block, &info)))
+        if (!gr_shim_ready() || (gr_query_block_at(dptr, &block, &info) != 0 && !block_of(dptr, &block, &info)))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
         if (!is_live(dptr, block, &info))
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
@@ -193,7 +194,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute
         CUdeviceptr block;
         CUresult result;
 
-        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+        if (!gr_shim_ready() || gr_query_block_at(ptr, &block, &info) != 0)
                 return GR_REAL(cuPointerGetAttribute, data, attribute, ptr);
         if (!is_live(ptr, block, &info))
                 return GR_REAL(cuPointerGetAttribute, data, attribute, GR_NO_POINTER);
@@ -212,7 +213,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
         CUdeviceptr block;
         CUresult result;
 
-        if (!gr_shim_ready() || gr_block_at(ptr, &block, &info) != 0)
+        if (!gr_shim_ready() || gr_query_block_at(ptr, &block, &info) != 0)
                 return GR_REAL(cuPointerGetAttributes, count, attributes, data, ptr);
         if (!is_live(ptr, block, &info))
                 return GR_REAL(cuPointerGetAttributes, count, attributes, data, GR_NO_POINTER);
@@ -226,7 +227,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
 /* An attribute (SYNC_MEMOPS, set for GPUDirect RDMA) stays with the memory, so the block is not reused afterwards. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_unless_cached(ptr));
+        CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_query_unless_cached(ptr));
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
@@ -247,7 +248,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
                 GR_KEEP_ERRNO;
 
                 gr_split_bar(&gr_core);
-                if (gr_block_at(dptr, &block, &info) == 0 && info.split) {
+                if (gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
                         static _Atomic bool said;
 
                         if (!atomic_exchange(&said, true))
@@ -256,7 +257,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
                         return CUDA_ERROR_INVALID_VALUE;
                 }
         }
-        result = GR_REAL(cuIpcGetMemHandle, handle, gr_unless_cached(dptr));
+        result = GR_REAL(cuIpcGetMemHandle, handle, gr_query_unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(dptr);
         return result;
@@ -265,12 +266,13 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
 GR_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size,
                                                          CUmemRangeHandleType type, unsigned long long flags)
 {
-        CUresult result = GR_REAL(cuMemGetHandleForAddressRange, handle, gr_unless_cached(dptr), size, type, flags);
+        CUresult result =
+                GR_REAL(cuMemGetHandleForAddressRange, handle, gr_query_unless_cached(dptr), size, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
                 mark_exported(dptr);
                 if (type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
-                        gr_export_mark(*(int *)handle);
+                        gr_ipc_mark(*(int *)handle);
         }
         return result;
 }

@@ -43,7 +43,7 @@ static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "l
 
 static GR_HOT_DATA _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
 
-/* For gr_runtime_context. */
+/* For gr_context_of_runtime. */
 static inline unsigned bit_of(const struct runtime *runtime)
 {
         return 1u << (runtime - runtimes);
@@ -114,7 +114,7 @@ static inline struct gr_context *context_of(const struct runtime *runtime)
         return __builtin_expect(atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
                                         atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY,
                                 1)
-                       ? gr_runtime_context(bit_of(runtime))
+                       ? gr_context_of_runtime(bit_of(runtime))
                        : NULL;
 }
 
@@ -131,7 +131,7 @@ static void used(const struct runtime *runtime)
                 else
                         atomic_compare_exchange_strong(&way, &unknown, WAY_OPEN);
         }
-        gr_runtime_used(bit_of(runtime));
+        gr_context_runtime_used(bit_of(runtime));
 }
 
 /* Allocates through the runtime. refused: the pool's error, which the driver's hook then returns to it; 0: none. */
@@ -141,9 +141,9 @@ static __attribute__((noinline)) cudaError_t alloc_there(struct runtime *runtime
 
         if (!is_found(runtime))
                 return cudaErrorInitializationError;
-        gr_runtime_refused = refused;
+        gr_memory_runtime_refused = refused;
         result = runtime->malloc(ptr, bytes);
-        gr_runtime_refused = 0;
+        gr_memory_runtime_refused = 0;
         if (result == cudaSuccess && bytes > 0)
                 used(runtime);
         return result;
@@ -155,9 +155,9 @@ static __attribute__((noinline)) cudaError_t free_there(struct runtime *runtime,
 
         if (!is_found(runtime))
                 return cudaErrorInitializationError;
-        gr_runtime_refused = refused;
+        gr_memory_runtime_refused = refused;
         result = runtime->free(ptr);
-        gr_runtime_refused = 0;
+        gr_memory_runtime_refused = 0;
         if (result == cudaSuccess && ptr)
                 used(runtime);
         return result;
@@ -194,7 +194,7 @@ static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
 /* Chooses a device: its context becomes current at once, or at the next call. */
 static cudaError_t set_device(struct runtime *runtime, int device)
 {
-        gr_runtime_unsure();
+        gr_context_runtime_unsure();
         return is_found(runtime) ? runtime->set_device(device) : cudaErrorInitializationError;
 }
 

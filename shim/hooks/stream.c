@@ -183,7 +183,7 @@ static void created(CUresult result, const void *creator)
         GR_KEEP_ERRNO;
 
         if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.overlaps) && !is_without_work(creator))
-                gr_streams_overlap();
+                gr_captures_note_overlap();
 }
 
 GR_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *stream, unsigned int flags)
@@ -247,13 +247,13 @@ HOST_WAIT(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void *arg), str
 HOST_WAIT(cuStreamAddCallback, (CUstream stream, CUstreamCallback callback, void *arg, unsigned int flags), stream,
           callback, arg, flags)
 HOST_WAIT(cuStreamWaitValue32, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
-          gr_unless_cached(word), value, flags)
+          gr_query_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned int flags), stream,
-          gr_unless_cached(word), value, flags)
+          gr_query_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamWaitValue64, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
-          gr_unless_cached(word), value, flags)
+          gr_query_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr word, cuuint64_t value, unsigned int flags), stream,
-          gr_unless_cached(word), value, flags)
+          gr_query_unless_cached(word), value, flags)
 HOST_WAIT(cuStreamBatchMemOp,
           (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *operations, unsigned int flags), stream,
           count, operations, flags)

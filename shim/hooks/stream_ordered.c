@@ -175,7 +175,7 @@ static bool one_device(void)
 /* The device on which a stream's allocations are made. NULL: not known; the driver's own call will report the error. */
 static struct gr_device *device_of(CUstream stream)
 {
-        struct gr_context *context = gr_current_context();
+        struct gr_context *context = gr_context_current();
         CUcontext handle;
 
         if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !gr_real.cuStreamGetCtx ||
@@ -213,7 +213,7 @@ static struct gr_device *place_of(const CUmemLocation *location, CUmemAllocation
         }
         /* All pages of managed memory may move to the device at any time (managed.c). */
         *ret_kind = GR_MEMORY_MANAGED;
-        context = gr_current_context();
+        context = gr_context_current();
         return context ? context->device : gr_device_use(0);
 }
 
@@ -318,7 +318,7 @@ static CUresult allocate(struct request *request, struct gr_device *device, CUde
         gr_neighbour_retry();
         rc = attempt(request);
         if ((rc == -ENOMEM || rc == -EDQUOT) && device && !host)
-                context = gr_climber(&gr_core, device, gr_current_context());
+                context = gr_charge_climber(&gr_core, device, gr_context_current());
         if (rc == -EDQUOT && !context)
                 gr_count(&gr_core, GR_COUNTER_limit_hits, 1);
         if (context)
@@ -356,7 +356,7 @@ static CUresult alloc_async(CUdeviceptr *dptr, size_t bytes, CUstream stream, bo
  */
 static void make_room(struct gr_device *device, size_t bytes)
 {
-        struct gr_context *context = gr_climber(&gr_core, device, gr_current_context());
+        struct gr_context *context = gr_charge_climber(&gr_core, device, gr_context_current());
         GR_KEEP_ERRNO;
 
         if (context)
@@ -391,10 +391,10 @@ static CUresult alloc_from_pool(CUdeviceptr *dptr, size_t bytes, CUmemoryPool po
         return found ? allocate(&request, device, dptr) : real(dptr, bytes, pool, stream);
 }
 
-/* As gr_given. The driver accepts a request for 0 bytes, and gives no memory (docs/measurements.md, zero-bytes). */
+/* As gr_real_given. The driver accepts a request for 0 bytes, and gives none (docs/measurements.md, zero-bytes). */
 static CUresult given(CUresult result, const CUdeviceptr *dptr, size_t bytes)
 {
-        return bytes > 0 ? gr_given(result, dptr) : result;
+        return bytes > 0 ? gr_real_given(result, dptr) : result;
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytes, CUstream stream)
@@ -536,7 +536,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         gr_lock(&frees_lock);
         if (pool) {
                 /* After the trim, what is reserved is what the program has, whatever the driver counts as used. */
-                mode = gr_driver_relax_captures();
+                mode = gr_operations_relax_captures();
                 if (gr_real.cuMemPoolTrimTo)
                         gr_real.cuMemPoolTrimTo(handle, 0);
                 /*
@@ -548,7 +548,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                         settle(pool, 0);
                         find_frees(handle);
                 } while (used(pool, 0) != used_bytes);
-                gr_driver_restore_captures(mode);
+                gr_operations_restore_captures(mode);
         }
         result = GR_REAL(cuMemPoolDestroy, handle);
         if (pool && result == CUDA_SUCCESS) {
@@ -696,7 +696,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_at
         if (gr_shim_ready() && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
                 GR_KEEP_ERRNO;
 
-                context = gr_current_context();
+                context = gr_context_current();
                 if (context)
                         remember_default(context->device);
         }
@@ -735,13 +735,13 @@ GR_HELD(lock) static void settle_pools(struct gr_device *device, bool trim)
 
 static void refresh(struct gr_device *device, bool trim)
 {
-        CUstreamCaptureMode mode = gr_driver_relax_captures();
+        CUstreamCaptureMode mode = gr_operations_relax_captures();
 
         gr_lock(&lock);
         settle_pools(device, trim);
         gr_unlock(&lock);
         gr_graph_memory_refresh(device, trim);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
 }
 
 void gr_stream_ordered_refresh(struct gr_device *device)
@@ -762,9 +762,9 @@ void gr_stream_ordered_trim_host(void)
 
         if (!atomic_load_explicit(&pools_seen, memory_order_relaxed))
                 return;
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         gr_lock(&lock);
         settle_pools(gr_core.host, true);
         gr_unlock(&lock);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
 }

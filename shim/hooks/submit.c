@@ -18,10 +18,10 @@ static inline bool is_first(CUstream stream, bool null_is_own)
                !atomic_load_explicit(&gr_core.overlaps, memory_order_relaxed);
 }
 
-void gr_submits(CUstream stream, bool null_is_own)
+void gr_submit_begin(CUstream stream, bool null_is_own)
 {
         if (is_first(stream, null_is_own) && gr_shim_ready())
-                gr_streams_overlap();
+                gr_captures_note_overlap();
 }
 
 /*
@@ -31,7 +31,7 @@ void gr_submits(CUstream stream, bool null_is_own)
 #define SUBMISSION_BY(symbol, stream, null_is_own, parameters, ...)                                                    \
         static __attribute__((noinline, cold)) CUresult symbol##_first parameters                                      \
         {                                                                                                              \
-                gr_submits(stream, null_is_own);                                                                       \
+                gr_submit_begin(stream, null_is_own);                                                                  \
                 return GR_REAL(symbol, __VA_ARGS__);                                                                   \
         }                                                                                                              \
         GR_EXPORT CUresult CUDAAPI symbol parameters                                                                   \

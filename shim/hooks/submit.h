@@ -5,6 +5,6 @@
 #include "shim.h"
 
 /* The calling thread is about to submit work to the stream. null_is_own: as for gr_capture_on. */
-void gr_submits(CUstream stream, bool null_is_own);
+void gr_submit_begin(CUstream stream, bool null_is_own);
 
 #endif

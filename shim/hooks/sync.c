@@ -14,7 +14,7 @@ static void about_to_wait(void)
         if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.pressed, memory_order_relaxed))
                 return;
         GR_KEEP_ERRNO;
-        context = gr_current_context();
+        context = gr_context_current();
         if (context)
                 gr_proactive_run(context);
 }

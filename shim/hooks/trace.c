@@ -25,7 +25,7 @@
 
 GR_HOT_DATA _Atomic bool gr_trace_on;
 
-int gr_report_open(const char *option, const char *path)
+int gr_trace_open_report(const char *option, const char *path)
 {
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
 
@@ -54,7 +54,7 @@ GR_HELD(lock) static bool is_open(void)
 /* Lock held. Writes the buffer. Where that fails, the trace ends. */
 GR_HELD(lock) static void flush(void)
 {
-        int rc = is_open() ? gr_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
+        int rc = is_open() ? gr_log_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
 
         gr_assert_locked(&lock);
         if (rc) {
@@ -70,9 +70,10 @@ GR_NOT_CHECKED void gr_trace_init(void)
         static const char header[] = "Thread,Time,Action,Pointer,Size,Stream\n";
         char path[GR_PATH_BYTES];
 
-        if (!gr_options.trace.text[0] || gr_path_expand(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
+        if (!gr_options.trace.text[0] ||
+            gr_options_expand_path(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
                 return;
-        fd = gr_report_open("GPURECLAIM_TRACE", path);
+        fd = gr_trace_open_report("GPURECLAIM_TRACE", path);
         if (fd < 0)
                 return;
         (void)fstat(fd, &file); /* where this fails, is_open fails too, and the trace ends */

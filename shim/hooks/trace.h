@@ -8,7 +8,7 @@
  * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
  * stop the program. -1: failed, and the log has said why.
  */
-int gr_report_open(const char *option, const char *path);
+int gr_trace_open_report(const char *option, const char *path);
 
 extern _Atomic bool gr_trace_on GR_HIDDEN;
 
@@ -20,7 +20,7 @@ void gr_trace_end(void);
 void gr_trace_alloc(CUdeviceptr ptr, size_t bytes);
 void gr_trace_free(CUdeviceptr ptr);
 
-static inline bool gr_tracing(void)
+static inline bool gr_trace_is_on(void)
 {
         return __builtin_expect(atomic_load_explicit(&gr_trace_on, memory_order_relaxed), 0);
 }

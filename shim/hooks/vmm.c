@@ -154,11 +154,11 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         if (!device || !gr_real.cuMemCreate || flags || bytes % GR_PAGE_BYTES ||
             prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
-        context = gr_current_context();
+        context = gr_context_current();
         if (context && context->device != device)
                 context = NULL;
         memory = calloc(1, sizeof(*memory));
-        rc = memory ? gr_accounted_charge(&gr_core, device, context, kind, bytes, create, &request) : -ENOMEM;
+        rc = memory ? gr_charge_accounted(&gr_core, device, context, kind, bytes, create, &request) : -ENOMEM;
         if (rc) {
                 free(memory);
                 return gr_result(rc);
@@ -251,7 +251,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
         gr_unlock(&gr_mappings);
-        return gr_given(result, &base);
+        return gr_real_given(result, &base);
 }
 
 /* Lock held. The driver has unmapped the range. */
@@ -347,7 +347,7 @@ static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_han
                 return NULL;
         *memory = (struct memory){.handle = handle, .device = device, .kind = GR_MEMORY_IMPORTED, .refs = 1};
         memory->own_import =
-                type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && gr_export_is_own((int)(intptr_t)os_handle);
+                type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && gr_ipc_is_own((int)(intptr_t)os_handle);
         if (memory->own_import)
                 memory->kind = GR_MEMORY_MAPPED;
         return memory;
@@ -365,7 +365,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        gr_memory_shared();
+        gr_ipc_memory_shared();
         fresh = imported(*handle, os_handle, type);
         gr_lock(&gr_mappings);
         memory = find(*handle);
@@ -387,7 +387,7 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        gr_memory_shared();
+        gr_ipc_memory_shared();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
         gr_lock(&gr_mappings);
@@ -397,6 +397,6 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
                 memory->exported = true;
         gr_unlock(&gr_mappings);
         if (own)
-                gr_export_mark(*(int *)shareable);
+                gr_ipc_mark(*(int *)shareable);
         return result;
 }

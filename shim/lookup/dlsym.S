@@ -1,8 +1,8 @@
 /*
  * dlsym. Look-ups of names that are none of cu[A-Z]*, cup* and nvml*, and all look-ups with RTLD_NEXT, jump to the C
  * library's dlsym with stack and arguments as the caller made them, because the meaning of RTLD_NEXT and RTLD_DEFAULT
- * depends on the return address. The others call gr_dlsym_hook first. It returns the pointer to answer, or 1 to answer
- * NULL, or 0 for the answer of the C library's dlsym.
+ * depends on the return address. The others call gr_lookup_dlsym first. It returns the pointer to answer, or 1 to
+ * answer NULL, or 0 for the answer of the C library's dlsym.
  */
 #if defined(__x86_64__)
 #ifdef __CET__
@@ -38,7 +38,7 @@ dlsym:
         .cfi_adjust_cfa_offset 8
         subq    $8, %rsp
         .cfi_adjust_cfa_offset 8
-        call    gr_dlsym_hook
+        call    gr_lookup_dlsym
         addq    $8, %rsp
         .cfi_adjust_cfa_offset -8
         popq    %rsi
@@ -73,7 +73,7 @@ dlsym:
         .cfi_adjust_cfa_offset 8
         subq    $8, %rsp
         .cfi_adjust_cfa_offset 8
-        call    gr_find_real_dlsym
+        call    gr_real_find_dlsym
         addq    $8, %rsp
         .cfi_adjust_cfa_offset -8
         popq    %rsi
@@ -113,7 +113,7 @@ dlsym:
         .cfi_offset 30, -24
         stp     x0, x1, [sp, #16]
         mov     x29, sp
-        bl      gr_dlsym_hook
+        bl      gr_lookup_dlsym
         mov     x9, x0
         ldp     x0, x1, [sp, #16]
         ldp     x29, x30, [sp], #32
@@ -148,7 +148,7 @@ dlsym:
         .cfi_offset 30, -24
         stp     x0, x1, [sp, #16]
         mov     x29, sp
-        bl      gr_find_real_dlsym
+        bl      gr_real_find_dlsym
         mov     x16, x0
         ldp     x0, x1, [sp, #16]
         ldp     x29, x30, [sp], #32

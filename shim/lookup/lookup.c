@@ -1,7 +1,7 @@
 /*
  * The ways in which programs look up functions of the driver, each of which must lead to the hooks:
  * - symbols: the library exports the hooks (the version script of exports.sh);
- * - dlsym: dlsym.S and gr_dlsym_hook;
+ * - dlsym: dlsym.S and gr_lookup_dlsym;
  * - cuGetProcAddress: the driver is asked first, and its answer is then recognised by address. So versions, per-thread
  *   variants, flags and status are the driver's own.
  */
@@ -15,7 +15,7 @@
 #include "hooks/nvml_views.h"
 #include "hooks/runtime.h"
 
-__attribute__((visibility("hidden"))) void *gr_dlsym_hook(void *handle, const char *name);
+__attribute__((visibility("hidden"))) void *gr_lookup_dlsym(void *handle, const char *name);
 
 /* The hooks, and where struct gr_real has their functions. POSIX allows the address of a function in a void *. */
 static const struct {
@@ -60,23 +60,23 @@ static bool is_hollow(const void *function, bool ready)
 #define AS_IF_ABSENT NULL
 #define ANSWER_NULL  ((void *)1)
 
-/* As gr_dlsym_hook, for names that begin with 'n'. */
+/* As gr_lookup_dlsym, for names that begin with 'n'. */
 static void *nvml_symbol(void *handle, const char *name)
 {
-        void *hook = gr_nvml_hook(name), *found = hook ? gr_real_symbol(handle, name) : NULL, *swapped;
+        void *hook = gr_nvml_views_hook(name), *found = hook ? gr_real_symbol(handle, name) : NULL, *swapped;
 
         if (!found)
                 return AS_IF_ABSENT;
-        if (found == hook) { /* this library's own export, as in gr_dlsym_hook */
+        if (found == hook) { /* this library's own export, as in gr_lookup_dlsym */
                 found = gr_real_symbol(RTLD_NEXT, name);
-                return found ? gr_nvml_swap(found) : ANSWER_NULL;
+                return found ? gr_nvml_views_swap(found) : ANSWER_NULL;
         }
-        swapped = gr_nvml_swap(found);
+        swapped = gr_nvml_views_swap(found);
         return swapped != found ? swapped : AS_IF_ABSENT;
 }
 
 /* Called by dlsym.S, which says what the answers mean. */
-void *gr_dlsym_hook(void *handle, const char *name)
+void *gr_lookup_dlsym(void *handle, const char *name)
 {
         void *found, *hook;
         bool ready;

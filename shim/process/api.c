@@ -55,10 +55,10 @@ static int call_drop(void *arg, int device, uint64_t want_bytes)
 static void prepare_thread(void)
 {
         if (gr_shim_ready())
-                gr_driver_relax_captures();
+                gr_operations_relax_captures();
 }
 
-void gr_public_init(void)
+void gr_api_init(void)
 {
         gr_worker_init(prepare_thread);
         gr_core.registry->apart = gr_worker_call;
@@ -149,7 +149,7 @@ static bool first_one(struct gr_context *context, void *arg)
 }
 
 /*
- * Some known context on device, or NULL. It may end at any time, so only a visitor (gr_core_each_context) may ask the
+ * Some known context on device, or NULL. It may end at any time, so only a visitor (gr_context_each) may ask the
  * driver about it.
  */
 static struct gr_context *context_on(int device)
@@ -157,7 +157,7 @@ static struct gr_context *context_on(int device)
         struct gr_context *context = NULL;
 
         if (gr_shim_ready() && device >= 0 && device < GR_DEVICES_MAX)
-                gr_core_each_context(&gr_core, device, first_one, &context);
+                gr_context_each(&gr_core, device, first_one, &context);
         return context;
 }
 
@@ -179,7 +179,7 @@ static uint64_t run_rung(int device, enum gr_level rung, uint64_t want_bytes)
 {
         struct order order = {.rung = rung, .want_bytes = want_bytes};
 
-        gr_core_each_context(&gr_core, device, give_from, &order);
+        gr_context_each(&gr_core, device, give_from, &order);
         return order.given_bytes;
 }
 
@@ -256,7 +256,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         status.struct_bytes = ret_status->struct_bytes < sizeof(status) ? ret_status->struct_bytes : sizeof(status);
         if (status.struct_bytes > offsetof(struct gpureclaim_status, driver_bytes))
                 gr_overhead_look(of, STATUS_AGE_NS);
-        gr_device_figures(of, figures);
+        gr_figures_of_device(of, figures);
         /* Each public figure of the list is a field, and each field is one of them. */
 #define PUBLIC(name) status.name##_bytes = figures[GR_FIGURE_##name];
 #define INTERNAL(name)
@@ -265,7 +265,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
 #undef GR_FIGURE
 #undef INTERNAL
 #undef PUBLIC
-        gr_core_each_context(&gr_core, device, ask_card, &status);
+        gr_context_each(&gr_core, device, ask_card, &status);
         memcpy(ret_status, &status, status.struct_bytes);
         return 0;
 }

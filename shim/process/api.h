@@ -3,6 +3,6 @@
 #define GR_API_H
 
 /* The core is set up, and reclaimables that were registered before are registered with it. */
-void gr_public_init(void);
+void gr_api_init(void);
 
 #endif

@@ -74,7 +74,7 @@ static void *helper_main(void *arg)
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
 
         (void)arg;
-        gr_driver_relax_captures();
+        gr_operations_relax_captures();
         gr_lock(&helper_lock);
         while (!helper.stop) {
                 bool wanted = atomic_load(&helper_wanted), waiting = false;
@@ -91,7 +91,7 @@ static void *helper_main(void *arg)
                 } else if (!wanted) {
                         break;
                 }
-                if (helper.stop || gr_system_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
+                if (helper.stop || gr_platform_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
                         break;
                 gr_unlock(&helper_lock);
                 if (atomic_load(&helper_wanted)) {
@@ -137,7 +137,7 @@ static void wake(struct gr_core *core)
         gr_lock(&helper_lock);
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
-                helper.running = gr_thread_start(helper_main, NULL);
+                helper.running = gr_workers_start_thread(helper_main, NULL);
                 if (!helper.running) /* no memory or too many threads: try again later */
                         retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
         }
@@ -165,13 +165,13 @@ static void helper_stop(void)
 /* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
 static void look_beside(void)
 {
-        struct gr_context *current = gr_overhead_counted() ? gr_current_context() : NULL;
+        struct gr_context *current = gr_overhead_counted() ? gr_context_current() : NULL;
 
         if (current)
                 gr_overhead_look(current->device, GR_OVERHEAD_AGE_NS);
 }
 
-static const struct gr_driver_told told = {
+static const struct gr_operations_told told = {
         .taking = gr_neighbour_retry, .taken = look_beside, .going_on = gr_neighbour_beat};
 
 static void refresh_pools(int device)
@@ -210,7 +210,7 @@ static void write_part(const char *text, size_t length, void *arg)
         struct report *report = arg;
 
         if (!report->error)
-                report->error = gr_write(report->fd, text, length, GR_WRITE_WAIT_MS);
+                report->error = gr_log_write(report->fd, text, length, GR_WRITE_WAIT_MS);
 }
 
 static bool refresh_card(struct gr_context *context, void *arg)
@@ -232,7 +232,7 @@ static void write_stats(void)
         struct report report = {.fd = STDERR_FILENO};
         char path[GR_PATH_BYTES];
 
-        gr_core_each_context(&gr_core, -1, refresh_card, NULL);
+        gr_context_each(&gr_core, -1, refresh_card, NULL);
         if (gr_options.stats) {
                 char line[64];
                 int length = snprintf(line, sizeof(line), "gpureclaim: summary of process %d\n", (int)getpid());
@@ -241,9 +241,9 @@ static void write_stats(void)
                 gr_stats_text(&gr_core, write_part, &report);
         }
         if (!gr_options.stats_file.text[0] ||
-            gr_path_expand(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
+            gr_options_expand_path(gr_options.stats_file.text, getpid(), path, sizeof(path)) != 0)
                 return;
-        report.fd = gr_report_open("GPURECLAIM_STATS_FILE", path);
+        report.fd = gr_trace_open_report("GPURECLAIM_STATS_FILE", path);
         if (report.fd < 0)
                 return;
         report.error = 0;
@@ -265,7 +265,7 @@ static void at_exit(void)
         gr_worker_stop(HELPER_STOP_NS);
         helper_stop();
         gr_neighbour_leave();
-        gr_threads_join(HELPER_STOP_NS);
+        gr_workers_join_threads(HELPER_STOP_NS);
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
@@ -305,7 +305,7 @@ static void set_up(void)
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
                                     .trim_malloc = gr_options.trim_malloc};
-        gr_driver_init(&told);
+        gr_operations_init(&told);
         gr_driver.refresh_pools = refresh_pools;
         gr_driver.trim_pools = trim_pools;
         gr_driver.trim_host_pools = gr_stream_ordered_trim_host;
@@ -319,7 +319,7 @@ static void set_up(void)
         if (gr_options.pool == GR_POOL_NONE)
                 host_bytes = 0;
         atomic_store(&gr_core.host->threshold_bytes, host_bytes == GR_SIZE_NONE ? GR_UNLIMITED : host_bytes);
-        gr_public_init();
+        gr_api_init();
         if (gr_options.neighbour) {
                 gr_core.ask_neighbours = gr_neighbour_ask;
                 gr_core.wait_for_neighbours = gr_neighbour_wait;

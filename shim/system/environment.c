@@ -50,7 +50,7 @@ static void load_options(void)
         gr_log_set_level(gr_options.log);
 }
 
-void gr_process_options(void)
+void gr_environment_read(void)
 {
         static pthread_once_t once = PTHREAD_ONCE_INIT;
 

@@ -7,6 +7,6 @@
 extern struct gr_options gr_options;
 
 /* Reads the options, at the first call only. Called before the first warning, so that warnings obey them. */
-void gr_process_options(void);
+void gr_environment_read(void);
 
 #endif

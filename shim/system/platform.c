@@ -63,7 +63,7 @@ static int read_stat(const char *path, struct process_stat *ret)
         return 0;
 }
 
-int gr_system_identity(struct gr_identity *ret)
+int gr_platform_identity(struct gr_identity *ret)
 {
         struct process_stat process;
         struct stat namespace;
@@ -78,7 +78,7 @@ int gr_system_identity(struct gr_identity *ret)
         return 0;
 }
 
-enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start)
+enum gr_peer gr_platform_peer(uint32_t pid, uint64_t *ret_start)
 {
         struct process_stat process;
         char path[32];
@@ -102,7 +102,7 @@ enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start)
         return process.state == 'T' || process.state == 't' ? GR_PEER_STOPPED : GR_PEER_ALIVE;
 }
 
-bool gr_system_left_alone(unsigned ours)
+bool gr_platform_left_alone(unsigned ours)
 {
         struct process_stat process;
 
@@ -118,12 +118,12 @@ static uint64_t read_clock(clockid_t clock)
         return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-uint64_t gr_system_now_ns(void)
+uint64_t gr_platform_now_ns(void)
 {
         return read_clock(CLOCK_MONOTONIC);
 }
 
-uint64_t gr_system_thread_ns(void)
+uint64_t gr_platform_thread_ns(void)
 {
         return read_clock(CLOCK_THREAD_CPUTIME_ID);
 }
@@ -141,5 +141,5 @@ static void futex_wake(_Atomic uint32_t *word)
         syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-const struct gr_region_ops gr_system_ops = {
-        .now_ns = gr_system_now_ns, .peer = gr_system_peer, .wait = futex_wait, .wake = futex_wake};
+const struct gr_region_ops gr_platform_ops = {
+        .now_ns = gr_platform_now_ns, .peer = gr_platform_peer, .wait = futex_wait, .wake = futex_wake};

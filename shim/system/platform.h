@@ -12,24 +12,24 @@
 #include "region/region.h"
 
 /* Identity of the calling process. 0 or -errno. It never changes; a child after fork has another one. */
-int gr_system_identity(struct gr_identity *ret);
+int gr_platform_identity(struct gr_identity *ret);
 
 /* The state of process pid and its start time, as struct gr_region_ops says. */
-enum gr_peer gr_system_peer(uint32_t pid, uint64_t *ret_start);
+enum gr_peer gr_platform_peer(uint32_t pid, uint64_t *ret_start);
 
 /*
  * Whether the main thread has ended and at most `ours` threads are left, which is the number of the library's own. The
  * C library ends a process with its last thread, and the threads of this library must not keep it alive: so they end
  * where this is true.
  */
-bool gr_system_left_alone(unsigned ours);
+bool gr_platform_left_alone(unsigned ours);
 
 /* Monotonic time since the machine was started, the same in all processes. */
-uint64_t gr_system_now_ns(void);
+uint64_t gr_platform_now_ns(void);
 
 /* Processor time of the calling thread, which does not depend on other work of the machine. */
-uint64_t gr_system_thread_ns(void);
+uint64_t gr_platform_thread_ns(void);
 
-extern const struct gr_region_ops gr_system_ops;
+extern const struct gr_region_ops gr_platform_ops;
 
 #endif

@@ -9,7 +9,7 @@
 #include "base/lock.h"
 
 #define CALLS_MAX   32  /* calls that wait for a thread */
-#define THREADS_MAX 128 /* threads of gr_thread_start */
+#define THREADS_MAX 128 /* threads of gr_workers_start_thread */
 
 struct call {
         void (*work)(void *arg);
@@ -105,7 +105,7 @@ static bool start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
         return started;
 }
 
-bool gr_thread_start(void *(*run)(void *arg), void *arg)
+bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
 {
         bool started;
 
@@ -121,7 +121,7 @@ bool gr_thread_start(void *(*run)(void *arg), void *arg)
         return started;
 }
 
-void gr_threads_join(uint64_t most_ns)
+void gr_workers_join_threads(uint64_t most_ns)
 {
         struct timespec until = after(most_ns);
 

@@ -28,9 +28,9 @@ unsigned gr_worker_threads(void);
 void gr_worker_stop(uint64_t most_ns);
 
 /* Starts a thread that ends by itself or when it is told. False where no thread can be had. */
-bool gr_thread_start(void *(*run)(void *arg), void *arg);
+bool gr_workers_start_thread(void *(*run)(void *arg), void *arg);
 
-/* Joins all threads of gr_thread_start, waiting up to most_ns in all; they must have been told to end. */
-void gr_threads_join(uint64_t most_ns);
+/* Joins all threads of gr_workers_start_thread, waiting up to most_ns in all; they must have been told to end. */
+void gr_workers_join_threads(uint64_t most_ns);
 
 #endif

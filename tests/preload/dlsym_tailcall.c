@@ -14,8 +14,8 @@
 #include "check.h"
 
 dlsym_function *gr_real_dlsym;
-dlsym_function *gr_find_real_dlsym(void);
-void *gr_dlsym_hook(void *handle, const char *name);
+dlsym_function *gr_real_find_dlsym(void);
+void *gr_lookup_dlsym(void *handle, const char *name);
 
 static char handle, answer, real_answer;
 static struct {
@@ -50,7 +50,7 @@ static void spoil(void)
 #endif
 }
 
-dlsym_function *gr_find_real_dlsym(void)
+dlsym_function *gr_real_find_dlsym(void)
 {
         seen.finds++;
         spoil();
@@ -58,7 +58,7 @@ dlsym_function *gr_find_real_dlsym(void)
         return real;
 }
 
-void *gr_dlsym_hook(void *asked_handle, const char *name)
+void *gr_lookup_dlsym(void *asked_handle, const char *name)
 {
         /* The stack must be aligned for what a compiler makes of this. */
         GR_CHECK_EQ((uintptr_t)__builtin_frame_address(0) % 16, 0);

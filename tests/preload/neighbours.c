@@ -60,7 +60,7 @@ static void fail(const char *what, long long found)
 
 static double now_ms(void)
 {
-        return (double)gr_system_now_ns() / 1e6;
+        return (double)gr_platform_now_ns() / 1e6;
 }
 
 static void pause_ms(unsigned ms)
@@ -369,11 +369,11 @@ static bool open_region(struct gr_region *region)
         DIR *list;
 
         list = opendir(region_path());
-        if (!list || gr_system_identity(&self))
+        if (!list || gr_platform_identity(&self))
                 return false;
         while (!found && (entry = readdir(list)))
                 found = gr_region_parse_file_name(entry->d_name, group, uuid) == 0 &&
-                        gr_region_open(region, &gr_system_ops, &self, region_path(), entry->d_name, false) == 0;
+                        gr_region_open(region, &gr_platform_ops, &self, region_path(), entry->d_name, false) == 0;
         closedir(list);
         return found;
 }
@@ -871,7 +871,7 @@ static void mode_command(void)
 /* A request as others put it, and the worker's limit afterwards, in MiB. */
 static int limit_after(struct worker *worker, struct gr_region *region, const struct gr_request *request)
 {
-        struct gr_patience patience = {gr_system_now_ns(), UINT64_C(5000000000), UINT64_MAX};
+        struct gr_patience patience = {gr_platform_now_ns(), UINT64_C(5000000000), UINT64_MAX};
         struct gr_member member;
 
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
@@ -1094,7 +1094,7 @@ static void identity_without_input(void)
         int input = dup(STDIN_FILENO);
 
         close(STDIN_FILENO);
-        if (gr_system_identity(&self) != 0 || self.pid != (uint32_t)getpid() || self.start_ticks == 0)
+        if (gr_platform_identity(&self) != 0 || self.pid != (uint32_t)getpid() || self.start_ticks == 0)
                 fail("no identity without standard input", 0);
         if (fcntl(STDIN_FILENO, F_GETFD) >= 0)
                 fail("a file is left open", STDIN_FILENO);

@@ -28,13 +28,13 @@
 #define WAIT_NS    1000000000 /* for the pattern: a kernel that runs on may have all of the card */
 #define BLOCKS_MAX 1024
 
-struct gr_context *__real_gr_context_add(struct gr_core *core, void *handle, int device);
-struct gr_context *__wrap_gr_context_add(struct gr_core *core, void *handle, int device);
-void __real_gr_driver_init(const struct gr_driver_told *told);
-void __wrap_gr_driver_init(const struct gr_driver_told *told);
-int __real_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+struct gr_context *__real_gr_core_context_add(struct gr_core *core, void *handle, int device);
+struct gr_context *__wrap_gr_core_context_add(struct gr_core *core, void *handle, int device);
+void __real_gr_operations_init(const struct gr_operations_told *told);
+void __wrap_gr_operations_init(const struct gr_operations_told *told);
+int __real_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                             uint64_t *ret_ptr);
-int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                             uint64_t *ret_ptr);
 
 static int (*real_mem_alloc)(void *context, size_t bytes, uint64_t *ret_ptr);
@@ -168,14 +168,14 @@ static void enter_and_warm(struct gr_context *context, CUcontext handle)
 
         if (atomic_load(&context->core->gate.captures) > 0 || gr_real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS)
                 return;
-        mode = gr_driver_relax_captures();
+        mode = gr_operations_relax_captures();
         warm(context);
-        gr_driver_restore_captures(mode);
+        gr_operations_restore_captures(mode);
         gr_real.cuCtxPopCurrent_v2(&handle);
         gr_thread.sure = 0;
 }
 
-struct gr_context *__wrap_gr_context_add(struct gr_core *core, void *handle, int device)
+struct gr_context *__wrap_gr_core_context_add(struct gr_core *core, void *handle, int device)
 {
         static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
         struct gr_context *context;
@@ -184,7 +184,7 @@ struct gr_context *__wrap_gr_context_add(struct gr_core *core, void *handle, int
 
         pthread_mutex_lock(&lock); /* one thread finds it new */
         known = gr_context_find(core, handle) != NULL;
-        context = __real_gr_context_add(core, handle, device);
+        context = __real_gr_core_context_add(core, handle, device);
         pthread_mutex_unlock(&lock);
         if (context && !known && core->config.pool != GR_POOL_NONE && !control())
                 enter_and_warm(context, handle);
@@ -198,9 +198,9 @@ static void dirty(uint64_t ptr, size_t bytes)
         CUstreamCaptureMode mode;
 
         if (atomic_load(&gr_core.gate.captures) == 0) {
-                mode = gr_driver_relax_captures();
+                mode = gr_operations_relax_captures();
                 fill(&ptr, &bytes, 1);
-                gr_driver_restore_captures(mode);
+                gr_operations_restore_captures(mode);
         }
         errno = saved_errno;
 }
@@ -214,23 +214,23 @@ static int dirty_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         return rc;
 }
 
-void __wrap_gr_driver_init(const struct gr_driver_told *told)
+void __wrap_gr_operations_init(const struct gr_operations_told *told)
 {
-        __real_gr_driver_init(told);
+        __real_gr_operations_init(told);
         real_mem_alloc = gr_driver.mem_alloc;
         if (control())
                 gr_driver.mem_alloc = dirty_mem_alloc;
 }
 
 /* What another call of the driver's sized: pitched memory, the first time. */
-int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_pool_allocate *allocate, void *arg,
+int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                             uint64_t *ret_ptr)
 {
         int rc = __real_gr_pool_alloc_by(context, expected_bytes, allocate, arg, ret_ptr);
         struct gr_block_info info;
         CUdeviceptr base;
 
-        if (!rc && control() && gr_block_at(*ret_ptr, &base, &info) == 0)
+        if (!rc && control() && gr_query_block_at(*ret_ptr, &base, &info) == 0)
                 dirty(base, info.requested_bytes);
         return rc;
 }

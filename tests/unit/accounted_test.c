@@ -36,7 +36,7 @@ static void start(void)
 {
         sg_reset(CARD);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->hard_bytes, 32 * MIB);
         gr_log_set_level(GR_LOG_SILENT);
@@ -53,7 +53,7 @@ static void finish(uint64_t reserved_bytes)
 
 static int charge(uint64_t bytes)
 {
-        return gr_accounted_charge(&core, device, context, GR_MEMORY_MAPPED, bytes, allocate, NULL);
+        return gr_charge_accounted(&core, device, context, GR_MEMORY_MAPPED, bytes, allocate, NULL);
 }
 
 static uint64_t kind_bytes(enum gr_memory_kind kind)
@@ -77,10 +77,10 @@ static void test_limit(void)
         GR_CHECK_EQ(charge(12 * MIB), 0);
         gr_budget_uncharge(device, GR_MEMORY_MAPPED, 32 * MIB);
         GR_CHECK_EQ(kind_bytes(GR_MEMORY_MAPPED), 0);
-        GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
+        GR_CHECK(gr_charge_accounted(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL) == 0);
         atomic_store(&core.host->hard_bytes, 6 * MIB);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 2);
-        GR_CHECK_EQ(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
+        GR_CHECK_EQ(gr_charge_accounted(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, allocate, NULL), -EDQUOT);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_limit_hits), 3);
         gr_budget_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         GR_CHECK_EQ(atomic_load(&core.host->reserved_bytes), 0);
@@ -129,17 +129,18 @@ static void test_ladder(void)
         gr_budget_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
 
         /* The cache of the device that is short, whichever context asks. */
-        other = gr_context_add(&core, sg_context_new(1), 1);
+        other = gr_core_context_add(&core, sg_context_new(1), 1);
         for (int i = 0; i < 2; i++) {
                 GR_CHECK_EQ(sg_alloc(context, 24 * MIB, &ptr), 0);
                 GR_CHECK_EQ(sg_free(&core, ptr), 0);
-                GR_CHECK_EQ(gr_accounted_charge(&core, device, i ? other : NULL, GR_MEMORY_MAPPED, 30 * MIB, allocate,
+                GR_CHECK_EQ(gr_charge_accounted(&core, device, i ? other : NULL, GR_MEMORY_MAPPED, 30 * MIB, allocate,
                                                 NULL),
                             0);
                 gr_budget_uncharge(device, GR_MEMORY_MAPPED, 30 * MIB);
         }
-        GR_CHECK(gr_climber(&core, device, other) == context && gr_climber(&core, other->device, other) == other);
-        GR_CHECK(!gr_climber(&core, core.host, other));
+        GR_CHECK(gr_charge_climber(&core, device, other) == context &&
+                 gr_charge_climber(&core, other->device, other) == other);
+        GR_CHECK(!gr_charge_climber(&core, core.host, other));
 
         elsewhere.rc = -ENOMEM;
         elsewhere.calls = 0;

@@ -24,7 +24,7 @@ static void start(void)
 {
         sg_reset(1024 * MIB);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }
 
@@ -196,7 +196,7 @@ static void test_unfenced(bool overflow)
         ptr = alloc_recent(4096);
         if (overflow)
                 for (int i = 0; i < GR_ACCESSORS_MAX; i++)
-                        GR_CHECK(gr_context_add(&core, sg_context_new(0), 0) != NULL);
+                        GR_CHECK(gr_core_context_add(&core, sg_context_new(0), 0) != NULL);
         else
                 atomic_store(&context->fence->broken, -EIO);
         GR_CHECK_EQ(homes(ptr), 1);
@@ -526,7 +526,7 @@ static void test_stale_changes(void)
         pthread_t thread;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         arena = gr_arena_own(context);
         first = block_new(ptr, context);
         second = block_new(ptr, other);
@@ -557,16 +557,16 @@ static void test_end_of_context(void)
         cached = alloc_recent(MIB);
         GR_CHECK_EQ(sg_free(&core, cached), 0);
         handle = context->handle;
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         sg_context_destroy(handle);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(homes(live), 0);
         GR_CHECK_EQ(gr_pool_free(&core, live), -ENOENT);
         GR_CHECK_EQ(gr_pool_free(&core, cached), -ENOENT);
         GR_CHECK_EQ(sg_cached_bytes(device), 0);
 
         /* What takes its place goes the fast path as well. */
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_free(&core, alloc_recent(4096)), 0);
         finish();
 }

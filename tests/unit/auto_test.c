@@ -362,7 +362,7 @@ static void test_quick_waits(void)
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
         GR_CHECK(quick_bytes() > 0);
-        gr_split_unneeded(context);
+        gr_split_trim_unneeded(context);
         GR_CHECK_EQ(quick_bytes(), 0);
         GR_CHECK(gr_split_waiting(context)); /* for a barrier */
         a = gpu_take(8 * MIB);
@@ -416,7 +416,7 @@ static void test_quick_ends(void)
                 GR_CHECK_EQ(quick_bytes(), 6 * MIB);
                 if (dropped) {
                         gpu_forget();
-                        gr_context_drop(context);
+                        gr_core_context_drop(context);
                         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
                         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
                         GR_CHECK_EQ(quick_bytes(), 0);
@@ -459,7 +459,7 @@ static void *do_deed(void *arg)
         case MERGE:
         case MERGE_SPLIT:
         case DEEDS:
-                gr_split_settle(context);
+                gr_split_trim_settle(context);
                 break;
         }
         atomic_store(&waiter->done, true);

@@ -62,7 +62,7 @@ static unsigned contexts(int device)
 {
         unsigned count = 0;
 
-        gr_core_each_context(&core, device, count_context, &count);
+        gr_context_each(&core, device, count_context, &count);
         return count;
 }
 
@@ -77,17 +77,17 @@ static void test_add_and_find(void)
         b = sg_context_new(0);
         c = sg_context_new(1);
         GR_CHECK(gr_context_find(&core, a) == NULL);
-        context = gr_context_add(&core, a, 0);
+        context = gr_core_context_add(&core, a, 0);
         GR_CHECK(context && context->device == &core.devices[0]);
-        GR_CHECK(gr_context_add(&core, a, 0) == context);
+        GR_CHECK(gr_core_context_add(&core, a, 0) == context);
         GR_CHECK(gr_context_find(&core, a) == context);
-        GR_CHECK(gr_context_add(&core, b, 0) != context);
-        GR_CHECK(gr_context_add(&core, c, 1)->device == &core.devices[1]);
+        GR_CHECK(gr_core_context_add(&core, b, 0) != context);
+        GR_CHECK(gr_core_context_add(&core, c, 1)->device == &core.devices[1]);
         GR_CHECK_EQ(contexts(-1), 3);
         GR_CHECK_EQ(contexts(0), 2);
         GR_CHECK_EQ(contexts(1), 1);
         GR_CHECK_EQ(contexts(2), 0);
-        gr_core_each_context(&core, -1, first_only, &count);
+        gr_context_each(&core, -1, first_only, &count);
         GR_CHECK_EQ(count, 1);
         finish();
 }
@@ -100,8 +100,8 @@ static void test_drop(size_t bytes)
         void *handle;
 
         start();
-        context = gr_context_add(&core, sg_context_new(0), 0);
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         live = alloc(context, bytes);
         cached = alloc(context, bytes);
         kept = alloc(other, bytes);
@@ -115,7 +115,7 @@ static void test_drop(size_t bytes)
         handle = context->handle;
         sg_context_destroy(handle);
         sg_log_clear();
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_STR(sg_log(), ""); /* without a call of the driver */
         check_accounts();
         GR_CHECK(gr_context_find(&core, handle) == NULL);
@@ -129,7 +129,7 @@ static void test_drop(size_t bytes)
 
         /* A new context may even have the old handle, on the memory of the old one. */
         handle = sg_context_new(0);
-        context = gr_context_add(&core, handle, 0);
+        context = gr_core_context_add(&core, handle, 0);
         GR_CHECK(context != NULL);
         live = alloc(context, bytes);
         sg_work(handle, 0, live, SG_MS);
@@ -147,14 +147,14 @@ static void test_drop_all(void)
 
         start();
         for (int round = 0; round < 3; round++) {
-                context = gr_context_add(&core, sg_context_new(0), 0);
+                context = gr_core_context_add(&core, sg_context_new(0), 0);
                 for (int i = 0; i < 200; i++)
                         ptrs[i] = alloc(context, (size_t)512 << (i % 14));
                 for (int i = 0; i < 200; i += 2)
                         GR_CHECK_EQ(sg_free(&core, ptrs[i]), 0);
                 check_accounts();
                 sg_context_destroy(context->handle);
-                gr_context_drop(context);
+                gr_core_context_drop(context);
                 GR_CHECK_EQ(atomic_load(&core.devices[0].reserved_bytes), 0);
                 GR_CHECK_EQ(sg_cached_bytes(&core.devices[0]), 0);
                 GR_CHECK_EQ(core.devices[0].slab_count, 0);
@@ -173,21 +173,21 @@ static void test_stale(size_t bytes, bool live)
         uint64_t before, after, second;
 
         start();
-        old = gr_context_add(&core, sg_context_new(0), 0);
+        old = gr_core_context_add(&core, sg_context_new(0), 0);
         before = alloc(old, bytes);
         if (!live) {
                 GR_CHECK_EQ(sg_free(&core, before), 0);
                 GR_CHECK_EQ(gr_fence_sync(old->fence), 0);
         }
         sg_context_destroy(old->handle);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         after = alloc(context, bytes);
         GR_CHECK_EQ(after, before); /* else this tests nothing */
         GR_CHECK(atomic_load(&core.devices[0].reserved_bytes) >=
                  sg_used_bytes(0)); /* too much rather than too little */
 
         /* Then the core learns of the end. */
-        gr_context_drop(old);
+        gr_core_context_drop(old);
         check_accounts();
         GR_CHECK_EQ(sg_size(after), gr_class_block_bytes(bytes));
         second = alloc(context, bytes);
@@ -202,7 +202,7 @@ static void test_stale(size_t bytes, bool live)
 static bool end_inside(struct gr_context *context, void *arg)
 {
         (void)arg;
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         return false;
 }
 
@@ -211,14 +211,14 @@ static void test_visitors(void)
         struct gr_context *context;
 
         start();
-        context = gr_context_add(&core, sg_context_new(0), 0);
-        gr_context_ending(context);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_ending(context);
         GR_CHECK_EQ(contexts(-1), 0);
-        gr_context_stays(context);
+        gr_core_context_stays(context);
         GR_CHECK_EQ(contexts(-1), 1);
-        gr_core_each_context(&core, -1, end_inside, NULL);
+        gr_context_each(&core, -1, end_inside, NULL);
         GR_CHECK_EQ(contexts(-1), 0);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(contexts(-1), 0);
         finish();
 }
@@ -271,7 +271,7 @@ static void *maintain(void *arg)
 
 static void *end(void *context)
 {
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         done = true;
         return NULL;
 }
@@ -284,7 +284,7 @@ static void test_end_beside_release(void)
         uint64_t ptr, begin_ns;
 
         start_slow(GR_REUSE_AUTO);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         ptr = alloc(context, 8 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         atomic_store(&context->device->threshold_bytes, 0);
@@ -300,7 +300,7 @@ static void test_end_beside_release(void)
         pthread_join(helper, NULL);
         pthread_join(ender, NULL);
         sg_context_destroy(context->handle);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
@@ -309,7 +309,7 @@ static void test_end_beside_release(void)
 static bool trim_ending(struct gr_context *context, void *arg)
 {
         (void)arg;
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         sg_context_destroy(context->handle);
         gr_trim(context, UINT64_MAX);
         return false;
@@ -321,14 +321,14 @@ static void test_trim_ending(void)
         uint64_t ptr;
 
         start();
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         ptr = alloc(context, 8 * MIB);
         GR_CHECK_EQ(sg_free(&core, ptr), 0);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         sg_fail(SG_MEM_RELEASE, 1, 1, gr_driver_error(709));
-        gr_core_each_context(&core, -1, trim_ending, NULL);
+        gr_context_each(&core, -1, trim_ending, NULL);
         GR_CHECK_EQ(sg_calls(SG_MEM_FREE), 0);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(atomic_load(&context->device->reserved_bytes), 0);
         finish();
 }
@@ -339,13 +339,13 @@ static void test_two_end(void)
         struct gr_context *goes, *stays;
 
         start();
-        goes = gr_context_add(&core, sg_context_new(0), 0);
-        stays = gr_context_add(&core, sg_context_new(0), 0);
-        gr_context_ending(stays);
-        gr_context_ending(goes);
+        goes = gr_core_context_add(&core, sg_context_new(0), 0);
+        stays = gr_core_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_ending(stays);
+        gr_core_context_ending(goes);
         sg_context_destroy(goes->handle);
-        gr_context_drop(goes);
-        gr_context_stays(stays);
+        gr_core_context_drop(goes);
+        gr_core_context_stays(stays);
         GR_CHECK_EQ(gr_fence_accessors(stays->fence), 1);
         GR_CHECK_EQ(sg_free(&core, alloc(stays, 4 * MIB)), 0);
         GR_CHECK_EQ(gr_fence_barrier(stays->fence), 0);
@@ -358,11 +358,11 @@ static void test_covered_again(void)
         struct gr_context *other, *stays;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
-        stays = gr_context_add(&core, sg_context_new(0), 0);
-        gr_context_ending(stays);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
+        stays = gr_core_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_ending(stays);
         GR_CHECK_EQ(gr_fence_accessors(other->fence), 1);
-        gr_context_stays(stays);
+        gr_core_context_stays(stays);
         GR_CHECK_EQ(gr_fence_accessors(other->fence), 2);
         GR_CHECK_EQ(gr_fence_accessors(stays->fence), 2);
         finish();
@@ -374,12 +374,12 @@ static void test_may_end_twice(void)
         struct gr_context *context;
 
         start();
-        context = gr_context_add(&core, sg_context_new(0), 0);
-        gr_context_ending(context);
-        gr_context_ending(context);
-        gr_context_stays(context);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_ending(context);
+        gr_core_context_ending(context);
+        gr_core_context_stays(context);
         GR_CHECK_EQ(contexts(-1), 0);
-        gr_context_stays(context);
+        gr_core_context_stays(context);
         GR_CHECK_EQ(contexts(-1), 1);
         finish();
 }
@@ -390,8 +390,8 @@ static void test_end_waits(bool capturing)
         struct gr_context *goes, *stays;
 
         start();
-        goes = gr_context_add(&core, sg_context_new(0), 0);
-        stays = gr_context_add(&core, sg_context_new(0), 0);
+        goes = gr_core_context_add(&core, sg_context_new(0), 0);
+        stays = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_budget_charge(core.host, GR_MEMORY_HOST, MIB), 0);
         sg_work(goes->handle, 0, 0, 5 * SG_MS);
         sg_work(stays->handle, 0, 0, 50 * SG_MS);
@@ -400,7 +400,7 @@ static void test_end_waits(bool capturing)
                 gr_gate_begin_enter(&core.gate);
                 gr_gate_begin_leave(&core.gate, true);
         }
-        gr_context_ending(goes);
+        gr_core_context_ending(goes);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS + 5 * SG_MS);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC), !capturing);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_DRAIN), capturing);
@@ -409,7 +409,7 @@ static void test_end_waits(bool capturing)
                 sg_capture(-1);
         }
         sg_context_destroy(goes->handle);
-        gr_context_drop(goes);
+        gr_core_context_drop(goes);
         gr_budget_uncharge(core.host, GR_MEMORY_HOST, MIB);
         finish();
 }
@@ -420,15 +420,15 @@ static void test_end_alone(void)
         struct gr_context *goes, *gone;
 
         start();
-        gone = gr_context_add(&core, sg_context_new(0), 0);
-        goes = gr_context_add(&core, sg_context_new(1), 1);
+        gone = gr_core_context_add(&core, sg_context_new(0), 0);
+        goes = gr_core_context_add(&core, sg_context_new(1), 1);
         sg_context_destroy(gone->handle);
-        gr_context_drop(gone);
+        gr_core_context_drop(gone);
         sg_work(goes->handle, 0, 0, 5 * SG_MS);
-        gr_context_ending(goes);
+        gr_core_context_ending(goes);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_SYNC) + sg_calls(SG_CONTEXT_DRAIN), 0);
         sg_context_destroy(goes->handle);
-        gr_context_drop(goes);
+        gr_core_context_drop(goes);
         finish();
 }
 
@@ -445,7 +445,7 @@ static void test_find_waits(void)
         pthread_t thread;
 
         start();
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         handle = context->handle;
         gr_lock(&core.contexts_lock);
         context->alive = false;
@@ -462,7 +462,7 @@ static void *new_handle;
 
 static void *add_new(void *arg)
 {
-        gr_context_add(&core, new_handle, 0);
+        gr_core_context_add(&core, new_handle, 0);
         done = true;
         return arg;
 }
@@ -476,8 +476,8 @@ static void test_add_at_once(void)
 
         start_slow(GR_REUSE_BARRIER);
         slow = false;
-        second = gr_context_add(&core, sg_context_new(0), 0);
-        first = gr_context_add(&core, sg_context_new(0), 0);
+        second = gr_core_context_add(&core, sg_context_new(0), 0);
+        first = gr_core_context_add(&core, sg_context_new(0), 0);
         new_handle = sg_context_new(0);
         /* The first has laid a barrier behind which work goes on: the new one has to wait for it as well. */
         ptr = alloc(first, 4 * MIB);
@@ -522,7 +522,7 @@ static void test_will_wait(void)
         pthread_t layer, waiters[2];
 
         start_slow(GR_REUSE_AUTO);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_free(&core, alloc(context, 4 * MIB)), 0);
         pthread_create(&layer, NULL, barrier, context);
         sem_wait(&inside);

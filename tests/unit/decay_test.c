@@ -31,7 +31,7 @@ static void start(uint64_t decay_ns)
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS, .decay_ns = decay_ns});
         core.wake = wake;
         wakes = 0;
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         clock_ns = SG_FIRST_NS;
 }
 
@@ -275,7 +275,7 @@ static void test_contexts(void)
         start(DECAY_NS);
         contexts[0] = context;
         for (int i = 1; i < 4; i++)
-                contexts[i] = gr_context_add(&core, sg_context_new(i), i);
+                contexts[i] = gr_core_context_add(&core, sg_context_new(i), i);
         for (int i = 0; i < 4; i++)
                 if (i != 1) {
                         GR_CHECK_EQ(sg_alloc(contexts[i], BLOCK, &ptr), 0);

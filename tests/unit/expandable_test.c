@@ -423,7 +423,7 @@ static void test_ahead_halfway(void)
         gpu_give(c, 6 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
-        gr_split_unneeded(context); /* fastbins are merged */
+        gr_split_trim_unneeded(context); /* fastbins are merged */
         atomic_store(&context->split->ahead_refused, false);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
@@ -494,7 +494,7 @@ static void test_quick_late(int looks)
         GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
         live = gpu_take(40 * MIB);
         for (int i = 0; i < looks; i++)
-                gr_split_unneeded(context);
+                gr_split_trim_unneeded(context);
         for (uint64_t bytes = 17 * MIB; bytes < 29 * MIB; bytes += MIB) {
                 ptr = gpu_take(bytes);
                 gpu_give(ptr, bytes);
@@ -588,7 +588,7 @@ static void test_ready(enum gr_pool_kind pool, size_t bytes, size_t ready_bytes,
         gpu_give(ready, ready_bytes);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
         gpu_give(ahead, bytes);
-        gr_split_unneeded(context); /* auto: no fastbins */
+        gr_split_trim_unneeded(context); /* auto: no fastbins */
         ptr = gpu_take(bytes);
         GR_CHECK_EQ(ptr >= ready && ptr < ready + ready_bytes, taken);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], taken ? 1 : 2);
@@ -796,8 +796,8 @@ static void test_many_holes(void)
         end = segment->end;
         GR_CHECK(end && !end->after && end->state == GR_RANGE_HOLE);
         gr_lock(&context->split->lock);
-        gr_hole_leave(end);
-        gr_hole_enter(end); /* as the last of them */
+        gr_extent_hole_leave(end);
+        gr_extent_hole_enter(end); /* as the last of them */
         gr_unlock(&context->split->lock);
         a = gpu_take(4 * MIB); /* none of the holes is as large */
         GR_CHECK_EQ(a, ptrs[MANY - 1] + 2 * MIB);
@@ -817,7 +817,7 @@ static void test_many_holes(void)
         GR_CHECK(segment->end && segment->end->block.ptr == ptrs[MANY - 5] + 2 * MIB);
         gr_lock(&context->split->lock);
         end = segment->end;
-        gr_hole_leave(end);
+        gr_extent_hole_leave(end);
         end->state = GR_RANGE_BUSY; /* as by a thread at work there */
         GR_CHECK(segment->end == NULL);
         gr_unlock(&context->split->lock);
@@ -829,7 +829,7 @@ static void test_many_holes(void)
         a = gpu_take(4 * MIB);
         GR_CHECK_EQ(a, ptrs[0]);
         gr_lock(&context->split->lock);
-        gr_hole_enter(end);
+        gr_extent_hole_enter(end);
         gr_unlock(&context->split->lock);
         gpu_give(a, 4 * MIB);
         for (int i = 3; i < MANY - 3; i += 2)
@@ -1078,13 +1078,13 @@ static void *would_help(void *arg)
 
 static void *is_empty(void *arg)
 {
-        asked = gr_split_empty(context);
+        asked = gr_split_trim_has_none(context);
         return arg;
 }
 
 static void *unneeded(void *arg)
 {
-        asked = gr_split_unneeded(context) == 0;
+        asked = gr_split_trim_unneeded(context) == 0;
         return arg;
 }
 
@@ -1291,13 +1291,13 @@ static void test_old_addresses_end(void)
         gpu_give(given, 100 * MIB);
         gpu_take(120 * MIB);
         GR_CHECK(context->split->stale_pages); /* else this tests nothing */
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         gpu_forget();
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(sg_reserved(), 0);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1418,13 +1418,13 @@ static void test_stuck_refused(bool again)
         gpu_give(a, 6 * MIB); /* up to that page */
         GR_CHECK_EQ(gpu_device()->reserved_bytes, again ? charged - 6 * MIB : charged);
         GR_CHECK_EQ(gpu_progress().done_ns == gpu_progress().submitted_ns, again);
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         gpu_forget();
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1456,9 +1456,9 @@ static void test_structures(void)
                 gpu_take(2 * MIB);
         for (range = context->split->expandable[false]->first; range && count < MANY; range = range->after)
                 blocks[count++] = &range->block;
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         gpu_forget();
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         for (unsigned i = 0; i < SOME; i++) { /* not all are those of blocks */
                 next[i] = gr_block_new();
                 for (unsigned k = 0; k < count; k++)
@@ -1467,7 +1467,7 @@ static void test_structures(void)
         GR_CHECK(again > 0 || !GR_METADATA_IN_CHUNKS); /* else the sanitizer tells what is lost */
         for (unsigned i = 0; i < SOME; i++)
                 gr_block_free(next[i]);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1476,14 +1476,14 @@ static void test_refused_end(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gpu_take(3 * MIB);
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         gpu_forget();
         gpu_refuse(SG_MEM_UNMAP, true);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         gpu_refuse(SG_MEM_UNMAP, false);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 4 * MIB);
         GR_CHECK_EQ(sg_reserved(), 1);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 
@@ -1497,13 +1497,13 @@ static void test_stuck_end(void)
         gpu_take(64 * MIB + 512);
         GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, a), 0);
         gpu_give(a, 3 * MIB);
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         gpu_forget();
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         gpu_end();
 }
 

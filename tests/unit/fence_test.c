@@ -22,7 +22,7 @@ static void start_with(const struct gr_driver *driver)
 {
         sg_reset(64 * MIB);
         gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         fence = context->fence;
 }
 
@@ -192,10 +192,10 @@ static void test_barrier_is_cheap(void)
         atomic_store(&core.overlaps, true);
         GR_CHECK(!gr_fence_barrier_is_cheap(context->fence));
         GR_CHECK(gr_fence_barrier_is_safe(context->fence));
-        other = gr_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */
+        other = gr_core_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */
         GR_CHECK(!gr_fence_barrier_is_cheap(other->fence));
-        gr_context_drop(context);
-        GR_CHECK(!gr_fence_barrier_is_cheap(gr_context_add(&core, sg_context_new(0), 0)->fence));
+        gr_core_context_drop(context);
+        GR_CHECK(!gr_fence_barrier_is_cheap(gr_core_context_add(&core, sg_context_new(0), 0)->fence));
         core.config.reuse = GR_REUSE_BARRIER; /* the program asked for them */
         GR_CHECK(gr_fence_barrier_is_cheap(other->fence));
         finish();
@@ -207,7 +207,7 @@ static void test_barrier_is_cheap(void)
         finish();
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(!gr_fence_barrier_is_cheap(context->fence) && !gr_fence_barrier_is_cheap(other->fence));
         finish();
 }
@@ -361,7 +361,7 @@ static void test_drain(bool old_driver)
         uint64_t before, closed, epoch;
 
         start_with(old_driver ? &sg_old_driver : &sg_driver);
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         before = freed_after(5);
         gr_fence_close(context->fence);
         closed = freed_after(10);
@@ -385,7 +385,7 @@ static void test_drain(bool old_driver)
         gr_fence_forget(context->fence, other);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
 
-        gr_context_add(&core, sg_context_new(0), 0); /* to wait for it makes good no error of another */
+        gr_core_context_add(&core, sg_context_new(0), 0); /* to wait for it makes good no error of another */
         sg_fail(SG_CONTEXT_DRAIN, 1, 1, DRIVER_700);
         GR_CHECK_EQ(gr_fence_sync(context->fence), DRIVER_700);
         GR_CHECK_EQ(atomic_load(&fence->broken), DRIVER_700);
@@ -491,7 +491,7 @@ static void test_errors(void)
         for (unsigned nth = 1; nth <= 4; nth++) {
                 start();
                 if (nth == 2)
-                        gr_context_add(&core, sg_context_new(0), 0); /* its record is the second */
+                        gr_core_context_add(&core, sg_context_new(0), 0); /* its record is the second */
                 epoch = freed_after(5);
                 sg_fail(nth == 3 ? SG_EVENT_CREATE : SG_CONTEXT_RECORD, nth == 2 ? 2 : 1, 1,
                         nth <= 2 ? -EBUSY : -ENOMEM);
@@ -572,7 +572,7 @@ static void test_sync(void)
         uint64_t first, second;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         first = freed_after(5);
         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         second = freed_after(5);
@@ -611,9 +611,9 @@ static void test_reach(void)
         uint64_t ptr;
 
         start();
-        far = gr_context_add(&core, sg_context_new(1), 1);
+        far = gr_core_context_add(&core, sg_context_new(1), 1);
         GR_CHECK_EQ(gr_fence_accessors(context->fence), 1); /* of another device */
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_fence_accessors(context->fence), 2);
         GR_CHECK_EQ(gr_fence_accessors(other->fence), 2);
         GR_CHECK_EQ(gr_fence_accessors(far->fence), 1);
@@ -673,7 +673,7 @@ static void test_reach_joined_late(void)
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
                 if (handed_out)
                         sg_own(ptr, 4096);
-                late = gr_context_add(&core, sg_context_new(0), 0);
+                late = gr_core_context_add(&core, sg_context_new(0), 0);
                 if (!handed_out && gr_fence_usable(fence, epoch)) {
                         sg_own(ptr, 4096);
                         handed_out = true;
@@ -697,7 +697,7 @@ static void test_reach_joined_idle(void)
         freed_after(50);
         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         waits = sg_calls(SG_CONTEXT_WAIT);
-        gr_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), waits);
         finish();
 }
@@ -710,10 +710,10 @@ static void test_reach_left(void)
 
                 start();
                 for (int i = 0; i < 3; i++)
-                        others[i] = gr_context_add(&core, sg_context_new(0), 0);
-                gr_context_ending(others[leaves]);
+                        others[i] = gr_core_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_ending(others[leaves]);
                 sg_context_destroy(others[leaves]->handle);
-                gr_context_drop(others[leaves]);
+                gr_core_context_drop(others[leaves]);
                 for (int i = 0; i < 3; i++) {
                         uint64_t epoch;
 
@@ -738,7 +738,7 @@ static void test_reach_left_ring(void)
         struct gr_context *other;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
                 freed_after(1);
                 GR_CHECK_EQ(gr_fence_close(context->fence), 0);
@@ -747,9 +747,9 @@ static void test_reach_left_ring(void)
                         GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
                 }
         }
-        gr_context_ending(other);
+        gr_core_context_ending(other);
         sg_context_destroy(other->handle);
-        gr_context_drop(other);
+        gr_core_context_drop(other);
         for (int i = 0; i < 2 * GR_EPOCHS_PENDING; i++) {
                 freed_after(1);
                 GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
@@ -781,7 +781,7 @@ static void test_reach_joined_epochs(void)
                         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
                 }
                 waits = sg_calls(SG_CONTEXT_WAIT);
-                late = gr_context_add(&core, sg_context_new(0), 0);
+                late = gr_core_context_add(&core, sg_context_new(0), 0);
                 GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), waits + 1); /* for the newest that the barrier covers */
                 for (int i = 0; i < 3; i++) {
                         GR_CHECK(gr_fence_usable(fence, epochs[i]));
@@ -796,10 +796,10 @@ static void test_reach_overflow(void)
 {
         start();
         for (int i = 1; i < GR_ACCESSORS_MAX; i++)
-                gr_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_fence_accessors(context->fence), GR_ACCESSORS_MAX);
         GR_CHECK(!fence->accessor_overflow);
-        gr_context_add(&core, sg_context_new(0), 0);
+        gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(fence->accessor_overflow);
         GR_CHECK(gr_fence_accessors(context->fence) > GR_ACCESSORS_MAX);
 
@@ -817,7 +817,7 @@ static void test_reset(void)
         uint64_t epoch;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         epoch = freed_after(1000);
         GR_CHECK_EQ(gr_fence_close(context->fence), 0);
         gr_fence_freed(other->fence, 1);
@@ -860,7 +860,7 @@ static void test_reset_waits(void)
         for (int i = 0; i < 2; i++) {
                 pthread_t thread;
 
-                gr_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_add(&core, sg_context_new(0), 0);
                 GR_CHECK_EQ(gr_fence_accessors(context->fence), 2);
                 atomic_store(&fence->broken, -EIO);
                 fence->idle_event_count = 0;

@@ -28,7 +28,7 @@ static void start_with(const struct gr_driver *driver, enum gr_reuse reuse)
 {
         sg_reset(CARD);
         gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         gr_log_set_level(GR_LOG_SILENT);
 }
@@ -258,7 +258,7 @@ static void test_trim(void)
         {
                 struct gr_context *own = context;
 
-                context = gr_context_add(&core, sg_context_new(0), 0);
+                context = gr_core_context_add(&core, sg_context_new(0), 0);
                 cache(10, 4 * MIB, 0);
                 context = own;
         }
@@ -270,7 +270,7 @@ static void test_trim(void)
         /* But not that of another device. */
         start();
         {
-                struct gr_context *own = context, *far = gr_context_add(&core, sg_context_new(1), 1);
+                struct gr_context *own = context, *far = gr_core_context_add(&core, sg_context_new(1), 1);
 
                 context = far;
                 cache(10, 4 * MIB, 0);
@@ -364,9 +364,9 @@ static void test_sync_contexts(unsigned own, bool peer)
 
         start();
         for (unsigned i = 0; i < own; i++)
-                gr_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_add(&core, sg_context_new(0), 0);
         if (peer)
-                gr_fence_add_accessor(context->fence, gr_context_add(&core, sg_context_new(1), 1));
+                gr_fence_add_accessor(context->fence, gr_core_context_add(&core, sg_context_new(1), 1));
         for (unsigned i = 0; i < 14; i++)
                 blocks[i] = alloc(4 * MIB);
         for (unsigned i = 0; i < 14; i++)
@@ -408,7 +408,7 @@ static void test_sync_at_work(bool peers, unsigned share)
         work_share = share;
         start_with(&driver, GR_REUSE_AUTO);
         if (peers)
-                gr_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_add(&core, sg_context_new(0), 0);
         cache(4, 4 * MIB, 5 * SG_MS);
         GR_CHECK_EQ(sg_alloc(context, CARD + MIB, &ptr), -ENOMEM);
         check_tried_until(GR_LEVEL_FAIL);
@@ -778,7 +778,7 @@ static void test_capture_waits(const struct gr_driver *driver)
         uint64_t ptr;
 
         start_with(driver, GR_REUSE_AUTO);
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         sg_capture(1);
         gr_gate_begin_enter(&core.gate);
         gr_gate_begin_leave(&core.gate, true);
@@ -813,7 +813,7 @@ static void test_capture_stuck(uint64_t ms, bool ends, bool of_other, bool in_ot
         uint64_t blocks[3], ptr = 0;
 
         start();
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         owner = of_other ? other : context;
         busy = in_other ? other : context;
         atomic_store(&core.waits_for_others, true);
@@ -1017,7 +1017,7 @@ static void test_sync_polled(void)
 
         driver.mem_release = polled_release;
         start_with(&driver, GR_REUSE_AUTO);
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         for (int i = 0; i < 3; i++)
                 GR_CHECK_EQ(sg_alloc(other, i < 2 ? 1000 : 32 * MIB, &blocks[i]), 0);
         for (int i = 1; i < 3; i++) {
@@ -1216,7 +1216,7 @@ static void test_no_block(void)
 {
         sg_reset(CARD);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_SPLIT});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         GR_CHECK(gr_pool_kind_split_serves(context, 8 * MIB));
         sg_hold(0, CARD - 4 * MIB, 0);

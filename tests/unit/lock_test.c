@@ -87,13 +87,13 @@ static void test_pause(void)
 {
         yields = 0;
         for (unsigned n = 1; n < 100; n++)
-                gr_pause(n);
+                gr_lock_pause(n);
         GR_CHECK_EQ(yields, 0);
-        gr_pause(100);
+        gr_lock_pause(100);
         GR_CHECK_EQ(yields, 1);
-        gr_pause(3200);
+        gr_lock_pause(3200);
         GR_CHECK_EQ(yields, 2);
-        gr_pause(3300); /* sleeps */
+        gr_lock_pause(3300); /* sleeps */
         GR_CHECK_EQ(yields, 2);
 }
 
@@ -111,7 +111,7 @@ static void *take_turns(void *arg)
 
                 gr_spin_lock(&spin, GR_RANK_ARENA);
                 seen = turns;
-                gr_pause(1); /* time for another that should wait */
+                gr_lock_pause(1); /* time for another that should wait */
                 turns = seen + 1;
                 gr_spin_unlock(&spin, GR_RANK_ARENA);
         }
@@ -168,10 +168,10 @@ static bool goes_on(const int *ranks, int last)
                 fclose(stderr);
                 for (; *ranks; ranks++)
                         if (*ranks > 0)
-                                gr_rank_enter((enum gr_rank) * ranks);
+                                gr_lock_rank_enter((enum gr_rank) * ranks);
                         else
-                                gr_rank_leave((enum gr_rank) - *ranks);
-                gr_rank_assert_held((enum gr_rank)last);
+                                gr_lock_rank_leave((enum gr_rank) - *ranks);
+                gr_lock_rank_assert_held((enum gr_rank)last);
                 _exit(0);
         }
         GR_CHECK_EQ(waitpid(child, &status, 0), child);

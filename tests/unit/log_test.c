@@ -181,7 +181,7 @@ static void test_write_again(void)
         GR_CHECK_EQ(pipe(fds), 0);
         for (int i = 0; i < 3; i++) {
                 refusal = refusals[i];
-                GR_CHECK_EQ(gr_write(fds[1], "x", 1, 1000), answers[i]);
+                GR_CHECK_EQ(gr_log_write(fds[1], "x", 1, 1000), answers[i]);
                 GR_CHECK_EQ(refusal, 0);
         }
         GR_CHECK_EQ(read(fds[0], got, sizeof(got)), 2);
@@ -202,17 +202,17 @@ static void test_write(void)
         GR_CHECK_EQ(pipe(fds), 0);
         fcntl(fds[1], F_SETPIPE_SZ, PIPE_BUF);
         errno = EDOM;
-        GR_CHECK_EQ(gr_write(fds[1], text, PIPE_BUF, 0), 0);
-        GR_CHECK_EQ(gr_write(fds[1], "x", 1, 1), -ETIMEDOUT);
+        GR_CHECK_EQ(gr_log_write(fds[1], text, PIPE_BUF, 0), 0);
+        GR_CHECK_EQ(gr_log_write(fds[1], "x", 1, 1), -ETIMEDOUT);
         GR_CHECK_EQ(errno, EDOM);
-        GR_CHECK_EQ(gr_write(fds[1], "", 0, 0), 0);
+        GR_CHECK_EQ(gr_log_write(fds[1], "", 0, 0), 0);
         GR_CHECK_EQ(read(fds[0], text, PIPE_BUF), PIPE_BUF);
         GR_CHECK_EQ(pthread_create(&reader, NULL, read_slowly, fds), 0);
-        GR_CHECK_EQ(gr_write(fds[1], text, sizeof(text) - 1, 10000), 0);
+        GR_CHECK_EQ(gr_log_write(fds[1], text, sizeof(text) - 1, 10000), 0);
         close(fds[1]);
         pthread_join(reader, &got);
         GR_CHECK_STR(got, text);
-        GR_CHECK_EQ(gr_write(fds[1], "x", 1, 0), -EBADF);
+        GR_CHECK_EQ(gr_log_write(fds[1], "x", 1, 0), -EBADF);
         close(fds[0]);
 }
 
@@ -294,8 +294,8 @@ static void test_ratelimit(void)
         GR_CHECK(!gr_log_ratelimit(&limit, 2 * MS));
         GR_CHECK(!gr_log_ratelimit(&limit, 9 * MS));
         GR_CHECK(gr_log_ratelimit(&limit, 10 * MS));
-        GR_CHECK_EQ(gr_ratelimit_take(&limit), 2);
-        GR_CHECK_EQ(gr_ratelimit_take(&limit), 0);
+        GR_CHECK_EQ(gr_log_ratelimit_take(&limit), 2);
+        GR_CHECK_EQ(gr_log_ratelimit_take(&limit), 0);
         GR_CHECK(gr_log_ratelimit(&limit, 1000000 * MS));
         GR_CHECK(gr_log_ratelimit(&limit, 1000001 * MS));
         GR_CHECK(!gr_log_ratelimit(&limit, 1000002 * MS));
@@ -305,7 +305,7 @@ static void test_ratelimit(void)
         for (i = 0; i < 4; i++)
                 pthread_join(threads[i], NULL);
         GR_CHECK_EQ(passes, 100);
-        GR_CHECK_EQ(gr_ratelimit_take(&shared_limit), 3900);
+        GR_CHECK_EQ(gr_log_ratelimit_take(&shared_limit), 3900);
 }
 
 int main(void)

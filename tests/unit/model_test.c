@@ -194,9 +194,9 @@ static uint64_t run(const struct plan *plan, bool strict)
         context_count = plan->contexts;
         atomic_store(&core.overlaps, plan->overlaps);
         for (unsigned i = 0; i < context_count; i++)
-                contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
+                contexts[i] = gr_core_context_add(&core, sg_context_new(0), 0);
         if (plan->peer) {
-                contexts[context_count] = gr_context_add(&core, sg_context_new(1), 1);
+                contexts[context_count] = gr_core_context_add(&core, sg_context_new(1), 1);
                 for (unsigned i = 0; i < context_count; i++)
                         gr_fence_add_accessor(contexts[i]->fence, contexts[context_count]);
         }

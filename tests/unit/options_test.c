@@ -280,15 +280,15 @@ static void test_path(void)
 {
         char buf[32] = "before", pattern[2 * GR_PATH_BYTES];
 
-        GR_CHECK_EQ(gr_path_expand("/tmp/s.%p.%%p.%d.%", 1234, buf, sizeof(buf)), 0);
+        GR_CHECK_EQ(gr_options_expand_path("/tmp/s.%p.%%p.%d.%", 1234, buf, sizeof(buf)), 0);
         GR_CHECK_STR(buf, "/tmp/s.1234.%p.%d.%");
-        GR_CHECK_EQ(gr_path_expand("0123456789012345678901234567890", 1, buf, sizeof(buf)), 0);
-        GR_CHECK_EQ(gr_path_expand("x%p", 1, buf, 3), 0);
-        GR_CHECK_EQ(gr_path_expand("x%p", 12, buf, 3), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_options_expand_path("0123456789012345678901234567890", 1, buf, sizeof(buf)), 0);
+        GR_CHECK_EQ(gr_options_expand_path("x%p", 1, buf, 3), 0);
+        GR_CHECK_EQ(gr_options_expand_path("x%p", 12, buf, 3), -ENAMETOOLONG);
         GR_CHECK_STR(buf, "x1");
         memset(pattern, 'p', sizeof(pattern));
         pattern[sizeof(pattern) - 1] = '\0';
-        GR_CHECK_EQ(gr_path_expand(pattern, 12, buf, sizeof(buf)), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_options_expand_path(pattern, 12, buf, sizeof(buf)), -ENAMETOOLONG);
         GR_CHECK_STR(buf, "x1");
 }
 
@@ -297,15 +297,15 @@ static void test_nearest(void)
         static const char *const words[] = {"run", NULL, "options", "doctor", "help", "hard-limit"};
         char long_text[200];
 
-        GR_CHECK_STR(gr_nearest("optoins", words, 6), "options");
-        GR_CHECK_STR(gr_nearest("rnu", words, 6), "run");
-        GR_CHECK_STR(gr_nearest("Doctr", words, 6), "doctor");
-        GR_CHECK_STR(gr_nearest("limit", words, 6), "hard-limit");
-        GR_CHECK(gr_nearest("xyzzy", words, 6) == NULL);
-        GR_CHECK(gr_nearest("", words, 6) == NULL);
+        GR_CHECK_STR(gr_options_nearest("optoins", words, 6), "options");
+        GR_CHECK_STR(gr_options_nearest("rnu", words, 6), "run");
+        GR_CHECK_STR(gr_options_nearest("Doctr", words, 6), "doctor");
+        GR_CHECK_STR(gr_options_nearest("limit", words, 6), "hard-limit");
+        GR_CHECK(gr_options_nearest("xyzzy", words, 6) == NULL);
+        GR_CHECK(gr_options_nearest("", words, 6) == NULL);
         memset(long_text, 'r', sizeof(long_text));
         long_text[sizeof(long_text) - 1] = '\0';
-        GR_CHECK(gr_nearest(long_text, words, 6) == NULL);
+        GR_CHECK(gr_options_nearest(long_text, words, 6) == NULL);
 }
 
 int main(void)

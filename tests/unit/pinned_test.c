@@ -108,8 +108,8 @@ static void begin(const struct gr_driver *base, const struct gr_config *config)
         atomic_store(&core.host->threshold_bytes, 256 * MIB);
         for (int i = 0; i < 2; i++)
                 handles[i] = sg_context_new(i); /* of two cards, which do not see each other */
-        one = gr_context_add(&core, handles[0], 0);
-        two = gr_context_add(&core, handles[1], 1);
+        one = gr_core_context_add(&core, handles[0], 0);
+        two = gr_core_context_add(&core, handles[1], 1);
 }
 
 static void end(void)
@@ -332,7 +332,7 @@ static void test_limit(void)
         /* Registered memory finds room as well; the host waits for the work, as the driver's free would have. */
         use(one, c, 5 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, c) == 0);
-        GR_CHECK(gr_accounted_charge(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
+        GR_CHECK(gr_charge_accounted(&core, core.host, NULL, GR_MEMORY_HOST, 5 * MIB, attempt_registering, NULL) == 0);
         GR_CHECK(frees == 2);
         gr_budget_uncharge(core.host, GR_MEMORY_HOST, 5 * MIB);
         end();
@@ -584,15 +584,15 @@ static void test_contexts(void)
         use(one, b, 5 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(gr_pinned_free(&core, b) == 0);
-        gr_context_ending(one);
+        gr_core_context_ending(one);
         sg_context_destroy(handles[0]);
-        gr_context_drop(one);
+        gr_core_context_drop(one);
         GR_CHECK(atomic_load(&core.host->reserved_bytes) == MIB && gr_budget_cached(core.host) == MIB);
         GR_CHECK(gr_pinned_free(&core, a) == -ENOENT);
         GR_CHECK(get(two, MIB, KIND) == b);
         /* One that comes later counts from its beginning. */
         handles[0] = sg_context_new(0);
-        one = gr_context_add(&core, handles[0], 0);
+        one = gr_core_context_add(&core, handles[0], 0);
         use(one, b, 5 * SG_MS);
         GR_CHECK(gr_pinned_free(&core, b) == 0);
         GR_CHECK(get(two, MIB, KIND) != b);
@@ -600,7 +600,7 @@ static void test_contexts(void)
         /* Gone without a word before it, as at the release of a primary context. */
         GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
         sg_context_destroy(handles[0]);
-        gr_context_drop(one);
+        gr_core_context_drop(one);
         GR_CHECK(get(two, MIB, KIND) == b);
         GR_CHECK(atomic_load(&core.host->reserved_bytes) == 2 * MIB);
         end();
@@ -614,11 +614,11 @@ static void test_ending(void)
         begin(&sg_driver, &plain);
         a = get(two, MIB, KIND);
         use(one, a, 5 * SG_MS);
-        gr_context_ending(one);
+        gr_core_context_ending(one);
         GR_CHECK(gr_pinned_free(&core, a) == 0);
         GR_CHECK(get(two, MIB, KIND) == a); /* which counts misuse */
         sg_context_destroy(handles[0]);
-        gr_context_drop(one);
+        gr_core_context_drop(one);
         end();
 }
 
@@ -762,7 +762,7 @@ static void test_no_fence(void)
 
         begin(&sg_driver, &plain);
         for (int i = 0; i < GR_ACCESSORS_MAX; i++)
-                GR_CHECK(gr_context_add(&core, sg_context_new(2), 2) != NULL);
+                GR_CHECK(gr_core_context_add(&core, sg_context_new(2), 2) != NULL);
         a = get(one, MIB, KIND);
         GR_CHECK(gr_pinned_free(&core, a) == 0 && frees == 1);
         end();

@@ -20,7 +20,7 @@ static void start_with(const struct gr_driver *driver, enum gr_reuse reuse, enum
 {
         sg_reset(1024 * MIB);
         gr_core_init(&core, &parts, driver, &(struct gr_config){.reuse = reuse, .pool = pool});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
 }
 
@@ -355,7 +355,7 @@ static void test_straight_to_driver(void)
         /* More contexts reach the blocks than a fence can cover. */
         start(GR_REUSE_AUTO);
         for (int i = 0; i < GR_ACCESSORS_MAX; i++)
-                gr_context_add(&core, sg_context_new(0), 0);
+                gr_core_context_add(&core, sg_context_new(0), 0);
         a = alloc(4 * MIB);
         free_ok(a);
         GR_CHECK_EQ(sg_size(a), 0);
@@ -370,7 +370,7 @@ static void test_straight_to_driver(void)
                 struct gr_context *last = NULL;
 
                 for (int i = 0; i < GR_ACCESSORS_MAX; i++)
-                        last = gr_context_add(&core, sg_context_new(0), 0);
+                        last = gr_core_context_add(&core, sg_context_new(0), 0);
                 b = alloc(4 * MIB);
                 sg_work(last->handle, 0, b, SG_MS);
         }
@@ -478,13 +478,13 @@ static void test_free_in_order(void)
         GR_CHECK(sg_disown(b));
         GR_CHECK_EQ(gr_pool_free_in_order(&core, b, take_in_order, &gone), 0);
         GR_CHECK_EQ(sg_driver.mem_free(b), 0);
-        gr_context_ending(context);
+        gr_core_context_ending(context);
         sg_context_destroy(context->handle);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(cached(), 0);
 
         /* Without a limit nobody asks when it is there. */
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         atomic_store(&device->hard_bytes, GR_UNLIMITED);
         for (int i = 0; i < 4; i++) {
                 a = alloc(20 * MIB);
@@ -597,7 +597,7 @@ static void test_threshold_kept(bool moves)
                 gr_shard_assign();
         start(GR_REUSE_AUTO);
         contexts[0] = context;
-        contexts[1] = gr_context_add(&core, sg_context_new(0), 0);
+        contexts[1] = gr_core_context_add(&core, sg_context_new(0), 0);
         core.wake = wake;
         gr_budget_set_threshold(device, 24 * MIB);
         for (int i = 0; i < 20000; i++) {
@@ -634,7 +634,7 @@ static void test_threshold_kept(bool moves)
         while (count > 0)
                 free_ok(blocks[--count].ptr);
         sg_context_destroy(contexts[1]->handle);
-        gr_context_drop(contexts[1]);
+        gr_core_context_drop(contexts[1]);
         gr_thread.shard = own;
         gr_thread.used = NULL;
         gr_fence_sync(context->fence);
@@ -840,8 +840,8 @@ static void test_maintain(void)
         uint64_t a, b, c = 0;
 
         start(GR_REUSE_AUTO);
-        gr_context_add(&core, sg_context_new(2), 2); /* between the two, with nothing */
-        other = gr_context_add(&core, sg_context_new(1), 1);
+        gr_core_context_add(&core, sg_context_new(2), 2); /* between the two, with nothing */
+        other = gr_core_context_add(&core, sg_context_new(1), 1);
         a = alloc(8 * MIB);
         b = alloc(2 * MIB);
         free_ok(a);
@@ -905,8 +905,8 @@ static void test_smallest(void)
         a = alloc(1024);
         free_ok(a);
         settle();
-        GR_CHECK(!gr_pool_take_from_bins(context, 100, false));
-        block = gr_pool_take_from_bins(context, 100, true);
+        GR_CHECK(!gr_source_take_from_bins(context, 100, false));
+        block = gr_source_take_from_bins(context, 100, true);
         GR_CHECK(block && block->ptr == a);
         if (block)
                 gr_arena_put(context, block, true, &much);

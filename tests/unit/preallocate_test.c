@@ -25,7 +25,7 @@ static void start_with(enum gr_pool_kind pool, uint64_t card_bytes)
 {
         sg_reset(card_bytes);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = pool});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         device = context->device;
         atomic_store(&device->total_bytes, card_bytes);
 }
@@ -309,7 +309,7 @@ static void test_ends(void)
         uint64_t most = 4096 * MIB / 256;
 
         start(4096 * MIB);
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         for (int i = 0; i < 20; i++) { /* earns some, too */
                 uint64_t ptr = 0;
 
@@ -325,9 +325,9 @@ static void test_ends(void)
                 pairs(MIB, 1000);
                 GR_CHECK(sg_counter(&core, GR_COUNTER_barriers) - before <= 1000 / 8);
                 sg_context_destroy(context->handle);
-                gr_context_drop(context);
+                gr_core_context_drop(context);
                 GR_CHECK_EQ(atomic_load(&device->preallocated_bytes), atomic_load(&other->preallocated_bytes));
-                context = gr_context_add(&core, sg_context_new(0), 0);
+                context = gr_core_context_add(&core, sg_context_new(0), 0);
         }
         GR_CHECK(atomic_load(&other->preallocated_bytes) > 0);
         GR_CHECK_EQ(gr_fence_sync(other->fence), 0);

@@ -77,7 +77,7 @@ static void start(void)
         gr_core_init(core, &parts[core - cores], &driver,
                      &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
         core->registry->apart = gr_worker_call;
-        context = gr_context_add(core, sg_context_new(0), 0);
+        context = gr_core_context_add(core, sg_context_new(0), 0);
 }
 
 static void finish(void)

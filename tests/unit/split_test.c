@@ -464,7 +464,7 @@ static void test_misuse(void)
         GR_CHECK(gr_split_find(&core, a + GR_PAGE_BYTES, &place) == -ENOENT || !place.live);
         GR_CHECK_EQ(gr_split_find(&core, a - 1, &place), -ENOENT);
         /* Whichever context it is of. */
-        other = gr_context_add(&core, sg_context_new(0), 0);
+        other = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(gr_pool_alloc(other, 100 * 1024, &c), 0);
         GR_CHECK_EQ(gr_split_find(&core, c + 1000, &place), 0);
         GR_CHECK_EQ(place.base_ptr, c);
@@ -521,14 +521,14 @@ static void test_drop(void)
         gpu_take(5 * MIB);
         gpu_give(a, 3 * MIB);
         gpu_forget();
-        gr_context_drop(first);
+        gr_core_context_drop(first);
         GR_CHECK_EQ(sg_handles(), 0);
         GR_CHECK_EQ(sg_reserved(), 0);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
         GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
         GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
         GR_CHECK_EQ(gr_pool_free(&core, b), -ENOENT);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK(context == first); /* used again, and it works */
         a = gpu_take(3 * MIB);
         GR_CHECK(a != 0);
@@ -867,7 +867,7 @@ static void test_barred(void)
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         gr_split_bar(&core);
         GR_CHECK(!gr_pool_kind_is_split(context));
-        later = gr_context_add(&core, sg_context_new(1), 1);
+        later = gr_core_context_add(&core, sg_context_new(1), 1);
         GR_CHECK(!gr_pool_kind_is_split(later));
         GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
@@ -891,12 +891,12 @@ static void test_low_water(void)
 {
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
         make_free(gpu_take(40 * MIB), 40 * MIB);
-        gr_split_unneeded(context);
+        gr_split_trim_unneeded(context);
         GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
-        GR_CHECK_EQ(gr_split_unneeded(context), 40 * MIB);
+        GR_CHECK_EQ(gr_split_trim_unneeded(context), 40 * MIB);
         make_free(gpu_take(40 * MIB), 40 * MIB);
         GR_CHECK_EQ(context->split->surplus_bytes, 40 * MIB);
-        GR_CHECK_EQ(gr_split_unneeded(context), 0);
+        GR_CHECK_EQ(gr_split_trim_unneeded(context), 0);
         gpu_settle();
         gpu_end();
 }

@@ -185,7 +185,7 @@ static void test_figures(void)
 
         sg_reset(256 * MIB);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         atomic_store(&core.devices[0].total_bytes, 256 * MIB);
         atomic_store(&core.devices[0].card_free_bytes, 192 * MIB);
         GR_CHECK(strstr(json_now(), "\"hard_limit_bytes\":null") != NULL);
@@ -276,7 +276,7 @@ static void test_list(void)
         atomic_store(&device->idle_bytes, 70);
         atomic_store(&device->spilled_bytes, 80);
         atomic_store(&device->kind_bytes[GR_MEMORY_IMPORTED], 90);
-        gr_device_figures(device, figures);
+        gr_figures_of_device(device, figures);
         check_json();
         for (int i = 0; i < GR_FIGURE_COUNT; i++) {
                 snprintf(wanted, sizeof(wanted), "\"%s\":%" PRIu64 ",", gr_figure_table[i].json, figures[i]);
@@ -313,7 +313,7 @@ static void test_small(void)
 
         sg_reset(256 * MIB);
         gr_core_init(&core, &parts, &sg_driver, &(struct gr_config){.reuse = GR_REUSE_AUTO, .pool = GR_POOL_BINS});
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         GR_CHECK_EQ(sg_alloc(context, MIB, &a), 0);
         check_json();
         GR_CHECK_EQ(value_of("live_bytes"), MIB);
@@ -370,7 +370,7 @@ static void test_together(void)
         atomic_store(&device->slab_rest_bytes, 0);
         device->slab_count = 0;
 
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
         arena = gr_metadata_alloc(sizeof(*arena));
         atomic_store(&context->arenas[1], arena);
         for (int i = 0; i < 4; i++) {

@@ -174,8 +174,8 @@ static void *come_and_go(void *arg)
                 uint64_t ptrs[16];
 
                 if (worker->plan->many && round > 1 && round < 2 + GR_ACCESSORS_MAX)
-                        gr_context_add(&core, sg_context_new(0), 0);
-                context = gr_context_add(&core, sg_context_new(1), 1);
+                        gr_core_context_add(&core, sg_context_new(0), 0);
+                context = gr_core_context_add(&core, sg_context_new(1), 1);
                 for (int i = 0; i < 16; i++)
                         if (sg_alloc(context, draw_size(worker), &ptrs[i]))
                                 wrong++;
@@ -185,10 +185,10 @@ static void *come_and_go(void *arg)
                         free_one(ptrs[i]);
                 gr_fence_close(context->fence);
                 pthread_mutex_lock(&end_lock);
-                gr_context_ending(context); /* who gives its memory back at this moment is waited for */
+                gr_core_context_ending(context); /* who gives its memory back at this moment is waited for */
                 pthread_mutex_unlock(&end_lock);
                 sg_context_destroy(context->handle);
-                gr_context_drop(context);
+                gr_core_context_drop(context);
         }
         return NULL;
 }
@@ -244,7 +244,7 @@ static void run(const struct plan *plan, uint64_t seed, long ms)
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         atomic_store(&core.overlaps, plan->overlaps);
         for (int i = 0; i < 2; i++)
-                contexts[i] = gr_context_add(&core, sg_context_new(0), 0);
+                contexts[i] = gr_core_context_add(&core, sg_context_new(0), 0);
         stop = over = false;
         allocs = frees = 0;
         for (unsigned i = 0; i < THREADS + 2; i++) {

@@ -85,7 +85,7 @@ static void start(struct gr_config config)
         said[0] = '\0';
         config.pool = GR_POOL_BINS;
         gr_core_init(&core, &parts, &driver, &config);
-        context = gr_context_add(&core, sg_context_new(0), 0);
+        context = gr_core_context_add(&core, sg_context_new(0), 0);
 }
 
 static void finish(void)
@@ -261,7 +261,7 @@ static void test_spill(void)
         GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &ptr), 0);
         GR_CHECK_EQ(gr_pool_alloc(context, 20 * MIB, &other), 0);
         GR_CHECK_EQ(gr_pool_free(&core, other), 0);
-        gr_context_drop(context);
+        gr_core_context_drop(context);
         GR_CHECK_EQ(context->device->spilled_bytes, 0);
         free((void *)(uintptr_t)ptr);
         free((void *)(uintptr_t)other);
@@ -338,7 +338,7 @@ static void test_spill_returns(void)
                 sg_hold(0, ROOM_BYTES, 0);
                 asker = owner = context;
                 if (other)
-                        *(other == 1 ? &owner : &asker) = gr_context_add(&core, sg_context_new(0), 0);
+                        *(other == 1 ? &owner : &asker) = gr_core_context_add(&core, sg_context_new(0), 0);
                 GR_CHECK_EQ(gr_pool_alloc(owner, 20 * MIB, &ptr), 0);
                 sg_work(owner->handle, 0, 0, 10 * SG_MS);
                 GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
@@ -752,7 +752,7 @@ static void test_early_trim(bool by_group)
                 GR_CHECK_EQ(sg_alloc(context, 2 * MIB, &cached[i]), 0);
         for (int i = 0; i < 4; i++)
                 GR_CHECK_EQ(sg_free(&core, cached[i]), 0);
-        gr_context_add(&core, sg_context_new(0), 0); /* which has nothing */
+        gr_core_context_add(&core, sg_context_new(0), 0); /* which has nothing */
         gr_decay_look(context, sg_driver.now_ns());
         sg_advance(1000 * SG_MS);
         gr_proactive_run(context);

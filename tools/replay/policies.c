@@ -218,7 +218,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.next_address = ADDRESSES;
         counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
         gr_core_init(&core, &parts, mapped ? &driver : &plain_driver, config);
-        context = gr_context_add(&core, &core, 0);
+        context = gr_core_context_add(&core, &core, 0);
         atomic_store(&core.overlaps, counting.streams);
         begin = real_seconds();
         for (size_t i = 0; context && i < trace->count && !rc; i++) {

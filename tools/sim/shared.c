@@ -28,7 +28,7 @@ static struct account *accounts, *own;
 static bool gone(uint64_t owner)
 {
         uint64_t start;
-        enum gr_peer peer = gr_system_peer((uint32_t)(owner >> 32), &start);
+        enum gr_peer peer = gr_platform_peer((uint32_t)(owner >> 32), &start);
 
         return peer == GR_PEER_GONE || (peer != GR_PEER_UNKNOWN && (uint32_t)start != (uint32_t)owner);
 }
@@ -63,7 +63,7 @@ void sim_shared_setup(const char *path)
         struct gr_identity self;
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
-        if (fd < 0 || ftruncate(fd, ACCOUNTS * sizeof *accounts) != 0 || gr_system_identity(&self) != 0)
+        if (fd < 0 || ftruncate(fd, ACCOUNTS * sizeof *accounts) != 0 || gr_platform_identity(&self) != 0)
                 abort();
         accounts = mmap(NULL, ACCOUNTS * sizeof *accounts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         close(fd);
@@ -138,7 +138,7 @@ uint64_t sim_shared_card(const char *path)
 
         if (path)
                 return hashed(hash, path, strlen(path));
-        gr_system_identity(&self);
+        gr_platform_identity(&self);
         /* Field by field, as padding bytes have no defined value. */
         hash = hashed(hash, &self.pid, sizeof self.pid);
         hash = hashed(hash, &self.start_ticks, sizeof self.start_ticks);
