@@ -13,7 +13,6 @@ struct context_parts {
         struct gr_fence fence;
         struct gr_split split;
         struct gr_arena first_arena;
-        struct gr_fastbins fastbins;
         struct gr_spilled spilled;
         struct gr_decay decay;
 };
@@ -59,7 +58,6 @@ static struct gr_context *context_new(struct gr_core *core, int device)
         context->fence = &parts->fence;
         context->split = &parts->split;
         context->first_arena = &parts->first_arena;
-        context->fastbins = &parts->fastbins;
         context->spilled = &parts->spilled;
         context->decay = &parts->decay;
         gr_fence_init(context->fence, core, context->device, context);
@@ -68,7 +66,6 @@ static struct gr_context *context_new(struct gr_core *core, int device)
         atomic_init(&context->arenas[0], context->first_arena);
         atomic_init(&context->arena_count, 1);
         gr_split_init(context);
-        gr_budget_keep(context->device, &context->fastbins->cached);
         return context;
 }
 

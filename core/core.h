@@ -22,7 +22,6 @@
 #include "base/shard.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
-#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "cache/preallocate.h"

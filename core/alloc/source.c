@@ -60,9 +60,12 @@ int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate
                     struct gr_block **ret_block)
 {
         if (!allocate) {
-                gr_split_consider(context, bytes);
+                int rc = -ENOTSUP;
+
                 if (gr_pool_kind_split_serves(context, bytes))
-                        return gr_split_grow(context, bytes, ret_block);
+                        rc = gr_split_grow(context, bytes, ret_block);
+                if (rc != -ENOTSUP)
+                        return rc;
         }
         return gr_source_fresh_plain(context, bytes, allocate, arg, ret_block);
 }

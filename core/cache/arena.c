@@ -13,13 +13,15 @@
 #include "base/metadata.h"
 #include "base/shard.h"
 #include "base/size_class.h"
-#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "context/context.h"
 #include "fence/fence.h"
 
-#define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
+#define NOTE_LIVE_HITS      64                  /* hits between looks at the peak of live memory */
+#define FASTBIN_SHARE       256                 /* of the peak of live memory, for the fastbins of all arenas ... */
+#define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* ... and for each at least so much, ... */
+#define FASTBIN_ONE_SHARE   16                  /* ... or one block of this share, where several threads allocate */
 
 _Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(offsetof(struct gr_arena, cached.next) == GR_LINE_BYTES, "and one of its arena");
@@ -31,6 +33,7 @@ void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned 
         arena->context = context;
         arena->shard = shard;
         gr_budget_keep(context->device, &arena->cached);
+        gr_budget_keep(context->device, &arena->fastbins.cached);
 }
 
 static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *context, unsigned shard)
@@ -47,7 +50,10 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
                 return none;
         }
         gr_budget_keep(context->device, &arena->cached);
-        atomic_fetch_add(&context->arena_count, 1);
+        gr_budget_keep(context->device, &arena->fastbins.cached);
+        if (atomic_fetch_add(&context->arena_count, 1) + 1 >= GR_SPLIT_MANY_ARENAS &&
+            context->core->config.pool == GR_POOL_AUTO)
+                atomic_store(&context->split_least_bytes, GR_SMALL_MAX_BYTES);
         return arena;
 }
 
@@ -204,23 +210,39 @@ static inline void remember_arena(struct gr_arena *own)
                 gr_thread.used = own;
 }
 
+/* The generation of the next range that this arena hands out; no other arena has the same. Arena lock held. */
+static uint32_t next_generation(struct gr_arena *arena)
+{
+        return ++arena->generation * GR_SHARDS + arena->shard;
+}
+
+bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes)
+{
+        struct gr_context *context = arena->context;
+        uint64_t cached = atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed);
+        uint64_t peak = atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed);
+        unsigned arenas = atomic_load_explicit(&context->arena_count, memory_order_relaxed);
+
+        return cached + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES) ||
+               (arenas > 1 && cached == 0 && bytes <= peak / FASTBIN_ONE_SHARE);
+}
+
 /* As gr_arena_alloc, for a request that split serves. */
 GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct gr_context *context, size_t bytes)
 {
-        struct gr_arena *own = gr_arena_at(context, gr_shard()), *arena = context->first_arena;
-        struct gr_fastbins *fastbins = context->fastbins;
+        struct gr_arena *arena = gr_arena_at(context, gr_shard());
         struct gr_block *block;
         uint64_t ptr = 0;
 
-        if (!own || gr_is_small(bytes))
+        if (!arena || gr_is_small(bytes))
                 return 0;
         gr_arena_lock(arena);
-        block = gr_fastbin_find(fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
         if (block && is_ready(block, context, context->fence)) {
-                gr_fastbin_leave(fastbins, block);
-                fastbins->hits++;
-                ptr = hand_out(arena, block, ++fastbins->generation, bytes);
-                remember_arena(own);
+                gr_fastbin_leave(&arena->fastbins, block);
+                arena->fastbins.hits++;
+                ptr = hand_out(arena, block, next_generation(arena), bytes);
+                remember_arena(arena);
         }
         gr_arena_unlock(arena);
         return ptr;
@@ -260,7 +282,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
 GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
 {
         struct gr_context *context = block->context;
-        struct gr_arena *arena = context->first_arena;
+        struct gr_arena *arena = gr_arena_own(context);
         uint64_t ptr = 0;
 
         if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT ||
@@ -268,20 +290,21 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
                 return 0;
         gr_arena_lock(arena);
         if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&
-            !atomic_load(&context->fastbins->closed))
-                ptr = hand_out(arena, block, ++context->fastbins->generation, bytes);
+            !atomic_load(&context->fastbins_closed))
+                ptr = hand_out(arena, block, next_generation(arena), bytes);
         gr_arena_unlock(arena);
-        remember_arena(gr_arena_own(context));
+        remember_arena(arena);
         return ptr;
 }
 
 uint32_t gr_arena_generation(struct gr_context *context)
 {
+        struct gr_arena *arena = gr_arena_own(context);
         uint32_t generation;
 
-        gr_arena_lock(context->first_arena);
-        generation = ++context->fastbins->generation;
-        gr_arena_unlock(context->first_arena);
+        gr_arena_lock(arena);
+        generation = next_generation(arena);
+        gr_arena_unlock(arena);
         return generation;
 }
 
@@ -298,10 +321,11 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         prefetch_block(place);
         gr_arena_lock(arena);
         block = *place;
-        if (__builtin_expect(!block || block->ptr != ptr ||
-                                     atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
-                                     gr_fence_is_broken(fence) || gr_fence_overflow(fence) || gr_thread.bypass_until_ns,
-                             0)) {
+        if (__builtin_expect(
+                    !block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
+                            gr_fence_is_broken(fence) || gr_fence_overflow(fence) || gr_thread.bypass_until_ns ||
+                            (flags == GR_BLOCK_SPLIT && !gr_fastbin_has_room(arena, block->capacity_bytes)),
+                    0)) {
                 gr_arena_unlock(arena);
                 return false;
         }
@@ -310,8 +334,8 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         block->freed_epoch = freed(arena, fence, block->capacity_bytes, ret_should_close);
         atomic_store_explicit(&block->state, GR_BLOCK_CACHED, memory_order_release);
         if (flags == GR_BLOCK_SPLIT) {
-                gr_fastbin_enter(context->fastbins, block);
-                context->fastbins->frees++;
+                gr_fastbin_enter(&arena->fastbins, block);
+                arena->fastbins.frees++;
         } else {
                 put_in_bin(arena, block);
         }
@@ -319,7 +343,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         return true;
 }
 
-/* As gr_arena_free, for a range: the first arena is the home of those that may go into fastbins. */
+/* As gr_arena_free, for a range. */
 GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
                                                                                 bool *ret_should_close)
 {
@@ -328,7 +352,7 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
         if (core->config.pool != GR_POOL_AUTO || !arena || !gr_pool_kind_is_split(arena->context) ||
             !gr_fence_barrier_is_cheap(arena->context->fence))
                 return NULL;
-        return take_back(arena->context->first_arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
+        return take_back(arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
 }
 
 GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
@@ -450,6 +474,19 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         return done;
 }
 
+uint64_t gr_arenas_fastbins(struct gr_context *context)
+{
+        uint64_t bytes = 0;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                const struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena)
+                        bytes += atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed);
+        }
+        return bytes;
+}
+
 uint64_t gr_arenas_cached(struct gr_context *context)
 {
         uint64_t bytes = 0;
@@ -466,6 +503,9 @@ uint64_t gr_arenas_cached(struct gr_context *context)
 static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 {
         gr_arena_lock(arena);
+        counts->hits += arena->fastbins.hits;
+        counts->frees += arena->fastbins.frees;
+        counts->blocks += arena->fastbins.count;
         for (size_t class = 0; class < GR_CLASS_COUNT; class ++) {
                 counts->hits += arena->bins[class].hits;
                 counts->frees += arena->bins[class].frees;
@@ -476,11 +516,6 @@ static void count(struct gr_arena *arena, struct gr_cache_counts *counts)
 
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts)
 {
-        gr_arena_lock(context->first_arena);
-        counts->hits += context->fastbins->hits;
-        counts->frees += context->fastbins->frees;
-        counts->blocks += context->fastbins->count;
-        gr_arena_unlock(context->first_arena);
         for (unsigned i = 0; i < GR_SHARDS; i++)
                 if (gr_arena_at(context, i))
                         count(gr_arena_at(context, i), counts);
@@ -556,6 +591,7 @@ static void drop(struct gr_arena *arena)
                 bin->cooldown = 0;
         }
         assert(atomic_load(&arena->cached.bytes) == 0); /* what the keeper counts is what is in its bins */
+        assert(arena->fastbins.count == 0);             /* the segments went before */
         gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }

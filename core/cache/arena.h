@@ -1,7 +1,7 @@
 /*
  * An arena: the bins of one shard of a context. A thread puts the blocks that it frees into the bins of its own shard.
- * It looks for blocks there first, then in the other arenas. The first arena of a context also guards the fastbins of
- * pool kind auto (cache/fastbin.h); the blocks in them are ranges, which their segments count as in use.
+ * It looks for blocks there first, then in the other arenas. With pool kind auto an arena also has fastbins
+ * (cache/fastbin.h); the blocks in them are ranges, which their segments count as in use.
  *
  * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
  * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
@@ -31,6 +31,7 @@
 #include "base/lock.h"
 #include "base/shard.h"
 #include "base/size_class.h"
+#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 
@@ -60,6 +61,8 @@ struct gr_arena {
         uint64_t note_at;        /* the count of hits at which the peak of live memory is looked at next */
         struct gr_cached cached; /* footprint of the blocks in the bins */
         struct gr_bin bins[GR_CLASS_COUNT];
+        struct gr_fastbins fastbins;
+        uint32_t generation; /* of the ranges that it handed out; see gr_arena_generation */
         /* LIVE blocks whose home is this arena, each at the hash of its address; or NULL. */
         struct gr_block *recent[1u << GR_RECENT_LOG2];
 } __attribute__((aligned(GR_LINE_BYTES)));
@@ -101,7 +104,7 @@ struct gr_cache_counts {
         uint64_t blocks; /* cached */
 };
 
-/* Adds those of the bins of all arenas, and of the fastbins. No lock from GR_RANK_ARENA up is held. */
+/* Adds those of the bins and fastbins of all arenas. No lock from GR_RANK_ARENA up is held. */
 void gr_arenas_count(struct gr_context *context, struct gr_cache_counts *counts);
 
 /* Takes a block out of its bin. Arena lock held. */
@@ -115,18 +118,31 @@ void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_b
 uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
- * Hands a CACHED block that the caller owns, and that is in no list, to the program with the first arena as its home,
- * so that its free may take the fast path into a fastbin. Only ranges above 1 MiB of pool kind auto. Returns its
- * address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
+ * Hands a CACHED block that the caller owns, and that is in no list, to the program with the calling thread's arena as
+ * its home, so that its free may take the fast path into a fastbin. Only ranges above 1 MiB of pool kind auto. Returns
+ * its address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
  */
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 
-/* The generation of the next range that is handed out in context. No lock from GR_RANK_ARENA up is held. */
+/*
+ * The generation of the next range that is handed out in context: the driver has one BUFFER_ID for a segment, this tells
+ * its ranges apart. No lock from GR_RANK_ARENA up is held.
+ */
 uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
+ * Whether so much more may lie in the fastbins of the arena. Those of all arenas together may hold a 256th of the peak
+ * of live memory; each may hold 2 MiB or, where several threads allocate, one block of up to a 16th of the peak. The
+ * arena's lock need not be held.
+ */
+bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes);
+
+/* The bytes in the fastbins of all arenas of the context. */
+uint64_t gr_arenas_fastbins(struct gr_context *context);
+
+/*
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the
- * thread's arena remembers, or a range that the first arena does. Returns the context; NULL: it remembers no such
+ * thread's arena remembers. Returns the context; NULL: it remembers no such
  * block, and nothing has changed. *ret_should_close, set where it took one: this arena has freed so much into the open
  * epoch that it should be closed (gr_pool_freed). No lock from GR_RANK_ARENA up is held.
  */

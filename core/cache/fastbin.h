@@ -1,13 +1,12 @@
 /*
- * Fastbins: freed ranges of pool kind `split` that stay as they are, for the next request of exactly their size, as in
- * quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger; the
- * pages count as used until a request fits nowhere else and the footprint may not grow for it (gr_expandable_may_grow):
- * then all of them are coalesced. A small request takes another usable range before a barrier is laid for a block of
- * its exact size (docs/measurements.md, fastbins).
+ * Fastbins: freed ranges of pool kind `auto` that stay as they are, for the next request of exactly their size, as in
+ * quick fit (C. B. Weinstock and W. A. Wulf, 1988). Nothing is merged or cut, and the block stays in the ledger, so
+ * that a hit needs no lock but the arena's.
  *
- * A context has one set of fastbins for all threads, as a block that one thread frees is often needed by another next:
- * PyTorch's forward pass and its backward pass are two threads that take turns. All functions here are called with the
- * lock of the context's first arena held; that arena is the home of the blocks that they hand out.
+ * Each arena has a set of its own: threads that allocate at the same time do not meet at the split's lock. The pages
+ * count as used meanwhile, so a set holds little: a share of the peak of live memory (gr_fastbin_has_room). When it is
+ * full, or a request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called
+ * with the lock of the arena held.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
@@ -23,7 +22,7 @@
 #include "base/size_class.h"
 #include "cache/ledger.h"
 
-#define GR_FASTBIN_LISTS_LOG2 8
+#define GR_FASTBIN_LISTS_LOG2 6
 #define GR_FASTBIN_LOOK       8 /* blocks of other sizes that are passed */
 
 /* The list keeps both ends, so that a block which enters touches no other block than the last. */
@@ -33,14 +32,10 @@ struct gr_fastbin_list {
 
 /* Zero bytes are empty lists. */
 struct gr_fastbins {
+        struct gr_cached cached; /* bytes of all of them; on the device's account */
+        uint64_t count;          /* of all blocks */
+        uint64_t hits, frees;    /* blocks that the fast path handed out, and took back */
         struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
-        struct gr_cached cached;                                   /* bytes of all of them; on the device's account */
-        uint64_t count;                                            /* of all blocks */
-        _Atomic bool closed;  /* a range was stuck: from then on ranges are merged as they are freed, and none goes into
-                                a fastbin. Written with the split's lock held */
-        uint32_t generation;  /* of blocks of split's: the driver has one BUFFER_ID for a segment, this tells them apart
-                               */
-        uint64_t hits, frees; /* blocks that the fast path handed out, and took back */
 };
 
 static inline struct gr_fastbin_list *gr_fastbin_list_of(struct gr_fastbins *fastbins, size_t bytes)

@@ -14,6 +14,15 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
+/*
+ * Requests up to this size are left to the bins; with GR_POOL_AUTO up to the larger one (docs/measurements.md,
+ * small-requests), and where so many threads allocate that they would wait for each other at split's lock, up to 1 MiB:
+ * that takes more memory.
+ */
+#define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)
+#define GR_SPLIT_LEAST_AUTO_BYTES ((size_t)64 << 10)
+#define GR_SPLIT_MANY_ARENAS      4
+
 /* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
 static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr)
 {
@@ -31,13 +40,18 @@ static inline bool gr_pool_kind_is_split(struct gr_context *context)
 }
 
 /*
- * Whether a request of so many bytes is split's, and not the bins', to serve. Those need cheap barriers: without them
- * they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver.
+ * Whether a request of so many bytes is split's, and not the bins', to serve. The bins need cheap barriers: without
+ * them they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver. But where
+ * many threads allocate, the bins serve all small requests (GR_SPLIT_MANY_ARENAS).
  */
 static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t bytes)
 {
-        return gr_pool_kind_is_split(context) &&
-               (bytes > context->split_least_bytes || !gr_fence_barrier_is_cheap(context->fence));
+        size_t least;
+
+        if (!gr_pool_kind_is_split(context))
+                return false;
+        least = atomic_load_explicit(&context->split_least_bytes, memory_order_relaxed);
+        return bytes > least || (least < GR_SMALL_MAX_BYTES && !gr_fence_barrier_is_cheap(context->fence));
 }
 
 #endif

@@ -28,7 +28,6 @@ struct gr_arena;
 struct gr_block;
 struct gr_decay;
 struct gr_device;
-struct gr_fastbins;
 struct gr_fence;
 struct gr_ledger;
 struct gr_pinned;
@@ -44,14 +43,19 @@ struct gr_context {
         struct gr_fence *fence;
         _Atomic unsigned arenas_quiesced; /* how many want it so: gr_arenas_quiesce */
         _Atomic bool split_active;        /* new requests are served by split */
-        size_t split_least_bytes;         /* ... except those up to here, for gr_pool_kind_split_serves; constant */
+        _Atomic size_t split_least_bytes; /* ... except those up to here, for gr_pool_kind_split_serves; only grows */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* that there are */
 
         struct gr_split *split;
-        struct gr_fastbins *fastbins; /* guarded by the first arena's lock, as is ... */
-        struct gr_block *leaving; /* ... what the driver has once a stream gets there: charged until then, as cached */
+        /*
+         * A range must not be reused: from then on ranges are merged as they are freed, and none goes into a fastbin.
+         * Written with the split's lock held.
+         */
+        _Atomic bool fastbins_closed;
+        /* What the driver has once a stream gets there: charged until then, as cached. Guarded by first_arena's lock. */
+        struct gr_block *leaving;
         struct gr_spilled *spilled;
         struct gr_decay *decay;
         _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */

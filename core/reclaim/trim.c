@@ -56,10 +56,9 @@ static bool maintain_one(struct gr_context *context, void *arg)
 {
         bool *waiting = arg;
         uint64_t excess = gr_budget_excess(context->device);
-        uint64_t unwanted = atomic_exchange(&context->split->unwanted_bytes, 0);
 
         *waiting |= gr_spill_collect(context);
-        if (gr_max(excess, unwanted) == 0 || gr_fence_is_broken(context->fence))
+        if (excess == 0 || gr_fence_is_broken(context->fence))
                 return true;
         /*
          * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
@@ -68,8 +67,6 @@ static bool maintain_one(struct gr_context *context, void *arg)
         if (gr_fence_close(context->fence) == -ENOTSUP)
                 gr_fence_sync(context->fence); /* an older driver: only this thread waits */
         gr_fence_poll(context->fence);
-        /* Bins still serve the smallest classes. Blocks that are not idle yet are asked for again later. */
-        gr_bins_trim(context, unwanted, gr_class_of(context->split_least_bytes) + 1);
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context->fence))
                 *waiting = true;

@@ -10,7 +10,7 @@
  * has passed. An extent is one page, and more only where much is held, as mapping one costs as much as an allocation of
  * the driver (docs/measurements.md, mapping-cost). Mapping neither waits for running kernels nor delays launches.
  *
- * GR_POOL_AUTO saves such calls: where a large request lacks less than 32 MiB, so much is mapped at once, an extent for
+ * Where a large request lacks less than a 32nd of what is held, up to 32 MiB, so much is mapped at once, an extent for
  * each hole, unless the footprint would pass its bound (slack.h) or come near a limit. What is not needed yet is free
  * for the requests to come, but an extent still goes back, or moves, only as a whole.
  *

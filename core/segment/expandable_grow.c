@@ -22,10 +22,11 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define EXTENT_SHARE      144                   /* of what is charged; more would tie up too much, fewer cost time */
+#define EXTENT_SHARE      96                    /* of what is charged; more would tie up too much, fewer cost time */
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
-#define AHEAD_BYTES       (UINT64_C(32) << 20)  /* auto: mapped at once, where the footprint may grow by so much ... */
-#define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and this share of what is charged */
+#define AHEAD_SHARE       32                    /* a 32nd of what is charged is mapped at once, ... */
+#define AHEAD_MOST_BYTES  (UINT64_C(32) << 20)  /* ... up to this, where the footprint may grow by so much ... */
+#define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and an eighth of what is charged */
 #define HOLES_LOOKED      128                   /* holes that one request looks at, in a microsecond or two */
 #define REFUSED_NS        UINT64_C(100000000) /* unless there is more room, a refused size is not tried again sooner */
 
@@ -172,19 +173,19 @@ static struct gr_range *claim_place(struct gr_split *split, const struct place *
 }
 
 /*
- * Widens the place until AHEAD_BYTES are to be mapped for it, at most to the end of the hole at its end. Returns its
+ * Widens the place until ahead_bytes are to be mapped for it, at most to the end of the hole at its end. Returns its
  * bytes.
  */
-static size_t widen(struct place *place, size_t bytes)
+static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
 {
         uint64_t end = place->at + bytes, stop;
         const struct gr_range *last = place->range;
 
         while (gr_range_end(last) < end)
                 last = last->after;
-        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= AHEAD_BYTES)
+        if (last->state != GR_RANGE_HOLE || place->hole_bytes >= ahead_bytes)
                 return bytes;
-        stop = gr_min(gr_page_up(end) + AHEAD_BYTES - place->hole_bytes, gr_range_end(last));
+        stop = gr_min(gr_page_up(end) + ahead_bytes - place->hole_bytes, gr_range_end(last));
         place->hole_bytes += stop - gr_page_up(end);
         return stop - place->at;
 }
@@ -221,22 +222,20 @@ static int back(struct gr_context *context, struct gr_range *range, uint64_t lea
 }
 
 /*
- * Whether GR_POOL_AUTO may grow by growth_bytes for a request, in order to save time. Not if that would exceed the
- * bound on the footprint, or if a limit is near.
+ * How much to map at once for a large request that lacks less, as a larger extent costs hardly more time than a small
+ * one and the next requests will need it. Not so much that the footprint would exceed its bound or come near a limit.
  */
-static bool may_grow(struct gr_context *context, size_t bytes, uint64_t growth_bytes)
+static uint64_t ahead(struct gr_context *context, size_t bytes)
 {
         uint64_t charged = atomic_load(&context->device->reserved_bytes);
+        uint64_t ahead_bytes = gr_page_down(gr_min(charged / AHEAD_SHARE, AHEAD_MOST_BYTES));
 
-        return context->core->config.pool == GR_POOL_AUTO && !gr_is_small(bytes) &&
-               !atomic_load(&context->split->ahead_refused) &&
-               !gr_slack_is_exceeded_recently(context, bytes, growth_bytes) &&
-               gr_budget_cache_room(context->device) >= growth_bytes + charged / AHEAD_ROOM_SHARE;
-}
-
-bool gr_expandable_may_grow(struct gr_context *context, size_t bytes)
-{
-        return context->split->expandable[false] && may_grow(context, bytes, gr_round_up(bytes, GR_PAGE_BYTES));
+        if (gr_is_small(bytes) || atomic_load(&context->split->ahead_refused))
+                return 0;
+        while (ahead_bytes > 0 && (gr_slack_is_exceeded_recently(context, bytes, ahead_bytes) ||
+                                   gr_budget_cache_room(context->device) < ahead_bytes + charged / AHEAD_ROOM_SHARE))
+                ahead_bytes = gr_page_down(ahead_bytes / 2);
+        return ahead_bytes;
 }
 
 /* Whether the driver refused as much a moment ago, and has no more free memory now by its own figure. Lock not held. */
@@ -302,12 +301,15 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
         return rc;
 }
 
-/* As gr_expandable_grow, and with ahead for a wider place. -EAGAIN: that could not be mapped. Lock not held. */
-static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_block **ret_block)
+/*
+ * As gr_expandable_grow, and with ahead_bytes for a place so wide that as much is mapped. -EAGAIN: that could not be
+ * mapped. Lock not held.
+ */
+static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
         struct gr_range *range = NULL;
-        bool small = gr_is_small(bytes);
+        bool small = gr_is_small(bytes), wider;
         struct place place;
         size_t place_bytes;
         uint64_t lack_bytes, come;
@@ -327,8 +329,8 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
                 gr_unlock(&split->lock);
                 return -ENOSPC;
         }
-        place_bytes = ahead ? widen(&place, bytes) : bytes;
-        ahead = place_bytes > bytes;
+        place_bytes = ahead_bytes > 0 ? widen(&place, bytes, ahead_bytes) : bytes;
+        wider = place_bytes > bytes;
         range = claim_place(split, &place, place_bytes);
         if (!range) {
                 gr_unlock(&split->lock);
@@ -347,8 +349,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
-        /* With ahead only the holes of the wider place are mapped. */
-        rc = ahead ? back(context, range, AHEAD_BYTES, &come) : back_all(context, range, lack_bytes, &come);
+        rc = wider ? back(context, range, ahead_bytes, &come) : back_all(context, range, lack_bytes, &come);
 
         gr_lock(&split->lock);
         assert(split->busy > 0 && range->state == GR_RANGE_BUSY);
@@ -359,7 +360,7 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
                 rc = *ret_block ? 0 : -ENOMEM;
         } else {
                 gr_extent_settle(split, range, GR_RANGE_FREE);
-                rc = ahead ? -EAGAIN : rc;
+                rc = wider ? -EAGAIN : rc;
         }
         gr_unlock(&split->lock);
         return rc;
@@ -368,11 +369,10 @@ static int grow(struct gr_context *context, size_t bytes, bool ahead, struct gr_
 /* Lock not held. */
 int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
-        /* More than the request needs is mapped: that costs less than another call of the driver later. */
-        int rc = grow(context, bytes, may_grow(context, bytes, AHEAD_BYTES), ret_block);
+        int rc = grow(context, bytes, ahead(context, bytes), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 
         if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* of a request for much that says nothing */
                 atomic_store(&context->split->ahead_refused, true);
-        return rc == -EAGAIN ? grow(context, bytes, false, ret_block) : rc;
+        return rc == -EAGAIN ? grow(context, bytes, 0, ret_block) : rc;
 }

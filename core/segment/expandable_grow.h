@@ -2,7 +2,6 @@
 #ifndef GR_EXPANDABLE_GROW_H
 #define GR_EXPANDABLE_GROW_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 struct gr_block;
@@ -15,12 +14,5 @@ struct gr_context;
  * driver; no lock held.
  */
 int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
-
-/*
- * Whether memory may be mapped for all of a large request before anything else is tried, as GR_POOL_AUTO does to save
- * time: that leaves the footprint below its bound by what was live of late, and well below any limit. The split's lock
- * is held.
- */
-bool gr_expandable_may_grow(struct gr_context *context, size_t bytes);
 
 #endif

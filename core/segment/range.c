@@ -162,8 +162,9 @@ static bool is_better(const struct fit *fit, const struct fit *best)
         return fit->ready && !best->ready && fit->range->block.capacity_bytes / 2 <= best->range->block.capacity_bytes;
 }
 
-/* Compares one place with the best so far. True: no better one is possible. */
-static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint64_t ready_epoch, struct fit *best)
+/* Compares one place with the best so far. True: no better one is possible, as none opens fewer pages than least. */
+static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, size_t least, uint64_t ready_epoch,
+                         struct fit *best)
 {
         struct fit fit = {.range = range, .at = at, .ready = range->block.freed_epoch <= ready_epoch};
 
@@ -172,23 +173,26 @@ static inline bool weigh(struct gr_range *range, uint64_t at, size_t bytes, uint
         fit.opened = pages_opened(range, at, bytes);
         if (!best->range || is_better(&fit, best))
                 *best = fit;
-        return best->opened == 0 && best->ready;
+        return best->opened <= least && best->ready;
 }
 
 GR_HOT_CODE struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
                                           uint64_t most_bytes, uint64_t *ret_at)
 {
         struct gr_range *range = gr_range_best(lists, bytes, last_epoch, most_bytes);
+        uint64_t ready_epoch = range ? gr_fence_usable_epoch(range->block.context->fence) : 0;
+        size_t pages = bytes >> GR_PAGE_SHIFT,
+               least = pages > 0 ? pages - 1 : 0; /* the pages at its ends may be shared */
         struct fit fit = {0};
 
         for (unsigned looked_at = 0; range && looked_at < FIT_LOOK; looked_at++) {
-                uint64_t ptr = range->block.ptr, ready_epoch = gr_fence_usable_epoch(range->block.context->fence);
+                uint64_t ptr = range->block.ptr, page = gr_round_up(ptr, GR_PAGE_BYTES);
 
-                if ((range->segment->pages && !range->segment->small &&
-                     weigh(range, gr_round_up(ptr, GR_PAGE_BYTES), bytes, ready_epoch, &fit)) ||
-                    weigh(range, ptr, bytes, ready_epoch, &fit) ||
-                    (range->block.capacity_bytes >= bytes &&
-                     weigh(range, gr_range_end(range) - bytes, bytes, ready_epoch, &fit)))
+                if ((page != ptr && range->segment->pages && !range->segment->small &&
+                     weigh(range, page, bytes, least, ready_epoch, &fit)) ||
+                    weigh(range, ptr, bytes, least, ready_epoch, &fit) ||
+                    (range->block.capacity_bytes > bytes &&
+                     weigh(range, gr_range_end(range) - bytes, bytes, least, ready_epoch, &fit)))
                         break;
                 do
                         range = gr_range_next(lists, range);
@@ -196,21 +200,6 @@ GR_HOT_CODE struct gr_range *gr_range_fit(const struct gr_free_lists *lists, siz
         }
         *ret_at = fit.at;
         return fit.range;
-}
-
-GR_HOT_CODE struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
-                                           uint64_t most_bytes)
-{
-        struct gr_range *best = gr_range_best(lists, bytes, last_epoch, most_bytes), *range = best;
-        uint64_t ready_epoch = best ? gr_fence_usable_epoch(best->block.context->fence) : 0;
-
-        for (unsigned looked_at = 0; range && looked_at < FIT_LOOK && range->block.capacity_bytes / 2 <= bytes;
-             looked_at++) {
-                if (is_usable(range, bytes, ready_epoch, most_bytes))
-                        return range;
-                range = gr_range_next(lists, range);
-        }
-        return best;
 }
 
 static struct gr_free_lists *lists_of(struct gr_split *split, const struct gr_range *range)

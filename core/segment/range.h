@@ -113,10 +113,6 @@ struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, 
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t most_bytes,
                               uint64_t *ret_at);
 
-/* The best fit, whatever pages it opens: the smallest, or one up to twice as large that needs no barrier. Faster. */
-struct gr_range *gr_range_soon(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch,
-                               uint64_t most_bytes);
-
 /* Puts a range in state FREE into its free list without merging it, or takes it out. */
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);

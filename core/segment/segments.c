@@ -15,7 +15,6 @@
 #include "cache/arena.h"
 #include "cache/bins_trim.h"
 #include "cache/block.h"
-#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "context/context.h"
 #include "fence/fence.h"
@@ -65,28 +64,29 @@ GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *ra
 }
 
 /* Takes all blocks out of the fastbins, linked by next, or NULL. They stay cached, on the device's own account. */
-static struct gr_block *empty_fastbins(struct gr_context *context)
+static struct gr_block *empty_fastbins(struct gr_arena *arena)
 {
-        struct gr_cached *cached = &context->fastbins->cached;
+        struct gr_cached *cached = &arena->fastbins.cached;
         struct gr_block *blocks;
 
-        gr_arena_lock(context->first_arena);
-        blocks = gr_fastbin_empty(context->fastbins);
-        gr_budget_cache(context->device, cached->bytes); /* first, or it would look live */
+        gr_arena_lock(arena);
+        blocks = gr_fastbin_empty(&arena->fastbins);
+        gr_budget_cache(arena->context->device, cached->bytes); /* first, or it would look live */
         gr_cached_add(cached, -(int64_t)cached->bytes);
-        assert(!context->fastbins->count);
-        gr_arena_unlock(context->first_arena);
+        assert(!arena->fastbins.count);
+        gr_arena_unlock(arena);
         return blocks;
 }
 
-GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
+GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 {
+        struct gr_context *context = arena->context;
         struct gr_split *split = context->split;
         struct gr_block *block, *next, *freed = NULL;
         uint64_t epoch = atomic_load(&split->ahead_epoch);
 
         gr_assert_locked(&split->lock);
-        for (block = empty_fastbins(context); block; block = next) {
+        for (block = empty_fastbins(arena); block; block = next) {
                 next = block->next;
                 assert(gr_range_of(block)->state == GR_RANGE_USED);
                 epoch = gr_max(epoch, block->freed_epoch);
@@ -95,8 +95,24 @@ GR_HOT_CODE void gr_segments_merge_fastbins(struct gr_context *context)
                 gr_range_become(gr_range_of(block), GR_RANGE_FREED);
                 DL_PREPEND(freed, block);
         }
+        if (!freed)
+                return false;
         atomic_store(&split->ahead_epoch, epoch);
         gr_range_free_all(split, freed);
+        return true;
+}
+
+bool gr_segments_merge_fastbins(struct gr_context *context)
+{
+        bool merged = false;
+
+        for (unsigned i = 0; i < GR_SHARDS; i++) {
+                struct gr_arena *arena = gr_arena_at(context, i);
+
+                if (arena)
+                        merged |= gr_segments_merge_fastbins_of(arena);
+        }
+        return merged;
 }
 
 void gr_segment_destroy(struct gr_segment *segment)

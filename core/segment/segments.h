@@ -13,6 +13,7 @@
 #include "segment/split_state.h"
 
 struct gr_block;
+struct gr_arena;
 struct gr_context;
 struct gr_range;
 struct gr_segment;
@@ -41,8 +42,9 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment);
 /* Counts a range as used and not cached (+1), or as cached and not used (-1; its freed_epoch is set). */
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* Empties the fastbins: their ranges are freed and merged. */
-void gr_segments_merge_fastbins(struct gr_context *context);
+/* Empties the fastbins of all arenas, or of one: their ranges are freed and merged. False: they were empty. */
+bool gr_segments_merge_fastbins(struct gr_context *context);
+bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 
 /* Takes the ranges whose epoch has become usable out of the queue, and frees them. */
 void gr_segments_drain(struct gr_context *context);

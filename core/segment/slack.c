@@ -16,16 +16,13 @@
 #include "segment/split_state.h"
 #include "segment/split_trim.h"
 
-#define SLACK_SHARE       24                   /* footprint above the peak of live memory: this share of it */
+#define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
 #define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but at least so much: less is not worth calls of the driver */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
 #define CREDIT_SHARE      32 /* 1/32 of all time may be spent on better fits; unmapping takes as much again */
-#define CREDIT_DEBT_NS    UINT64_C(20000000) /* if so much is overspent, a larger footprint is accepted, ... */
-#define DEBT_SLACK_SHARE  8                  /* ... up to this share above the peak */
-#define AUTO_SLACK_SHARE  4                  /* SLACK_SHARE and, below, DEBT_SLACK_SHARE of GR_POOL_AUTO */
-#define AUTO_DEBT_SHARE   2
-#define AUTO_BINS_SHARE   8 /* auto: this share above the peak, bins from before the move go back, ... */
-#define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* ... unless it is less */
+#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* if so much is overspent, a larger footprint is accepted, ... */
+#define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* less in bins is not worth calls of the driver either */
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */
 
@@ -57,13 +54,9 @@ uint64_t gr_slack_worth_opening(struct gr_context *context, size_t bytes)
         return gr_round_up(bytes + (bytes >> shift), GR_PAGE_BYTES);
 }
 
-static uint64_t slack_share(struct gr_context *context, int64_t credit_ns)
+static uint64_t slack_share(int64_t credit_ns)
 {
-        bool in_debt = credit_ns < -(int64_t)CREDIT_DEBT_NS;
-
-        if (context->core->config.pool == GR_POOL_AUTO)
-                return in_debt ? AUTO_DEBT_SHARE : AUTO_SLACK_SHARE;
-        return in_debt ? DEBT_SLACK_SHARE : SLACK_SHARE;
+        return credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE;
 }
 
 /* How much the device's footprint would pass a share above a peak of live memory if it grew so much for a request. */
@@ -78,33 +71,13 @@ static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_by
         return charged + growth_bytes > line ? charged + growth_bytes - line : 0;
 }
 
-/* The same above the peak of live memory since the beginning. */
-static uint64_t above_line(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, uint64_t share)
+/* The same above the bound: a share, which depends on the credit, above the peak of live memory since the beginning. */
+static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
 {
         struct gr_device *device = context->device;
 
-        return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes, share);
-}
-
-/* The same above the bound, which depends on the credit. */
-static uint64_t above_bound(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes, int64_t credit_ns)
-{
-        return above_line(context, request_bytes, growth_bytes, slack_share(context, credit_ns));
-}
-
-/* Has the background thread return what bins hold from before the move to split. Why not this thread: see trim. */
-static void clear_bins(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
-{
-        struct gr_core *core = context->core;
-        uint64_t bytes;
-
-        if (core->config.pool != GR_POOL_AUTO || !core->wake)
-                return;
-        bytes = gr_min(above_line(context, request_bytes, growth_bytes, AUTO_BINS_SHARE), gr_arenas_cached(context));
-        if (bytes < BINS_LEAST_BYTES)
-                return;
-        atomic_store(&context->split->unwanted_bytes, bytes);
-        core->wake(core);
+        return above(device, atomic_load(&device->peak_live_bytes), request_bytes, growth_bytes,
+                     slack_share(credit_ns));
 }
 
 /* What is left of the credit after so much time was spent. */
@@ -175,12 +148,11 @@ bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
         return above(context->device, gr_budget_recent_peak(context->device), request_bytes, growth_bytes,
-                     slack_share(context, 0)) > 0;
+                     slack_share(0)) > 0;
 }
 
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes)
 {
-        clear_bins(context, request_bytes, growth_bytes);
         return above_bound(context, request_bytes, growth_bytes, 0) == 0 ||
                above_bound(context, request_bytes, growth_bytes, credit(context, 0)) == 0;
 }
@@ -201,8 +173,6 @@ bool gr_slack_make_room(struct gr_context *context, size_t request_bytes, uint64
         int64_t credit_ns;
         int rc = 0;
 
-        clear_bins(context, request_bytes,
-                   growth_bytes); /* without expandable segments gr_slack_has_room was not called */
         if (above_bound(context, request_bytes, growth_bytes, 0) == 0)
                 return true;
         credit_ns = credit(context, 0);

@@ -16,8 +16,7 @@ struct gr_context;
 
 /*
  * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
- * share of it that depends on the time left to spend. With GR_POOL_AUTO, what bins hold from before the move is asked
- * back (core->wake) when the footprint is half the way there.
+ * share of it that depends on the time left to spend.
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -16,7 +16,6 @@
 #include "base/metadata.h"
 #include "base/size_class.h"
 #include "cache/arena.h"
-#include "cache/fastbin.h"
 #include "cache/ledger.h"
 #include "cache/pool_kind.h"
 #include "context/context.h"
@@ -30,13 +29,19 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define BARRIER_SHARE     64 /* 1/64 of the peak of live memory: for less a barrier is not worth its cost */
-#define BUSY_PAUSE_NS     UINT64_C(20000)
-#define QUEUE_LOOK        64                   /* waiting ranges looked at before a barrier is laid for one */
-#define NOTE_LIVE_HITS    16                   /* the peak of live memory is looked at once in so many requests */
-#define SEGMENT_TIMES     4                    /* a segment that serves a request is at most four times as large */
-#define WASTE_LEAST_BYTES (UINT64_C(64) << 20) /* auto: less than this is not worth a change */
-#define WASTE_SHARE       8                    /* auto: 1/8 of live memory, cached without serving requests */
+#define BARRIER_SHARE  64  /* 1/64 of the peak of live memory: less that waits is not worth a barrier */
+#define SLIGHT_SHARE   256 /* 1/256 of it: a request for less is served by what needs no barrier */
+#define BUSY_PAUSE_NS  UINT64_C(20000)
+#define QUEUE_LOOK     64 /* waiting ranges looked at before a barrier is laid for one */
+#define NOTE_LIVE_HITS 16 /* the peak of live memory is looked at once in so many requests */
+#define SEGMENT_TIMES  4  /* a segment that serves a request is at most four times as large */
+
+/* Whether segments serve a new context. Pool kind auto has bins where no memory can be mapped. */
+static bool is_wanted(const struct gr_core *core)
+{
+        return !atomic_load(&core->split_barred) &&
+               (core->config.pool == GR_POOL_SPLIT || (core->config.pool == GR_POOL_AUTO && core->driver->mem_reserve));
+}
 
 void gr_split_init(struct gr_context *context)
 {
@@ -44,12 +49,9 @@ void gr_split_init(struct gr_context *context)
 
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        atomic_init(&context->split_active,
-                    context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
-        if (context->core->config.pool == GR_POOL_SPLIT)
-                gr_budget_end_grants(context->device);
-        context->split_least_bytes =
-                context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES;
+        atomic_init(&context->split_active, is_wanted(context->core));
+        atomic_init(&context->split_least_bytes,
+                    context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES);
 }
 
 void gr_split_destroy(struct gr_context *context)
@@ -123,14 +125,12 @@ void gr_split_drop(struct gr_context *context)
         split->segment_count = 0;
         memset(split->free, 0, sizeof(split->free));
         split->queue = NULL;
-        atomic_store(&context->fastbins->closed, false);
+        atomic_store(&context->fastbins_closed, false);
         assert(split->free_count == 0); /* each of them was a range of a segment */
         split->surplus_bytes = split->surplus_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
-        atomic_store(&split->wasted_bytes, 0);
-        atomic_store(&context->split_active,
-                     context->core->config.pool == GR_POOL_SPLIT && !atomic_load(&context->core->split_barred));
+        atomic_store(&context->split_active, is_wanted(context->core));
         gr_unlock(&split->lock);
         for (int small = 0; small < 2; small++)
                 if (expandable[small])
@@ -144,10 +144,10 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
-/* Whether ranges freed ahead of their fence go into fastbins, which takes more memory and less time. */
+/* Whether ranges freed ahead of their fence may go into fastbins. */
 static bool fits_fastbin(struct gr_context *context)
 {
-        return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins->closed);
+        return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
 }
 
 /* Which segments may serve a request. For segments that are not expandable. */
@@ -175,8 +175,7 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         struct gr_range *range;
 
         *ret_at = 0; /* the beginning of the range */
-        range = fits_fastbin(context) ? gr_range_soon(lists, bytes, last_epoch, most)
-                                      : gr_range_fit(lists, bytes, last_epoch, most, ret_at);
+        range = gr_range_fit(lists, bytes, last_epoch, most, ret_at);
         if (!range && !small && segments != USED) {
                 range = gr_range_best(&split->free[GR_FREE_WHOLE], bytes, last_epoch, UINT64_MAX);
                 if (range &&
@@ -193,63 +192,33 @@ static bool goes_ahead(struct gr_context *context, const struct gr_segment *segm
         return !segment->small && gr_fence_barrier_is_cheap(context->fence);
 }
 
-/* A usable block of this size from a fastbin. NULL: then *ret_epoch is the one that it waits for; 0: there is none.
- */
-GR_HOT_CODE static struct gr_block *take_from_fastbin(struct gr_context *context, size_t bytes, uint64_t *ret_epoch)
-{
-        struct gr_fastbins *fastbins = context->fastbins;
-        struct gr_block *block;
-
-        gr_arena_lock(context->first_arena);
-        block = gr_fastbin_find(fastbins, bytes);
-        *ret_epoch = block ? block->freed_epoch : 0;
-        if (block && gr_fence_usable(context->fence, block->freed_epoch))
-                gr_fastbin_leave(fastbins, block);
-        else
-                block = NULL;
-        gr_arena_unlock(context->first_arena);
-        return block;
-}
-
 /* Whether the request is so small that a worse fit that is usable now is better than a barrier. */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
-        return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / BARRIER_SHARE;
+        return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / SLIGHT_SHARE;
 }
 
-/* As gr_split_take. merges: coalesces the fastbins even if the expandable segment could grow instead. Lock not held. */
-GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_t bytes, enum segments segments,
-                                               bool merges)
+/* As gr_split_take. Lock not held. */
+GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_t bytes, enum segments segments)
 {
         struct gr_split *split = context->split;
         struct gr_fence *fence = context->fence;
         struct gr_block *block = NULL;
         struct gr_range *range = NULL;
-        uint64_t at = 0, epoch = 0;
-        bool fastbins;
+        uint64_t at = 0;
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
         gr_segments_drain(context);
-        fastbins = fits_fastbin(context);
-        block = fastbins ? take_from_fastbin(context, bytes, &epoch) : NULL;
-        if (!block && fastbins && is_slight(context, bytes))
+        if (is_slight(context, bytes))
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
-        if (!block && !range && epoch > 0 && gr_fence_barrier_is_cheap(context->fence)) {
-                gr_unlock(&split->lock);
-                gr_fence_barrier_for(context->fence, epoch);
-                gr_lock(&split->lock);
-                block = take_from_fastbin(context, bytes, &epoch);
-        }
-        if (!block && !range)
+        if (!range)
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
-        if (!block && !range && !gr_is_small(bytes) &&
-            (merges || !fastbins || !gr_expandable_may_grow(context, bytes))) {
-                gr_segments_merge_fastbins(context);
+        if (!range && !gr_is_small(bytes) && gr_segments_merge_fastbins(context))
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
-        }
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
-                epoch = range->block.freed_epoch;
+                uint64_t epoch = range->block.freed_epoch;
+
                 if (gr_fence_barrier_is_cheap(context->fence)) {
                         gr_unlock(&split->lock);
                         gr_fence_barrier_for(context->fence, epoch);
@@ -277,12 +246,12 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
 
 GR_HOT_CODE struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax)
 {
-        return take_range(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING, false);
+        return take_range(context, bytes, lax ? UP_TO_MOST : WORTH_OPENING);
 }
 
 struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens)
 {
-        return take_range(context, bytes, opens ? ANY : USED, false);
+        return take_range(context, bytes, opens ? ANY : USED);
 }
 
 /* Lock not held. */
@@ -346,8 +315,12 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
         if (*ret_block)
                 return 0;
         rc = gr_expandable_grow(context, range_bytes(bytes), ret_block);
+        if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
+                atomic_store(&context->split_active, false);
+                return -ENOTSUP;
+        }
         if (rc == -ENOMEM) {
-                *ret_block = take_range(context, bytes, WORTH_OPENING, true);
+                *ret_block = take_range(context, bytes, WORTH_OPENING);
                 if (*ret_block)
                         return 0;
         }
@@ -391,6 +364,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         struct gr_range *range = gr_range_of(block);
         struct gr_context *context = block->context;
         struct gr_split *split = context->split;
+        struct gr_arena *arena = gr_arena_own(context);
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
@@ -401,13 +375,17 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&split->lock);
         if (epoch == GR_SPLIT_NEVER) {
-                atomic_store(&context->fastbins->closed, true);
+                atomic_store(&context->fastbins_closed, true);
                 gr_segments_merge_fastbins(context);
         }
         if (ends_fastbins)
                 gr_arenas_resume(context);
         ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         fastbins = ahead && !by_driver && fits_fastbin(context);
+        if (fastbins && !gr_fastbin_has_room(arena, block->capacity_bytes)) {
+                gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
+                fastbins = false;
+        }
         if (!fastbins && gr_ledger_drop(context->core->ledger, block) == GR_BLOCK_GONE) {
                 gr_unlock(&split->lock);
                 gr_block_free(range);
@@ -436,9 +414,9 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_range_become(range, GR_RANGE_STUCK);
                 segment->stuck = true;
         } else if (fastbins) {
-                gr_arena_lock(context->first_arena);
-                gr_fastbin_enter(context->fastbins, block);
-                gr_arena_unlock(context->first_arena);
+                gr_arena_lock(arena);
+                gr_fastbin_enter(&arena->fastbins, block);
+                gr_arena_unlock(arena);
                 gr_unlock(&split->lock);
                 return 0;
         } else if (ahead) {
@@ -506,24 +484,6 @@ int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret
                 return -ENOENT;
         *ret_place = find.place;
         return 0;
-}
-
-void gr_split_consider(struct gr_context *context, size_t bytes)
-{
-        struct gr_split *split = context->split;
-        uint64_t live = gr_budget_held(context->device), waste = gr_max(live / WASTE_SHARE, WASTE_LEAST_BYTES);
-        /* Preallocated blocks are no waste: split would preallocate them, too. */
-        uint64_t cached = gr_budget_cached(context->device),
-                 surplus = atomic_load(&context->device->preallocated_bytes);
-
-        if (context->core->config.pool != GR_POOL_AUTO || cached < waste + surplus || gr_pool_kind_is_split(context) ||
-            atomic_load(&context->core->split_barred))
-                return;
-        if (atomic_fetch_add(&split->wasted_bytes, bytes) + bytes > waste) {
-                gr_budget_end_grants(context->device);
-                atomic_store(&context->split_active, true);
-                gr_count(context->core, GR_COUNTER_split_moves, 1);
-        }
 }
 
 void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)

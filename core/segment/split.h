@@ -34,10 +34,8 @@
  * moved to where they are needed, and idle memory is returned. That costs calls of the driver, which may take a fixed
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
- * GR_POOL_AUTO is for programs for which bins are fast enough but hold too much. It accepts a quarter above the peak
- * and uses that to save time: memory is mapped in larger pieces than a request needs (expandable.h); large ranges that
- * are freed ahead of their fence wait in fastbins (fastbin.h), until that quarter is used up and a request fits nowhere
- * else; and a request gets the best fit, whatever pages it opens.
+ * With GR_POOL_AUTO the bins serve more of the small requests, and a few large ranges that are freed ahead of their fence
+ * wait in fastbins (fastbin.h), so that threads do not meet here. Where no memory can be mapped the bins serve all.
  *
  * Every used range is a block in the ledger. Free ranges are not in it; gr_split_find finds them.
  */
@@ -73,13 +71,6 @@ void gr_split_destroy(struct gr_context *context);
 void gr_split_drop(struct gr_context *context);
 
 /*
- * Requests up to this size may be left to the bins (gr_pool_kind_split_serves); for GR_POOL_AUTO up to the larger one
- * (docs/measurements.md, small-requests).
- */
-#define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)
-#define GR_SPLIT_LEAST_AUTO_BYTES ((size_t)128 << 10)
-
-/*
  * Takes a block for the request from the free ranges; it is in the ledger as CACHED. NULL: no free range serves.
  * Without lax no large free segment is opened for a request that is small beside it.
  */
@@ -97,7 +88,10 @@ bool gr_split_waiting(struct gr_context *context);
 /* Whether one of the ranges that wait, by itself, would serve the request: worth a barrier that costs overlap. */
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
 
-/* A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error. Calls the driver. */
+/*
+ * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error; -ENOTSUP: the driver maps no
+ * memory, so that the bins serve pool kind auto from now on. Calls the driver.
+ */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 
 /*
@@ -114,12 +108,6 @@ void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);
 
 /* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
 int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
-
-/*
- * Before fresh memory is taken in a context of bins: GR_POOL_AUTO moves new requests to split once much more than they
- * need lies in bins that do not fit. What the bins hold goes back as it is in the way.
- */
-void gr_split_consider(struct gr_context *context, size_t bytes);
 
 /* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
 void gr_split_bar(struct gr_core *core);

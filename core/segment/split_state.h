@@ -40,9 +40,6 @@ struct gr_split {
         _Atomic bool ahead_refused;     /* the driver lacked memory to map, so no more is mapped than a request needs */
         _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
         _Atomic uint64_t ahead_epoch;   /* the latest epoch of ranges that became free ahead of their fence */
-        _Atomic uint64_t wasted_bytes;  /* auto: fresh memory taken while much was cached */
-        _Atomic uint64_t
-                unwanted_bytes; /* auto: cached by bins before the move to segments; gr_trim_excess returns it */
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;

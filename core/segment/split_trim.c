@@ -2,8 +2,8 @@
 
 #include "account/budget.h"
 #include "base/lock.h"
+#include "cache/arena.h"
 #include "cache/bins_trim.h"
-#include "cache/fastbin.h"
 #include "context/context.h"
 #include "fence/fence.h"
 #include "segment/expandable.h"
@@ -117,7 +117,7 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context)
 
 void gr_split_trim_settle(struct gr_context *context)
 {
-        if (atomic_load(&context->fastbins->cached.bytes) == 0)
+        if (gr_arenas_fastbins(context) == 0)
                 return;
         gr_lock(&context->split->lock);
         gr_segments_merge_fastbins(context);
@@ -130,7 +130,7 @@ bool gr_split_trim_has_none(struct gr_context *context)
         bool empty;
 
         gr_lock(&split->lock);
-        empty = split->surplus_bytes == 0 && atomic_load(&context->fastbins->cached.bytes) == 0;
+        empty = split->surplus_bytes == 0 && gr_arenas_fastbins(context) == 0;
         gr_unlock(&split->lock);
         return empty;
 }

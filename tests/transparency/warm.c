@@ -121,11 +121,12 @@ static size_t take(struct gr_context *context, uint64_t room_bytes, uint64_t *pt
 /* Requests that the context's pool served. Nobody else uses the context yet. */
 static uint64_t served(struct gr_context *context)
 {
-        uint64_t sum = context->split->hits + context->fastbins->hits;
+        uint64_t sum = context->split->hits;
 
         for (unsigned i = 0; i < GR_SHARDS; i++) {
                 struct gr_arena *arena = gr_arena_at(context, i);
 
+                sum += arena ? arena->fastbins.hits : 0;
                 for (size_t class = 0; arena && class < GR_CLASS_COUNT; class ++)
                         sum += arena->bins[class].hits;
         }

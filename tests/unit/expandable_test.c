@@ -145,27 +145,22 @@ static void test_expandable(bool moves)
         gpu_end();
 }
 
-/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
-/*
- * How much memory may be held beside what is live, before some is moved: a little, or with GR_POOL_AUTO a quarter; more
- * of it where moves have taken too much time.
- */
-static void test_bound(enum gr_pool_kind pool, int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
+/* How much memory may be held beside what is live before some is moved; more of it where moves took too much time. */
+static void test_bound(int64_t credit_ns, uint64_t least_bytes, uint64_t most_bytes)
 {
         uint64_t a, b, c;
 
-        gpu_begin(pool, GR_REUSE_AUTO);
-        atomic_store(&context->split_active, true);
-        a = gpu_take(280 * MIB);
-        b = gpu_take(200 * MIB);
-        gpu_give(a, 280 * MIB);
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        a = gpu_take(40 * MIB);
+        b = gpu_take(400 * MIB);
+        gpu_give(a, 40 * MIB);
         context->split->credit_ns = credit_ns;
         context->split->credit_at_ns = sg_now_ns();
-        c = gpu_take(380 * MIB); /* of 580 live */
-        GR_CHECK(gpu_device()->reserved_bytes > least_bytes);
+        c = gpu_take(60 * MIB); /* of 460 live */
+        GR_CHECK(gpu_device()->reserved_bytes >= least_bytes);
         GR_CHECK(gpu_device()->reserved_bytes <= most_bytes);
-        gpu_give(b, 200 * MIB);
-        gpu_give(c, 380 * MIB);
+        gpu_give(b, 400 * MIB);
+        gpu_give(c, 60 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -185,58 +180,6 @@ static void test_credit(void)
         GR_CHECK_EQ(gr_slack_worth_opening(context, 32 * MIB), 36 * MIB);
         GR_CHECK_EQ(context->split->credit_ns, 20 * SG_MS);
         gr_unlock(&context->split->lock);
-        gpu_end();
-}
-
-/*
- * What bins hold from before a move is asked back before it is in the way, and goes back in another thread: as much as
- * is too much, in whole blocks; the smallest stay.
- */
-static void test_bins_leave(bool woken)
-{
-        uint64_t live, idle[2], small, a, b, c, cached;
-
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
-        core.wake = woken ? gpu_wake : NULL;
-        live = gpu_take(300 * MIB);
-        for (int i = 0; i < 2; i++)
-                idle[i] = gpu_take(160 * MIB);
-        small = gpu_take(GR_SPLIT_LEAST_AUTO_BYTES);
-        gpu_give(small, GR_SPLIT_LEAST_AUTO_BYTES);
-        for (int i = 0; i < 2; i++)
-                gpu_give(idle[i], 160 * MIB);
-        gr_fence_close(context->fence);
-        gpu_sync();
-        cached = gr_arenas_cached(context);
-        GR_CHECK_EQ(cached, 320 * MIB + GR_SPLIT_LEAST_AUTO_BYTES);
-        atomic_store(&context->split_active, true);
-        gpu_wakes = 0;
-        a = gpu_take(85 * MIB); /* an eighth above 620 MiB, and a little */
-        GR_CHECK_EQ(gpu_wakes, 0);
-        b = gpu_take(40 * MIB);
-        GR_CHECK_EQ(gpu_wakes, woken);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 748 * MIB); /* nothing went in this thread */
-        gr_trim_excess(&core);
-        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (woken ? 588 : 748) * MIB);
-        c = gpu_take(20 * MIB);
-        GR_CHECK_EQ(gpu_wakes, woken);
-        gr_trim_excess(&core);
-        GR_CHECK_EQ(gr_arenas_cached(context), woken ? cached - 160 * MIB : cached);
-        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_moved_bytes], 0);
-        gpu_give(c, 20 * MIB); /* of split, which keeps it */
-        gr_fence_close(context->fence);
-        gpu_sync();
-        atomic_store(&context->split->unwanted_bytes, cached);
-        gr_trim_excess(&core);
-        GR_CHECK_EQ(gpu_device()->peak_live_bytes,
-                    620 * MIB + GR_SPLIT_LEAST_AUTO_BYTES); /* what is on its way back is not live */
-        GR_CHECK_EQ(gr_arenas_cached(context), GR_SPLIT_LEAST_AUTO_BYTES);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (woken ? 460 : 448) * MIB); /* where there was room: 12 ahead of c */
-        gpu_give(a, 85 * MIB);
-        gpu_give(b, 40 * MIB);
-        gpu_give(live, 300 * MIB);
-        gpu_settle();
         gpu_end();
 }
 
@@ -272,6 +215,7 @@ static void test_hint(void)
         gpu_end();
 }
 
+/* Partly mapped when the driver has no more: what came is cached, what was free stays usable, nothing is lost. */
 static void test_reserve_fails(void)
 {
         uint64_t a, b;
@@ -331,15 +275,18 @@ static void test_mapped_in_vain(enum gr_pool_kind pool, bool limited)
         gpu_end();
 }
 
-/* What lives while auto may map memory ahead, at the front of the segment. */
+/* What lives at the front of the segment while memory may be mapped ahead. */
 static uint64_t begin_ahead(enum gr_pool_kind pool, uint64_t live_bytes)
 {
+        uint64_t ptr;
+
         gpu_begin(pool, GR_REUSE_AUTO);
-        atomic_store(&context->split_active, true);
-        return gpu_take(live_bytes);
+        ptr = gpu_take(live_bytes);
+        atomic_store(&context->split->ahead_refused, false);
+        return ptr;
 }
 
-/* With auto one call maps what the next requests need, too, where the footprint may grow by so much. */
+/* One call maps what the next requests need, too: a 32nd of what there is. */
 static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
 {
         uint64_t rest = begin_ahead(pool, live_bytes), a, b, small;
@@ -365,6 +312,42 @@ static void test_ahead(enum gr_pool_kind pool, uint64_t live_bytes, bool ahead)
         gpu_end();
 }
 
+/*
+ * Not where the footprint would pass its bound by what was live of late: what a program needed before decay looked twice
+ * is no reason to hold as much again.
+ */
+static void test_ahead_late(int looks)
+{
+        enum { PIECES = 15 };
+        uint64_t rest = begin_ahead(GR_POOL_SPLIT, 1024 * MIB), live, ptr, free_ones[PIECES], kept[PIECES], before;
+
+        gpu_give(rest, 1024 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 1024 * MIB);
+        atomic_store(&context->split->ahead_refused, true);
+        live = gpu_take(512 * MIB);
+        for (int i = 0; i < PIECES; i++) {
+                free_ones[i] = gpu_take(4 * MIB);
+                kept[i] = gpu_take(2 * MIB);
+        }
+        for (int i = 0; i < PIECES; i++)
+                gpu_give(free_ones[i], 4 * MIB);
+        for (int i = 0; i < looks; i++)
+                gr_split_trim_unneeded(context);
+        atomic_store(&context->split->ahead_refused, false);
+        before = gpu_device()->reserved_bytes;
+        GR_CHECK_EQ(before, (512 + 6 * PIECES) * MIB);
+        ptr = gpu_take(6 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes - before, (looks < 2 ? 18 : 6) * MIB);
+        gpu_give(ptr, 6 * MIB);
+        for (int i = 0; i < PIECES; i++)
+                gpu_give(kept[i], 2 * MIB);
+        gpu_give(live, 512 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Memory is mapped ahead where limits leave room for it and for an eighth of what is charged. Elsewhere they are not
  * asked for it. */
 static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t threshold_bytes, bool ahead)
@@ -376,7 +359,7 @@ static void test_ahead_limits(uint64_t hard_bytes, uint64_t soft_bytes, uint64_t
         atomic_store(&gpu_device()->threshold_bytes, threshold_bytes);
         a = gpu_take(6 * MIB);
         GR_CHECK_EQ(a, rest + 400 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 432 : 406) * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (ahead ? 412 : 406) * MIB);
         GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_limit_hits], 0);
         gpu_give(a, 6 * MIB);
@@ -408,7 +391,7 @@ static void test_ahead_refused(void)
 /* The same where it is refused half-way: what came already is part of what the request gets. */
 static void test_ahead_halfway(void)
 {
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), a, b, c;
+        uint64_t rest = begin_ahead(GR_POOL_AUTO, 600 * MIB), a, b, c;
 
         atomic_store(&context->split->ahead_refused, true);
         a = gpu_take(4 * MIB);
@@ -422,125 +405,16 @@ static void test_ahead_halfway(void)
         gpu_give(b, 2 * MIB);
         gpu_give(c, 6 * MIB);
         GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 408 * MIB);
-        gr_split_trim_unneeded(context); /* fastbins are merged */
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 608 * MIB);
         atomic_store(&context->split->ahead_refused, false);
         sg_fail(SG_MEM_MAP, 2, 1, -ENOMEM);
         GR_CHECK_EQ(gpu_take(22 * MIB), a); /* between two holes is what was freed */
         GR_CHECK(!sg_planned(SG_MEM_MAP));
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 422 * MIB);
-        GR_CHECK_EQ(gr_budget_live(gpu_device()), 422 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 622 * MIB);
+        GR_CHECK_EQ(gr_budget_live(gpu_device()), 622 * MIB);
         GR_CHECK_EQ(context->split->surplus_bytes, 0);
         gpu_give(a, 22 * MIB);
-        gpu_give(rest, 400 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
-static uint64_t quick_bytes(void)
-{
-        return context->fastbins->cached.bytes;
-}
-
-/* 432 MiB of which 32 lie in fastbins; 540 is what the footprint may be. *ret_ptr: where those lie. */
-static uint64_t begin_quick(uint64_t hard_bytes, uint64_t *ret_ptr)
-{
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), other;
-
-        *ret_ptr = gpu_take(16 * MIB);
-        other = gpu_take(16 * MIB);
-        gr_budget_update_peak(gpu_device());
-        gpu_give(*ret_ptr, 16 * MIB);
-        gpu_give(other, 16 * MIB);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 432 * MIB);
-        GR_CHECK_EQ(quick_bytes(), 32 * MIB);
-        atomic_store(&gpu_device()->hard_bytes, hard_bytes);
-        return rest;
-}
-
-/* As long as the footprint may grow, what lies in fastbins stays as it is; then all of it is merged. */
-static void test_quick_kept(uint64_t hard_bytes, unsigned kept_count)
-{
-        uint64_t first, rest = begin_quick(hard_bytes, &first), before, ptr;
-        unsigned kept = 0;
-
-        do {
-                before = quick_bytes();
-                ptr = gpu_take((17 + kept) * MIB);
-                if (quick_bytes() == before)
-                        GR_CHECK(ptr >= first + 32 * MIB);
-                else
-                        GR_CHECK_EQ(ptr, first);
-                gpu_give(ptr, (17 + kept) * MIB);
-        } while (quick_bytes() > before && ++kept < 10);
-        GR_CHECK_EQ(kept, kept_count);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, (kept_count > 0 ? 528 : 432) * MIB);
-        gpu_give(rest, 400 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
-/*
- * What a program needed before decay looked twice is no reason to let them lie: it does not come to hold again what it
- * needs no more.
- */
-static void test_quick_late(int looks)
-{
-        uint64_t rest = begin_ahead(GR_POOL_AUTO, 400 * MIB), live, ptr;
-
-        gpu_give(rest, 400 * MIB);
-        gpu_sync();
-        gr_fence_sync(context->fence);
-        GR_CHECK_EQ(gr_trim(context, UINT64_MAX / 2), 400 * MIB);
-        live = gpu_take(40 * MIB);
-        for (int i = 0; i < looks; i++)
-                gr_split_trim_unneeded(context);
-        for (uint64_t bytes = 17 * MIB; bytes < 29 * MIB; bytes += MIB) {
-                ptr = gpu_take(bytes);
-                gpu_give(ptr, bytes);
-        }
-        if (looks < 2)
-                GR_CHECK(gpu_device()->reserved_bytes >= 300 * MIB); /* 270 of them in fastbins */
-        else
-                GR_CHECK(gpu_device()->reserved_bytes <= (40 + 28) * MIB / 4 * 5);
-        GR_CHECK_EQ(gpu_device()->peak_live_bytes, 400 * MIB);
-        gpu_give(live, 40 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
-/* Where the driver has not so much memory, it is merged, too, but later requests grow as before. */
-static void test_quick_refused_much(void)
-{
-        uint64_t first, rest = begin_quick(GR_UNLIMITED, &first), ptr;
-
-        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
-        ptr = gpu_take(80 * MIB); /* on the ladder's first level */
-        GR_CHECK(!sg_planned(SG_MEM_MAP));
-        GR_CHECK_EQ(quick_bytes(), 0);
-        GR_CHECK(!context->split->ahead_refused);
-        gpu_give(ptr, 80 * MIB);
-        gpu_give(rest, 400 * MIB);
-        gpu_settle();
-        gpu_end();
-}
-
-/* Where the driver has no memory then, it is merged before the ladder is climbed; and from then on at first. */
-static void test_quick_refused(void)
-{
-        uint64_t first, rest = begin_quick(510 * MIB, &first);
-
-        sg_fail(SG_MEM_MAP, 1, 1, -ENOMEM);
-        GR_CHECK_EQ(gpu_take(17 * MIB), first);
-        GR_CHECK(!sg_planned(SG_MEM_MAP));
-        GR_CHECK_EQ(quick_bytes(), 0);
-        for (int level = 0; level < GR_LEVEL_COUNT; level++)
-                GR_CHECK_EQ(core.counters.levels[level].tries, 0);
-        gpu_give(first, 17 * MIB);
-        GR_CHECK_EQ(gpu_take(18 * MIB), first);
-        GR_CHECK_EQ(gpu_device()->reserved_bytes, 432 * MIB);
-        gpu_give(first, 18 * MIB);
-        gpu_give(rest, 400 * MIB);
+        gpu_give(rest, 600 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -764,7 +638,6 @@ static void test_behind(bool stuck)
         gpu_end();
 }
 
-/* An extent goes back by itself; one that a block touches does not. */
 /*
  * With many holes a request looks at few of them and goes to the end of the segment, or on where that is full. A walk
  * that goes on ends in memory that cannot be read.
@@ -838,6 +711,7 @@ static void test_many_holes(void)
         gpu_end();
 }
 
+/* An extent goes back by itself; one that a block touches does not. */
 static void test_trim(void)
 {
         uint64_t a, b, c, d;
@@ -1178,8 +1052,8 @@ static void test_large_extents(void)
         uint64_t a, b;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        a = gpu_take(700 * MIB);
-        gpu_give(a, 700 * MIB);
+        a = gpu_take(480 * MIB);
+        gpu_give(a, 480 * MIB);
         GR_CHECK_EQ(gpu_take(6 * MIB), a);
         b = gpu_take(4 * MIB);
         GR_CHECK_EQ(b, a + 6 * MIB);
@@ -1203,7 +1077,7 @@ static void test_large_moves(int small_count, bool hole)
         unsigned remaps;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_BARRIER);
-        all = gpu_take(600 * MIB);
+        all = gpu_take(400 * MIB);
         for (int i = 0; i < 10; i++) {
                 uint64_t *p = i < 2 ? &large[i] : &small[i - 2];
 
@@ -1219,8 +1093,8 @@ static void test_large_moves(int small_count, bool hole)
                 gpu_give(large[i], 24 * MIB);
         for (int i = 0; i < small_count; i++)
                 gpu_give(small[i], 2 * MIB);
-        gpu_give(all, 600 * MIB);
-        GR_CHECK_EQ(gpu_take(598 * MIB), all); /* what it leaves is half of an extent, and cannot move */
+        gpu_give(all, 400 * MIB);
+        GR_CHECK_EQ(gpu_take(398 * MIB), all); /* what it leaves is half of an extent, and cannot move */
         remaps = sg_calls(SG_MEM_REMAP);
         moved_bytes = core.counters.counts[GR_COUNTER_moved_bytes];
         block = gpu_take(bytes);
@@ -1233,7 +1107,7 @@ static void test_large_moves(int small_count, bool hole)
         for (int i = 0; i < 10; i++)
                 if (!hole || i != 2)
                         gpu_give(kept[i], 2 * MIB);
-        gpu_give(all, 598 * MIB);
+        gpu_give(all, 398 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -1560,31 +1434,24 @@ int main(void)
         test_stuck_end();
         test_refused_end();
         /* Last: what they touch is cleared for every test after them. */
-        test_bound(GR_POOL_SPLIT, 10000000, 580 * MIB, 608 * MIB);
-        test_bound(GR_POOL_AUTO, 10000000, 680 * MIB, 726 * MIB);
-        test_bound(GR_POOL_AUTO, -1000000000, 800 * MIB, 870 * MIB);
+        test_bound(10000000, 460 * MIB, 488 * MIB);
+        test_bound(-1000000000, 500 * MIB, 517 * MIB);
         test_credit();
         test_hint();
-        test_bins_leave(true);
-        test_bins_leave(false);
-        test_ahead(GR_POOL_AUTO, 700 * MIB, true);
-        test_ahead(GR_POOL_AUTO, 64 * MIB, false);
-        test_ahead(GR_POOL_SPLIT, 700 * MIB, false);
-        test_ahead_limits(482 * MIB, GR_UNLIMITED, GR_UNLIMITED, true);
-        test_ahead_limits(482 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, false);
+        test_ahead(GR_POOL_AUTO, 1024 * MIB, true);
+        test_ahead(GR_POOL_AUTO, 62 * MIB, false);
+        test_ahead(GR_POOL_SPLIT, 1024 * MIB, true);
+        test_ahead_limits(462 * MIB, GR_UNLIMITED, GR_UNLIMITED, true);
+        test_ahead_limits(462 * MIB - 1, GR_UNLIMITED, GR_UNLIMITED, false);
         test_ahead_limits(410 * MIB, GR_UNLIMITED, GR_UNLIMITED, false);
-        test_ahead_limits(GR_UNLIMITED, 482 * MIB, GR_UNLIMITED, true);
-        test_ahead_limits(GR_UNLIMITED, 482 * MIB - 1, GR_UNLIMITED, false);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 82 * MIB, true);
-        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 82 * MIB - 1, false);
+        test_ahead_limits(GR_UNLIMITED, 462 * MIB, GR_UNLIMITED, true);
+        test_ahead_limits(GR_UNLIMITED, 462 * MIB - 1, GR_UNLIMITED, false);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB, true);
+        test_ahead_limits(GR_UNLIMITED, GR_UNLIMITED, 62 * MIB - 1, false);
         test_ahead_refused();
         test_ahead_halfway();
-        test_quick_kept(GR_UNLIMITED, 5);
-        test_quick_kept(500 * MIB, 0);
         for (int looks = 0; looks < 3; looks++)
-                test_quick_late(looks);
-        test_quick_refused();
-        test_quick_refused_much();
+                test_ahead_late(looks);
         test_large_extents();
         test_large_moves(8, false);
         test_large_moves(0, false);

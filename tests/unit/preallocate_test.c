@@ -409,18 +409,6 @@ static void test_large(void)
         finish();
 }
 
-/* They are no waste of the kind that pool kind auto moves to split for. */
-static void test_auto(void)
-{
-        start_with(GR_POOL_AUTO, 65536 * MIB);
-        for (size_t shares = 8; shares > 0; shares /= 2)
-                pairs(MIB / shares, 20000);
-        GR_CHECK(atomic_load(&device->preallocated_bytes) >= 100 * MIB);
-        GR_CHECK(gr_budget_cached(device) >= 100 * MIB);
-        GR_CHECK(!gr_pool_kind_is_split(context));
-        finish();
-}
-
 /* One thread allocates and another frees: never more than one block live, and the next request finds it. */
 static struct {
         sem_t there, back;
@@ -561,7 +549,6 @@ int main(void)
         test_many();
         test_barrier_for();
         test_large();
-        test_auto();
         for (int overlaps = 0; overlaps < 2; overlaps++)
                 for (size_t bytes = 4096; bytes <= 4 * MIB; bytes *= 4) {
                         test_handed_over(GR_POOL_BINS, overlaps, bytes);

@@ -235,26 +235,6 @@ static void test_fit(void)
         finish();
 }
 
-static void test_soon(void)
-{
-        const struct gr_free_lists *lists = &split->free[GR_FREE_LARGE];
-        struct gr_range *small, *twice, *larger;
-
-        start(true, PAGES);
-        atomic_store(&fence.usable_epoch, 1);
-        GR_CHECK(!gr_range_soon(lists, PAGE, 9, 0));
-        small = free_between(0, 10, 5);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == small);
-        larger = free_between(20, 41, 1);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == small); /* rather a barrier than twice as much */
-        twice = free_between(50, 70, 1);
-        GR_CHECK(gr_range_soon(lists, PAGE, 9, 0) == twice);
-        GR_CHECK(gr_range_soon(lists, PAGE, 1, 0) == twice);
-        GR_CHECK(gr_range_soon(lists, 2 * PAGE + UNIT, 9, 0) == larger);
-        GR_CHECK(!gr_range_soon(lists, 3 * PAGE, 9, 0));
-        finish();
-}
-
 /* A place in a segment of the driver's, unlike one in an expandable one, serves where the segment is not too large. */
 static void test_most(void)
 {
@@ -267,8 +247,6 @@ static void test_most(void)
         free_between(20, 40, 1);
         GR_CHECK(gr_range_fit(lists, PAGE, 9, PAGES * PAGE, &at) == range);
         GR_CHECK(!gr_range_fit(lists, PAGE, 9, PAGES * PAGE - 1, &at));
-        GR_CHECK(gr_range_soon(lists, PAGE, 9, PAGES * PAGE) == range);
-        GR_CHECK(!gr_range_soon(lists, PAGE, 9, PAGES * PAGE - 1));
         finish();
 }
 
@@ -331,7 +309,6 @@ int main(void)
         test_free_and_isolate(true);
         test_free_and_isolate(false);
         test_fit();
-        test_soon();
         test_most();
         test_end_of_lists();
         test_no_memory();

@@ -687,8 +687,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                                    .overlaps = seed > 4};
 
                 gpu_begin(pool, reuse);
-                if (pool == GR_POOL_AUTO && seed % 2)
-                        atomic_store(&context->split_active, true);
+                atomic_store(&context->split->ahead_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
                 atomic_store(&core.overlaps, overlaps);

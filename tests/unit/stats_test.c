@@ -382,7 +382,9 @@ static void test_together(void)
                         gr_arena_lock(i == 1 ? arena : context->first_arena);
                 GR_CHECK_EQ(pthread_create(&thread, NULL, ask_hits, NULL), 0);
                 usleep(50000);
-                ++*(lock ? &context->split->hits : i == 1 ? &arena->bins[3].hits : &context->fastbins->hits);
+                ++*(lock     ? &context->split->hits
+                    : i == 1 ? &arena->bins[3].hits
+                             : &context->first_arena->fastbins.hits);
                 if (lock)
                         gr_unlock(lock);
                 else
