@@ -42,13 +42,7 @@ static int take_fresh(struct gr_context *context, size_t bytes, unsigned kind, g
                 return rc;
         }
         block->kind = kind;
-        block->ptr = fresh.ptr;
-        block->capacity_bytes = capacity;
-        block->requested_bytes = bytes;
-        block->context = context;
-        block->class = (uint16_t)gr_class_of(capacity);
-        block->flags = GR_BLOCK_HOST;
-        block->state = GR_BLOCK_CACHED;
+        gr_block_begin(block, context, fresh.ptr, capacity, bytes, gr_class_of(capacity), GR_BLOCK_HOST);
         rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);
@@ -85,7 +79,7 @@ int gr_pinned_alloc(struct gr_context *context, size_t bytes, unsigned kind, gr_
                                 return rc;
                 }
                 ptr = block->ptr;
-                atomic_fetch_add_explicit(&block->generation, 1, memory_order_relaxed);
+                gr_block_set_generation(block, gr_block_next_generation(block));
                 if (gr_ledger_hand_out(block, bytes)) {
                         *ret_ptr = ptr;
                         return 0;

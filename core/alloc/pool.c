@@ -120,9 +120,9 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         }
         ptr = block->ptr;
         /* The caller owns the block: no other thread counts it. */
-        generation = block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context)
-                                                   : atomic_load_explicit(&block->generation, memory_order_relaxed) + 1;
-        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
+        generation =
+                block->flags & GR_BLOCK_SPLIT ? gr_arena_generation(block->context) : gr_block_next_generation(block);
+        gr_block_set_generation(block, generation);
         if (!gr_ledger_hand_out(block, bytes)) {
                 gr_block_drop(block);
                 return false;
@@ -223,7 +223,6 @@ struct order {
 /* Returns block to the driver. On failure the program still has it. */
 static int free_by_driver(struct gr_core *core, struct gr_block *block, const struct order *order)
 {
-        struct gr_block *stale;
         bool there;
         int rc;
 
@@ -233,10 +232,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
              : order->give_back ? order->give_back(order->arg, block->ptr)
                                 : core->driver->mem_free(block->ptr);
         if (rc) {
-                atomic_store(&block->state, GR_BLOCK_LIVE);
-                if (gr_block_add(core, block, &stale))
-                        gr_block_free(block);
-                gr_block_free(stale);
+                gr_block_restore(core, block);
                 return rc;
         }
         if (there)

@@ -98,12 +98,7 @@ int gr_source_fresh_plain(struct gr_context *context, size_t bytes, gr_source_al
         rc = gr_budget_commit(device, ptr, capacity, reserved);
         if (rc)
                 goto give_back;
-        block->ptr = ptr;
-        block->capacity_bytes = capacity;
-        block->requested_bytes = bytes;
-        block->context = context;
-        block->class = (uint8_t)gr_class_of_block(capacity);
-        block->state = GR_BLOCK_CACHED;
+        gr_block_begin(block, context, ptr, capacity, bytes, gr_class_of_block(capacity), 0);
         rc = gr_block_add(core, block, &stale);
         if (stale)
                 gr_block_drop(stale);

@@ -196,7 +196,7 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
         if (*place)
                 atomic_store_explicit(&(*place)->state, GR_BLOCK_LIVE, memory_order_release);
         *place = block;
-        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
+        gr_block_set_generation(block, generation);
         atomic_store_explicit(&block->requested_bytes, bytes, memory_order_relaxed);
         atomic_store_explicit(&block->state, state_at_home(arena), memory_order_release);
         hit(arena);
@@ -272,7 +272,7 @@ GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
         if (__builtin_expect(block && block->capacity_bytes >= bytes && is_ready(block, context, fence), 1)) {
                 remove_from(arena, bin, block, block);
                 bin->hits++;
-                ptr = hand_out(arena, block, atomic_load_explicit(&block->generation, memory_order_relaxed) + 1, bytes);
+                ptr = hand_out(arena, block, gr_block_next_generation(block), bytes);
                 remember_arena(arena);
         }
         gr_arena_unlock(arena);

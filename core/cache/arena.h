@@ -22,6 +22,7 @@
 #ifndef GR_ARENA_H
 #define GR_ARENA_H
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,15 +41,16 @@
 struct gr_context;
 struct gr_core;
 
-/* Freed blocks of one class, oldest first. All guarded by the arena's lock. */
+/* Freed blocks of one class, oldest first. All guarded by the arena's lock, and written by arena.c, but for ... */
 struct gr_bin {
         struct gr_block *blocks;
         _Atomic uint32_t count; /* also read without the lock, to skip empty bins */
         uint32_t low_water;     /* least count since decay last looked: so many blocks were not needed */
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
-        uint64_t fences;        /* paid for because this bin had nothing usable */
-        uint32_t cooldown;      /* fences still to be paid for before the bin asks for preallocated blocks again */
+        /* ... these, which are preallocate.c's: */
+        uint64_t fences;   /* paid for because this bin had nothing usable */
+        uint32_t cooldown; /* fences still to be paid for before the bin asks for preallocated blocks again */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
@@ -92,6 +94,16 @@ static inline void gr_arena_unlock(struct gr_arena *arena)
 static inline uint32_t gr_bin_count(struct gr_bin *bin)
 {
         return atomic_load_explicit(&bin->count, memory_order_relaxed);
+}
+
+/* The low water, which then starts anew. Arena lock held. */
+static inline uint32_t gr_bin_restart_low_water(struct gr_bin *bin)
+{
+        uint32_t low_water = bin->low_water;
+
+        assert(low_water <= gr_bin_count(bin)); /* the least that it held since, now included */
+        bin->low_water = gr_bin_count(bin);
+        return low_water;
 }
 
 /* The footprint of the blocks in the bins of all arenas of the context. */

@@ -189,9 +189,7 @@ uint64_t gr_bins_trim_unneeded(struct gr_context *context, unsigned class)
                         continue;
                 bin = &arena->bins[class];
                 gr_arena_lock(arena);
-                left = bin->low_water;
-                assert(left <= gr_bin_count(bin)); /* the least that it held since, now included */
-                bin->low_water = gr_bin_count(bin);
+                left = gr_bin_restart_low_water(bin);
                 if (class < GR_CLASS_EXACT && bin->blocks)
                         bytes += left * (uint64_t)gr_footprint_bytes(bin->blocks->capacity_bytes);
                 else

@@ -48,6 +48,16 @@ struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr)
         return stale;
 }
 
+void gr_block_restore(struct gr_core *core, struct gr_block *block)
+{
+        struct gr_block *stale;
+
+        atomic_store(&block->state, GR_BLOCK_LIVE);
+        if (gr_block_add(core, block, &stale))
+                gr_block_free(block);
+        gr_block_free(stale);
+}
+
 void gr_block_uncharge(struct gr_block *block)
 {
         if (block->flags & GR_BLOCK_SPLIT)

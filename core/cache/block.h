@@ -30,6 +30,12 @@ static inline int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_b
         return rc;
 }
 
+/*
+ * The driver refused to free block, which the caller took out of the ledger: it is the program's again. Where it cannot
+ * be listed (out of memory) it is forgotten, and stays charged. No lock from GR_RANK_ARENA up is held.
+ */
+void gr_block_restore(struct gr_core *core, struct gr_block *block);
+
 /* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);
 

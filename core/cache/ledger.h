@@ -35,19 +35,23 @@ enum gr_block_flags {
         GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
 };
 
-/* One block. Fields without a note are constant while it is in the ledger. */
+/*
+ * One block. Fields without a note are constant while it is in the ledger; gr_block_begin sets them, and for a range
+ * the files of segment/. The others name what writes them.
+ */
 struct gr_block {
         /* What a hit needs, in one cache line. */
         uint64_t ptr;                   /* key */
         size_t capacity_bytes;          /* what the driver was asked for */
-        _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE */
+        _Atomic size_t requested_bytes; /* what the program asked for; set before state turns LIVE: arena.c, ledger.c */
         struct gr_context *context;     /* the owner */
-        uint64_t freed_epoch;           /* open epoch when freed; guarded by the arena's lock while in a bin */
-        struct gr_block *prev, *next;   /* guarded by the arena's lock */
-        _Atomic uint32_t generation;    /* how often it was handed out */
-        _Atomic uint16_t state;         /* and its home: see GR_HOME_SHIFT */
+        /* The open epoch when it was freed; guarded by the arena's lock while in a bin. Who caches it writes it. */
+        uint64_t freed_epoch;
+        struct gr_block *prev, *next; /* in the list that has it, guarded and written as that list */
+        _Atomic uint32_t generation;  /* how often it was handed out: arena.c, and gr_block_set_generation */
+        _Atomic uint16_t state;       /* and its home, see GR_HOME_SHIFT: arena.c, ledger.c, gr_block_restore */
         uint8_t class;
-        _Atomic uint8_t flags; /* changed with the shard's lock held */
+        _Atomic uint8_t flags; /* changed with the shard's lock held, by ledger.c */
 
         unsigned kind; /* of pinned memory: the kind that gr_pinned_alloc was called with */
 };
@@ -84,9 +88,51 @@ _Static_assert((GR_SHARDS + 1) << GR_HOME_SHIFT <= UINT16_MAX, "and both have 16
 _Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_SPLIT) <= UINT8_MAX, "a byte of flags");
 _Static_assert(sizeof(struct gr_block) <= GR_BLOCK_ROOM, "each block is allocated with so much");
 
+/* The state without the home. */
+static inline enum gr_block_state gr_block_state(const struct gr_block *block)
+{
+        return (enum gr_block_state)(atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1));
+}
+
 static inline bool gr_block_is_live(const struct gr_block *block)
 {
-        return (atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1)) == GR_BLOCK_LIVE;
+        return gr_block_state(block) == GR_BLOCK_LIVE;
+}
+
+static inline bool gr_block_has_home(const struct gr_block *block)
+{
+        return atomic_load(&block->state) >> GR_HOME_SHIFT != 0;
+}
+
+/* Makes a new block, or a range that is about to enter the ledger, CACHED: the caller owns it. */
+static inline void gr_block_begin_cached(struct gr_block *block, unsigned size_class, unsigned flags)
+{
+        block->state = GR_BLOCK_CACHED;
+        block->class = (uint8_t)size_class;
+        block->flags = (uint8_t)flags;
+}
+
+/* Fills a new block, which becomes CACHED. size_class: by gr_class_of or gr_class_of_block; flags: gr_block_flags. */
+static inline void gr_block_begin(struct gr_block *block, struct gr_context *context, uint64_t ptr,
+                                  size_t capacity_bytes, size_t requested_bytes, unsigned size_class, unsigned flags)
+{
+        block->ptr = ptr;
+        block->capacity_bytes = capacity_bytes;
+        block->requested_bytes = requested_bytes;
+        block->context = context;
+        gr_block_begin_cached(block, size_class, flags);
+}
+
+/* The generation of its next owner. The caller owns the block or has its list locked: no other thread hands it out. */
+static inline uint32_t gr_block_next_generation(const struct gr_block *block)
+{
+        return atomic_load_explicit(&block->generation, memory_order_relaxed) + 1;
+}
+
+/* Before gr_ledger_hand_out, by the owner. */
+static inline void gr_block_set_generation(struct gr_block *block, uint32_t generation)
+{
+        atomic_store_explicit(&block->generation, generation, memory_order_relaxed);
 }
 
 struct gr_ledger_slot {

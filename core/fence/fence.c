@@ -240,7 +240,7 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
         uint64_t epoch;
 
         waits = waits && atomic_load(&fence->closed_waits) != atomic_load(&fence->core->waits_given);
-        if (waits || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes))
+        if (waits || gr_fence_is_open(fence))
                 close_by(fence, waits, &epoch);
 }
 
@@ -831,7 +831,7 @@ bool gr_fence_waiting(struct gr_fence *fence)
         bool waiting;
 
         gr_lock(&fence->lock);
-        waiting = fence->pending_count > 0 || gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes);
+        waiting = fence->pending_count > 0 || gr_fence_is_open(fence);
         gr_unlock(&fence->lock);
         return waiting;
 }

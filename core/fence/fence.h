@@ -55,6 +55,7 @@ struct gr_epoch {
         struct gr_event events[GR_ACCESSORS_MAX];
 };
 
+/* Only fence.c and the functions of this header write it; others ask by these functions. */
 struct gr_fence {
         /* Every hit reads these fields. They have a cache line of their own, which changes once for each fence only. */
         _Atomic uint64_t open_epoch;     /* blocks freed now belong to it; starts at 1 */
@@ -199,6 +200,12 @@ static inline uint64_t gr_fence_freed_into(struct gr_fence *fence, unsigned shar
 static inline uint64_t gr_fence_freed_bytes(const struct gr_fence *fence)
 {
         return gr_sharded_sum(&fence->freed_bytes) + gr_sharded_sum(&fence->arena_freed_bytes);
+}
+
+/* Whether anything was freed since the newest closed epoch. */
+static inline bool gr_fence_is_open(const struct gr_fence *fence)
+{
+        return gr_fence_freed_bytes(fence) != atomic_load(&fence->closed_bytes);
 }
 
 /* Bytes freed since the newest usable epoch: the quarantine. */

@@ -78,7 +78,7 @@ static struct gr_pinned_bin *bin_with(struct gr_core *core, const struct gr_bloc
 static void put_waiting(struct gr_core *core, struct pinned *own)
 {
         gr_assert_locked(&core->pinned->lock);
-        assert(own->block.flags & GR_BLOCK_HOST && atomic_load(&own->block.state) >> GR_HOME_SHIFT == 0);
+        assert(own->block.flags & GR_BLOCK_HOST && !gr_block_has_home(&own->block));
         assert(!gr_block_is_live(&own->block)); /* claimed */
         gr_budget_cache(core->host, gr_pinned_footprint(own->block.capacity_bytes));
         own->ready = false;
@@ -165,7 +165,7 @@ static void refresh(struct gr_core *core)
         /*
          * Each free closes its epoch, except during captures, so mostly there is nothing to close and no lock to take.
          */
-        if (gr_sharded_sum(&fence->freed_bytes) != atomic_load(&fence->closed_bytes))
+        if (gr_fence_is_open(fence))
                 gr_fence_close(core->process_fence);
         gr_fence_poll(core->process_fence);
 }
@@ -210,7 +210,6 @@ static bool quiet(struct gr_core *core, uint64_t deadline_ns)
 /* As the driver would have done it, waiting included. Where that fails the program still has the block. */
 static int free_by_driver(struct gr_core *core, struct gr_block *block)
 {
-        struct gr_block *stale;
         bool there = gr_ledger_remove(core->ledger, block); /* first: the address may be another's soon */
         int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
 
@@ -219,10 +218,7 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block)
                 gr_block_free(block);
                 return 0;
         }
-        atomic_store(&block->state, GR_BLOCK_LIVE);
-        if (gr_block_add(core, block, &stale))
-                gr_block_free(block);
-        gr_block_free(stale);
+        gr_block_restore(core, block);
         return rc;
 }
 

@@ -66,12 +66,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         rc = block ? core->driver->host_alloc(context->handle, bytes, &ptr) : -ENOMEM;
         if (rc)
                 goto cancel;
-        block->ptr = ptr;
-        block->capacity_bytes = bytes;
-        block->requested_bytes = bytes;
-        block->context = context;
-        block->flags = GR_BLOCK_SPILLED;
-        block->state = GR_BLOCK_CACHED;
+        gr_block_begin(block, context, ptr, bytes, bytes, 0, GR_BLOCK_SPILLED);
         rc = gr_block_add(core, block, &stale);
         if (stale) {
                 gr_block_uncharge(stale);

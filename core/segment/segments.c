@@ -153,9 +153,7 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_assert_locked(&split->lock);
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes));
-        block->state = GR_BLOCK_CACHED;
-        block->flags = GR_BLOCK_SPLIT;
-        block->class = (uint8_t)gr_class_of(bytes); /* for the report of who holds what */
+        gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT); /* class: for the report of who holds what */
         if (gr_block_add(context->core, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;

@@ -370,7 +370,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
         int rc;
 
-        assert(block->flags & GR_BLOCK_SPLIT && atomic_load(&block->state) >> GR_HOME_SHIFT == 0);
+        assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
         if (ends_fastbins)
                 gr_arenas_quiesce(context); /* blocks handed out before must not go into fastbins any more */
         gr_lock(&split->lock);
@@ -380,7 +380,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         }
         if (ends_fastbins)
                 gr_arenas_resume(context);
-        ahead = atomic_load(&block->state) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
+        ahead = gr_block_state(block) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         fastbins = ahead && !by_driver && fits_fastbin(context);
         if (fastbins && !gr_fastbin_has_room(arena, block->capacity_bytes)) {
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */

@@ -33,35 +33,37 @@ _Static_assert(GR_FREE_CLASSES % 64 == 0, "each list has a bit");
 /* Three sets of free lists: segments for small requests; those for large ones that are in use; and whole free ones. */
 enum { GR_FREE_SMALL, GR_FREE_LARGE, GR_FREE_WHOLE, GR_FREE_KINDS };
 
+/* The files of segment/ that write each field are named; split.c also empties all when the context has gone. */
 struct gr_split {
-        /* The driver refused to map memory at a second address, so nothing is moved. */
+        /* The driver refused to map memory at a second address, so nothing is moved: remap.c. */
         _Atomic bool moves_refused __attribute__((aligned(GR_LINE_BYTES)));
-        _Atomic bool expandable_refused; /* no expandable segment: the driver had no addresses, or too little memory */
-        _Atomic bool ahead_refused;     /* the driver lacked memory to map, so no more is mapped than a request needs */
-        _Atomic uint64_t waiting_bytes; /* of ranges in the queue */
-        _Atomic uint64_t ahead_epoch;   /* the latest epoch of ranges that became free ahead of their fence */
+        _Atomic bool expandable_refused; /* no expandable segment, for lack of addresses or memory: expandable.c */
+        _Atomic bool ahead_refused;      /* only what requests need is mapped, for lack of memory: expandable_grow.c */
+        _Atomic uint64_t waiting_bytes;  /* of ranges in the queue: split.c, segments.c */
+        _Atomic uint64_t ahead_epoch; /* the latest epoch of ranges that became free ahead of their fence: likewise */
 
         struct gr_lock lock; /* guards what follows; the fields that each request uses come first */
         unsigned kept_count;
-        struct gr_range *kept;  /* unused structures, linked by `after`: a new range needs no other lock for its own */
-        struct gr_block *queue; /* waiting ranges, oldest first */
-        uint64_t hits, frees;   /* requests served without the driver; ranges freed */
-        uint64_t free_count;    /* free and waiting ranges */
-        uint64_t open_bytes;    /* bytes freed since the split last closed an epoch */
-        uint64_t close_bytes;   /* it closes the next one when open_bytes reaches this */
+        struct gr_range *kept;  /* unused structures, linked by `after`, that need no other lock to be had: range.c */
+        struct gr_block *queue; /* waiting ranges, oldest first: split.c, segments.c */
+        uint64_t hits, frees;   /* requests served without the driver; ranges freed: split.c */
+        uint64_t free_count;    /* free and waiting ranges: range.c, segments.c, split.c */
+        uint64_t open_bytes;    /* bytes freed since the split last closed an epoch: split.c, as is ... */
+        uint64_t close_bytes;   /* ... it closes the next one when open_bytes reaches this */
         uint64_t surplus_bytes; /* the surplus: free segments and free extents, which can go back once idle */
-        uint64_t surplus_low_bytes; /* its low water since decay last looked: what no request needed */
-        struct gr_free_lists free[GR_FREE_KINDS];
-        struct gr_segment **segments; /* by address */
+        uint64_t surplus_low_bytes; /* its low water since decay last looked; both by gr_split_surplus, split_trim.c */
+        struct gr_free_lists free[GR_FREE_KINDS]; /* range.c */
+        struct gr_segment **segments;             /* by address: segments.c */
         size_t segment_count, segment_room;
-        struct gr_segment *expandable[2]; /* the expandable segments for large and for small requests; NULL: none */
-        struct gr_block *stale_pages;     /* stale ranges of the expandable segments, oldest first */
-        unsigned busy;                    /* threads in calls of the driver that map or unmap */
-        int64_t credit_ns;                /* time that may be spent on better fits (slack.h) */
-        uint64_t credit_at_ns;            /* when credit_ns was last raised; 0: never */
-        uint64_t waited_ns;               /* time spent waiting for work that was about to end */
-        uint64_t told_bytes;              /* the footprint that was last logged */
-        /* The last mapping that failed for lack of memory: its size (0: none did), what was free then, and when. */
+        struct gr_segment *expandable[2]; /* for large and for small requests; NULL: none: expandable.c */
+        struct gr_block *stale_pages;     /* stale ranges of the expandable segments, oldest first: remap.c */
+        unsigned busy;                    /* threads in calls of the driver that map or unmap; each counts itself */
+        /* Up to told_bytes: slack.c. */
+        int64_t credit_ns;     /* time that may be spent on better fits (slack.h) */
+        uint64_t credit_at_ns; /* when credit_ns was last raised; 0: never */
+        uint64_t waited_ns;    /* time spent waiting for work that was about to end */
+        uint64_t told_bytes;   /* the footprint that was last logged */
+        /* The last mapping that failed for lack of memory: size (0: none), what was free, when: expandable_grow.c. */
         uint64_t refused_bytes, refused_free_bytes, refused_ns;
 };
 
