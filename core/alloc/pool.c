@@ -131,8 +131,8 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
         return true;
 }
 
-/* Takes a block of the cache that is usable or can be made so at once; NULL. looked: split is known to have none. */
-static struct gr_block *from_cache(struct gr_context *context, size_t bytes, bool looked)
+/* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
+static struct gr_block *from_cache(struct gr_context *context, size_t bytes)
 {
         struct gr_block *block;
 
@@ -142,22 +142,20 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes, boo
                         return NULL;
                 return take_behind_barrier(context, bytes);
         }
-        block = looked ? gr_source_take_from_bins(context, bytes, false) : gr_source_take(context, bytes, false);
+        block = gr_source_take(context, bytes, false);
         return block ? block : take_fenced(context, bytes);
 }
 
-/* looked: as in from_cache. */
-static __attribute__((noinline)) int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate,
-                                           void *arg, bool looked, uint64_t *ret_ptr)
+/* The slow path, whose steps pool.h lists. With allocate only steps 4 and 5, as no cached block serves. */
+static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg, uint64_t *ret_ptr)
 {
+        bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
         struct gr_block *block;
 
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         do {
-                block = NULL;
-                if (!allocate && context->core->config.pool != GR_POOL_NONE)
-                        block = from_cache(context, bytes, looked);
+                block = cached ? from_cache(context, bytes) : NULL;
                 if (!block) {
                         int rc = gr_source_fresh(context, bytes, allocate, arg, &block);
 
@@ -179,25 +177,18 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
                 *ret_ptr = ptr;
                 return 0;
         }
-        return bytes <= GR_BLOCK_MAX_BYTES ? gr_pool_alloc_slow(context, bytes, ret_ptr) : -E2BIG;
+        return gr_pool_alloc_slow(context, bytes, ret_ptr);
 }
 
 GR_HOT_CODE int gr_pool_alloc_slow(struct gr_context *context, size_t bytes, uint64_t *ret_ptr)
 {
-        struct gr_block *block;
-        bool looks;
-
-        looks = gr_pool_kind_split_serves(context, bytes) && !gr_fence_is_broken(context->fence);
-        block = looks ? gr_split_take(context, bytes, false) : NULL;
-        if (block && hand_out(block, bytes, ret_ptr))
-                return 0;
-        return alloc(context, bytes, NULL, NULL, looks && !block, ret_ptr);
+        return alloc(context, bytes, NULL, NULL, ret_ptr);
 }
 
 int gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                      uint64_t *ret_ptr)
 {
-        return alloc(context, expected_bytes, allocate, arg, false, ret_ptr);
+        return alloc(context, expected_bytes, allocate, arg, ret_ptr);
 }
 
 /*

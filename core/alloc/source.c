@@ -17,8 +17,8 @@
 #include "segment/split.h"
 #include "segment/split_trim.h"
 
-__attribute__((noinline)) struct gr_block *gr_source_take_from_bins(struct gr_context *context, size_t bytes,
-                                                                    bool may_be_larger)
+static __attribute__((noinline)) struct gr_block *take_from_bins(struct gr_context *context, size_t bytes,
+                                                                 bool may_be_larger)
 {
         unsigned own = gr_shard(), class = gr_class_of(bytes), last = class;
         size_t at_most = SIZE_MAX;
@@ -53,7 +53,7 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
                 if (block)
                         return block; /* the bins may still have one: from before the move to split, or pitched */
         }
-        return gr_source_take_from_bins(context, bytes, may_be_larger);
+        return take_from_bins(context, bytes, may_be_larger);
 }
 
 int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
