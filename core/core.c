@@ -9,7 +9,7 @@
 
 /* A context and its parts. */
 struct context_parts {
-        struct gr_context context; /* first, so that one can be had from the other */
+        struct gr_context context; /* first, so that a pointer to it is one to the whole */
         struct gr_fence fence;
         struct gr_split split;
         struct gr_arena first_arena;
@@ -177,7 +177,10 @@ void gr_core_will_capture(struct gr_core *core)
         gr_fence_close_before(core->process_fence, true);
 }
 
-/* In all others, those that are about to end among them, as they may stay. Without a call of the driver. */
+/*
+ * Removes gone from the fences of all other contexts. Those that are about to end are included, as they may stay. Does
+ * not call the driver.
+ */
 static void forget_everywhere(struct gr_context *gone)
 {
         struct gr_core *core = gone->core;
@@ -220,7 +223,9 @@ void gr_core_context_stays(struct gr_context *context)
 void gr_core_context_ending(struct gr_context *context)
 {
         gr_context_close_visits(context);
-        /* Its work may use their blocks, also what they free before it is destroyed: nothing will fence that any more.
+        /*
+         * Its work may use blocks of the other contexts, also those that they free before it is destroyed, and no fence
+         * will cover it any more.
          */
         if (!is_alone(context))
                 gr_fence_wait_work(context->fence);
@@ -244,7 +249,7 @@ void gr_core_context_drop(struct gr_context *context)
         gr_spill_drop(context);
         gr_pinned_drop(context);
         gr_lock(&core->contexts_lock);
-        context->alive = false; /* from now on it may serve for another context */
+        context->alive = false; /* from now on the structure may be used for another context */
         atomic_store(&context->ending, 0);
         gr_unlock(&core->contexts_lock);
 }

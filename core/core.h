@@ -50,11 +50,11 @@ struct gr_parts {
         struct gr_proactive proactive;
 };
 
-/* parts, of any content, are the core's as long as it lives. */
+/* Initialises core and parts, whatever they contained. Both must stay valid until gr_core_destroy. */
 void gr_core_init(struct gr_core *core, struct gr_parts *parts, const struct gr_driver *driver,
                   const struct gr_config *config);
 
-/* Frees what the core allocated, not the driver's memory. No other thread that has used it may use any from then on. */
+/* Frees what the core allocated, not the driver's memory. No other thread may use the core meanwhile or later. */
 void gr_core_destroy(struct gr_core *core);
 
 /*
@@ -79,16 +79,16 @@ void gr_core_context_stays(struct gr_context *context);
 void gr_core_context_drop(struct gr_context *context);
 
 /*
- * Sets waits_for_others, before the driver has the work that waits: returns once no barrier is being laid that did not
- * know of it. What is freed by now is fenced, or the fence would come behind that work.
+ * Called before the driver gets work that waits for others: sets waits_for_others, and returns once no barrier is being
+ * laid by a thread that has not seen it. Closes the open epochs, as events recorded later would come behind that work.
  */
 void gr_core_will_wait(struct gr_core *core);
 
-/* The same of work that a stream is given by the program itself, and once the driver has it. */
+/* The same for work that the program itself gives to a stream; gr_core_stream_waits: the driver has that work now. */
 void gr_core_stream_will_wait(struct gr_core *core);
 void gr_core_stream_waits(struct gr_core *core);
 
-/* Before a capture begins, as what is freed by now could not be fenced until it ends. */
+/* Called before a capture begins: closes the open epochs, as none can be closed until it ends. */
 void gr_core_will_capture(struct gr_core *core);
 
 #endif

@@ -12,8 +12,10 @@
 
 struct gr_accounted {
         UT_hash_handle hh;
-        bool taken;   /* belongs to the caller of gr_accounted_take, and is left in the table for it: to be put back
-                         must not need memory */
+        /*
+         * it belongs to the caller of gr_accounted_take; it stays in the table, so that putting it back needs no memory
+         */
+        bool taken;
         bool removed; /* out of the table, while it was taken */
         struct {
                 uint64_t handle; /* or address */
@@ -47,7 +49,7 @@ static void uncharge(struct gr_accounted *entry)
         free(entry);
 }
 
-/* Lock held. Of a taken entry its taker disposes. */
+/* Lock held. An entry that is taken is freed by its taker, in gr_accounted_settle. */
 static void remove_locked(struct gr_accounted_ledger *ledger, struct gr_accounted *entry)
 {
         gr_assert_locked(&ledger->lock);

@@ -1,6 +1,7 @@
 /*
  * Memory that the pool does not serve, but that counts against the limit. It is charged before the driver is asked,
- * refused at the limit if the ladder does not help, and kept in a ledger by the handle or address that its free names.
+ * refused at the limit if the ladder does not help, and kept in a ledger under the handle or address by which it is
+ * freed.
  *
  * Bytes are what the driver takes, as far as the caller can tell. Functions return 0 or -errno, or the driver's error
  * unchanged. Any thread may call them, holding no lock of core/.

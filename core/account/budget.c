@@ -76,7 +76,7 @@ static void note_charged(struct gr_device *device)
 {
         uint64_t asked = atomic_load(&device->asked_bytes), charged = atomic_load(&device->reserved_bytes);
 
-        /* Calls may end or begin between these loads: the larger of the two keeps both out of the peak. */
+        /* Calls may end or begin between these loads: with the larger of the two values none of them is in the peak. */
         asked = gr_max(asked, atomic_load(&device->asked_bytes));
         raise_to(&device->peak_reserved_bytes, charged > asked ? charged - asked : 0);
 }
@@ -312,7 +312,7 @@ void gr_budget_update_peak(struct gr_device *device)
 
         raise_to(&device->peak_live_bytes, live);
         raise_to(&device->recent_peak_bytes[0], live);
-        raise_to(&device->peak_reserved_bytes, live); /* sampled at other moments, it could be below the live peak */
+        raise_to(&device->peak_reserved_bytes, live); /* it is sampled at other moments, so it could be lower */
 }
 
 uint64_t gr_budget_recent_peak(struct gr_device *device)
@@ -400,7 +400,7 @@ uint64_t gr_budget_excess_limited(struct gr_device *device)
 void gr_budget_set_threshold(struct gr_device *device, uint64_t bytes)
 {
         atomic_store(&device->threshold_bytes, bytes);
-        /* Grants of the old threshold are void: without a threshold keepers have grown beyond theirs unnoticed. */
+        /* Grants of the old threshold are void: without a threshold keepers may have grown beyond theirs. */
         atomic_store(&device->granted_for_bytes, GR_UNLIMITED);
 }
 

@@ -38,7 +38,7 @@ struct gr_group {
 
 /*
  * The cached bytes of one keeper, such as an arena, which counts them under its own lock. As long as it holds no more
- * than its grant, it need not add up what all keepers hold in order to know that the threshold is kept.
+ * than its grant, it knows without adding up all keepers that the threshold is kept.
  */
 struct gr_cached {
         _Atomic uint64_t bytes;         /* written by its keeper only, with the lock held */
@@ -69,7 +69,7 @@ struct gr_device {
         _Atomic bool grants_ended;
 
         _Atomic uint64_t kind_bytes[GR_MEMORY_KIND_COUNT]; /* memory that the pool did not serve, charged or not */
-        _Atomic uint64_t idle_bytes;   /* unused, in the driver's own pools; as last seen; <= reserved_bytes */
+        _Atomic uint64_t idle_bytes;   /* unused memory in the driver's own pools, as last seen; <= reserved_bytes */
         _Atomic uint64_t driver_bytes; /* what the driver took for itself, as last seen; GR_UNLIMITED: not known */
         _Atomic uint64_t preallocated_bytes; /* taken by contexts to save fences, and not given back yet */
         _Atomic uint64_t stranded_bytes;     /* cached, but in extents or segments in use, so that it cannot go back */
@@ -79,27 +79,31 @@ struct gr_device {
 
         bool integrated;                /* the device uses the host's memory; constant once blocks exist */
         _Atomic uint64_t spill_bytes;   /* most host memory that may serve allocations in place of device memory */
-        _Atomic uint64_t spilled_bytes; /* how much does now */
+        _Atomic uint64_t spilled_bytes; /* how much of it is in use now */
         _Atomic uint64_t spill_begun, spill_ended; /* how many frees of spilled blocks have begun, and ended */
 
         /* NULL: no group. Constant once set, which happens before the first charge. */
         const struct gr_group *_Atomic group;
 
         /*
-         * How often a thread began to give memory back to the driver (gr_budget_releases_begin), how often it ended, and
-         * how often memory had gone back by then. In between, memory is in no cache, but still charged.
+         * How often a thread began to give memory back to the driver (gr_budget_releases_begin), how often one ended,
+         * and how often memory really went back. Between begin and end memory is in no cache, but still charged.
          */
         _Atomic uint64_t releases_begun, releases_ended, returns_done;
 
         struct gr_lock
-                ladder_lock; /* one climb at a time: else one takes the memory that another has freed for itself */
+                /*
+                 * one climb at a time: else a climber could take the memory that another one has just got back for
+                 * itself
+                 */
+                ladder_lock;
 
         struct gr_lock slabs_lock; /* guards what follows */
         struct gr_slab *slabs;     /* by page number */
         uint64_t slab_count;
         /*
-         * Bytes of slabs that no block takes; also read without the lock. Below zero, modulo 2^64, while the driver has
-         * given a block's memory out again before its free is counted: gr_budget_slab_rest.
+         * Bytes of slabs that no block takes; also read without the lock. Below zero, modulo 2^64, for the moment
+         * between the driver's new use of a freed block's memory and the count of that free: gr_budget_slab_rest.
          */
         _Atomic uint64_t slab_rest_bytes;
 };
@@ -132,9 +136,9 @@ int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t 
 void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
 
 /*
- * Turns the reservation into the charge of the block at ptr, which may be larger or smaller. -EDQUOT: it takes more
- * than was reserved (the driver opened a new slab, or rounded differently), and the limit has no room for that; then
- * nothing is charged, and the caller gives the block back to the driver. -ENOMEM likewise, for lack of host memory.
+ * Turns the reservation into the charge of the block at ptr, which may be larger or smaller. -EDQUOT: the block takes
+ * more than was reserved (the driver opened a new slab, or rounded differently), and the limit has no room for that.
+ * -ENOMEM: no host memory. On failure nothing is charged, and the caller gives the block back to the driver.
  */
 int gr_budget_commit(struct gr_device *device, uint64_t ptr, size_t capacity_bytes, uint64_t reserved_bytes);
 
@@ -164,8 +168,8 @@ void gr_budget_ask(struct gr_device *device, uint64_t bytes);
 void gr_budget_answered(struct gr_device *device, uint64_t bytes);
 
 /*
- * For a reader that adds figures of the driver to figures of the caches: it reads ended before and begun after both.
- * If the two are equal no release was in between, and the figures belong together.
+ * For a reader that adds figures of the driver to figures of the caches: it reads `ended` before both and `begun` after
+ * both. If the two are equal no release was in between, and the figures belong together.
  */
 static inline uint64_t gr_budget_releases_ended(struct gr_device *device)
 {
@@ -187,15 +191,15 @@ void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint
 /* As charge, also beyond the limit: for memory that the driver has given already. */
 void gr_budget_force(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes);
 
-/* What a pool of the driver has reserved, as last seen, and the part of that which no block takes. */
+/* What a pool of the driver has reserved, as last seen, and the unused part of it. */
 struct gr_pooled {
         uint64_t reserved_bytes, idle_bytes;
 };
 
 /*
- * The driver says what its pool has reserved now, and how much of that is idle: corrects the charge, which was *pooled
- * and ahead_bytes, charged in advance of a call, and stores the new figures there. False where the charge passes the
- * limit; it is charged all the same.
+ * The driver says what its pool has reserved now, and how much of that is idle: corrects the charge, so far
+ * pooled->reserved_bytes + ahead_bytes (charged in advance of a call), and stores the new figures in *pooled. False
+ * where the charge passes the limit; it is charged all the same.
  */
 bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct gr_pooled *pooled,
                       uint64_t ahead_bytes, uint64_t reserved_bytes, uint64_t idle_bytes);
@@ -273,7 +277,7 @@ static inline uint64_t gr_budget_slab_rest(struct gr_device *device)
         return rest <= INT64_MAX ? rest : 0;
 }
 
-/* The same without the rest of slabs that no block takes: what the program has. Never negative either. */
+/* gr_budget_held less the unused rest of slabs: what the program has. Never negative either. */
 static inline uint64_t gr_budget_live(struct gr_device *device)
 {
         uint64_t rest = gr_budget_slab_rest(device), held = gr_budget_held(device);
@@ -342,9 +346,9 @@ static inline uint64_t gr_budget_excess(struct gr_device *device)
 }
 
 /*
- * Whether there is excess after keeper's cached bytes grew; NULL: cached bytes that no keeper counts grew. Threads
- * seldom read here what others write: each keeper is granted a little more than it holds, all grants together at most
- * the threshold, and only a keeper above its grant adds up the others.
+ * Whether there is excess after keeper's cached bytes grew; NULL: cached bytes that no keeper counts grew. Each keeper
+ * is granted a little more than it holds, and all grants together are at most the threshold. Only a keeper above its
+ * grant adds up the others, so threads seldom read here what other threads write.
  */
 bool gr_budget_grown(struct gr_device *device, struct gr_cached *keeper);
 

@@ -7,11 +7,11 @@
 /*
  * Functions of the fast path, and those that the slow path calls first. They lie side by side in the text section, so
  * that they take few pages and cache lines. In each of them the code of a hit comes first, in one piece: the program's
- * own work between two calls leaves little of it in the processor's first cache (docs/measurements.md, hot-code).
+ * own work between two calls evicts most of it from the processor's first cache (docs/measurements.md, hot-code).
  */
 #define GR_HOT_CODE __attribute__((hot, aligned(GR_LINE_BYTES)))
 
-/* For declarations of data that they read: it is reached directly, without the library's global offset table. */
+/* For data that these functions read: it is reached directly, without the library's global offset table. */
 #define GR_HIDDEN __attribute__((visibility("hidden")))
 
 #endif

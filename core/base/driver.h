@@ -41,8 +41,8 @@ struct gr_driver {
 
         /*
          * Reserves addresses without memory, aligned to pages of 2 MiB, for the memory of one device. This and the
-         * three below are NULL where the driver lacks them, or where such memory cannot be used in every way in which
-         * a program may use memory.
+         * three below are NULL where the driver lacks them, or where such memory lacks something that a program may do
+         * with memory of mem_alloc.
          */
         int (*mem_reserve)(void *context, size_t bytes, uint64_t *ret_ptr);
         void (*mem_unreserve)(uint64_t ptr, size_t bytes); /* a whole reservation in which nothing is mapped */

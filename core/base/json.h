@@ -21,7 +21,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define GR_JSON_DEPTH 16 /* of objects and arrays in each other */
+#define GR_JSON_DEPTH 16 /* most objects and arrays inside each other */
 
 /* Takes a piece of text, not NUL-terminated. */
 typedef void gr_sink(const char *text, size_t length, void *arg);
@@ -38,7 +38,7 @@ struct gr_json {
         unsigned lines, depth;
         bool filled; /* the innermost object or array has an entry */
         char closing[GR_JSON_DEPTH];
-        size_t length; /* of the text below, which waits to be written */
+        size_t length; /* of the text below, which is not written yet */
         char text[256];
 };
 
@@ -48,7 +48,7 @@ struct gr_json {
  */
 void gr_json_begin(struct gr_json *json, gr_sink *sink, void *arg, unsigned lines);
 
-/* Ends the text with a newline, and writes what waits. All is closed. */
+/* Ends the text with a newline and writes what is still buffered. All objects and arrays must be closed. */
 void gr_json_end(struct gr_json *json);
 
 void gr_json_object(struct gr_json *json, const char *name);

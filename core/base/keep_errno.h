@@ -1,4 +1,4 @@
-/* errno as the program had it: what it calls of this library must not change it. */
+/* Keeps errno as the program had it: a call into this library must not change it. */
 #ifndef GR_KEEP_ERRNO_H
 #define GR_KEEP_ERRNO_H
 
@@ -9,7 +9,7 @@ static inline void gr_restore_errno(const int *kept)
         errno = *kept;
 }
 
-/* From here on, errno has its present value again wherever the block is left, after the value of a return. */
+/* Saves errno here and restores it where the enclosing block is left; a value to return is computed before that. */
 #define GR_KEEP_ERRNO __attribute__((cleanup(gr_restore_errno), unused)) const int gr_kept_errno = errno
 
 #endif

@@ -8,13 +8,14 @@
 
 #include "base/keep_errno.h"
 
-#define SPINS    100 /* turns before the first yield: the holder may need this processor */
-#define YIELDS   32  /* yields before the first sleep: a yield runs no thread of lower priority, as the holder may be */
+#define SPINS 100 /* turns before the first yield: the holder may need this processor */
+/* yields before the first sleep: a yield does not run a thread of lower priority, and the holder may be one */
+#define YIELDS   32
 #define SLEEP_NS 50000 /* also the shortest sleep of most systems */
 
 /*
- * The system call itself, and not the C library's function: that one is a cancellation point, and a cancelled thread
- * would end here. It also sets errno, which a hook must keep.
+ * The system call itself, because the C library's function is a cancellation point, where a cancelled thread would end,
+ * and sets errno, which a hook must keep.
  */
 static void sleep_briefly(void)
 {

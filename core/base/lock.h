@@ -5,7 +5,7 @@
  * (shim/process/process.c).
  *
  * GR_GUARDED_BY says which lock guards a variable, where both are static, and GR_HELD which lock a function is called
- * with. Clang proves both for shim/, and for all files that what is locked is unlocked (the test "locks held").
+ * with. Clang checks both in shim/, and in all files that each lock taken is released (the test "locks held").
  */
 #ifndef GR_LOCK_H
 #define GR_LOCK_H
@@ -21,7 +21,10 @@
 #endif
 #define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock))          /* behind a variable's name */
 #define GR_HELD(lock)       GR_LOCK_ATTRIBUTE(requires_capability(lock)) /* before a function */
-/* Before a function that holds a lock under a condition, or gives up its caller's for a while; or for a comment's reason. */
+/*
+ * Before a function that clang cannot check: it locks under a condition, or releases its caller's lock for a while, or
+ * has its reason in a comment.
+ */
 #define GR_NOT_CHECKED GR_LOCK_ATTRIBUTE(no_thread_safety_analysis)
 
 enum gr_rank {
@@ -31,15 +34,15 @@ enum gr_rank {
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS,      /* the list of contexts */
         GR_RANK_HOOKS,         /* the registry of reclaimables */
-        GR_RANK_UNPIN,         /* pinned memory that goes back; held across the driver's free, and tries to allocate */
+        GR_RANK_UNPIN,         /* pinned memory goes back; held across the driver's free and attempts to allocate */
         GR_RANK_BACKGROUND,    /* the background thread's orders */
         GR_RANK_NEIGHBOUR,     /* requests between processes */
         GR_RANK_OVERHEAD,      /* driver overhead; held across NVML */
         GR_RANK_POOLS,         /* the program's stream-ordered pools */
         GR_RANK_POOL_FREES,    /* ... and what was freed in them */
-        GR_RANK_GRAPH_MEMORY,  /* what the program's graphs have reserved; the driver is asked under it */
-        GR_RANK_CONTEXT_NAMES, /* which context a handle means; the driver is asked under it */
-        GR_RANK_DEVICES,       /* which devices are set up; the driver is asked under it */
+        GR_RANK_GRAPH_MEMORY,  /* what the program's graphs have reserved; held across calls of the driver */
+        GR_RANK_CONTEXT_NAMES, /* which context a handle means; held across calls of the driver */
+        GR_RANK_DEVICES,       /* which devices are set up; held across calls of the driver */
         GR_RANK_GRAPHS,        /* the program's graphs */
         GR_RANK_PITCHES,       /* the pitches that the driver chose */
         GR_RANK_GATE,          /* captures against fences; held across record and wait */
@@ -55,9 +58,9 @@ enum gr_rank {
         GR_RANK_LEDGER,        /* one shard of the ledger */
         GR_RANK_ACCOUNTED,     /* the ledger of what the pool does not serve */
         GR_RANK_REGION,        /* one device's account in the region; held across looks at other processes */
-        GR_RANK_STREAMS,       /* the library's own streams; the driver makes them under it */
+        GR_RANK_STREAMS,       /* the library's own streams; held while the driver makes them */
         GR_RANK_NVML,          /* loading NVML */
-        GR_RANK_NVML_VIEWS,    /* NVML's own functions as the program would have found them */
+        GR_RANK_NVML_VIEWS,    /* the functions of NVML that the program would find without the library */
         GR_RANK_TRACE,         /* the trace; held across write */
         GR_RANK_WORKERS,       /* calls for worker threads */
         GR_RANK_THREADS,       /* the library's threads */
@@ -72,7 +75,7 @@ struct GR_LOCK_ATTRIBUTE(capability("lock")) gr_lock {
 #define GR_LOCK_INIT(rank_)                                                                                            \
         {                                                                                                              \
                 PTHREAD_MUTEX_INITIALIZER, rank_                                                                       \
-        } /* of a static one, which is never destroyed */
+        } /* of a static lock, which is never destroyed */
 
 #ifdef GR_LOCK_CHECKS
 void gr_lock_rank_enter(enum gr_rank rank);

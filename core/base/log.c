@@ -85,7 +85,8 @@ int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms)
                 }
         }
         /*
-         * The failed write has raised the signal for this thread: remove it. One pending before belongs to the program.
+         * The failed write has raised the signal for this thread: remove it. A signal that was pending before belongs
+         * to the program.
          */
         signal = rc == -EPIPE ? SIGPIPE : rc == -EFBIG ? SIGXFSZ : 0;
         if (signal && !sigismember(&pending, signal)) {
@@ -98,7 +99,7 @@ int gr_log_write(int fd, const void *bytes, size_t length, int wait_ms)
         return rc;
 }
 
-/* After one line has waited a second in vain for the reader, later lines do not wait until one is written again. */
+/* After a line has waited a second and the reader took nothing, later lines do not wait, until one is written again. */
 static void write_stderr(const char *line, size_t line_bytes)
 {
         static _Atomic bool stuck;

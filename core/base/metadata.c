@@ -66,7 +66,7 @@ void *gr_metadata_alloc(size_t bytes)
         size_t lines = lines_of(bytes);
         void *piece;
 
-        assert(bytes > 0); /* a piece without bytes would be the one after it */
+        assert(bytes > 0); /* a piece of 0 bytes would have the address of the next one */
         piece = GR_METADATA_IN_CHUNKS && bytes <= PIECE_MOST ? piece_take(lines)
                                                              : aligned_alloc(GR_LINE_BYTES, lines * GR_LINE_BYTES);
 
@@ -80,7 +80,7 @@ void gr_metadata_free(void *ptr, size_t bytes)
         if (!GR_METADATA_IN_CHUNKS || bytes > PIECE_MOST) {
                 free(ptr);
         } else if (piece) {
-                assert((uintptr_t)ptr % GR_LINE_BYTES == 0); /* else it is none of ours */
+                assert((uintptr_t)ptr % GR_LINE_BYTES == 0); /* else it was not allocated here */
                 gr_lock(&lock);
                 assert(freed[lines_of(bytes)] != piece); /* freed twice */
                 piece->next = freed[lines_of(bytes)];

@@ -8,7 +8,9 @@
 
 #include <stddef.h>
 
-/* AddressSanitizer watches what the C library hands out, not pieces of it: under it each structure is an allocation. */
+/*
+ * AddressSanitizer checks whole allocations, not pieces of one. So under it each structure is an allocation of its own.
+ */
 #if defined(__SANITIZE_ADDRESS__)
 #define GR_METADATA_IN_CHUNKS 0
 #elif defined(__has_feature)

@@ -76,7 +76,7 @@ struct gr_options {
 #define GR_OPTION(id, field, ctype, ...) ctype field;
 #include "base/options.def"
 #undef GR_OPTION
-        bool from_env[GR_OPTION_COUNT];               /* a valid value stood in the environment */
+        bool from_env[GR_OPTION_COUNT];               /* the environment had a valid value */
         _Atomic uint64_t above_card[GR_OPTION_COUNT]; /* bit d: gr_options_resolve has warned for device d */
 };
 
@@ -106,7 +106,7 @@ typedef void gr_options_warn(const char *message, void *arg);
  * Fills *ret. get returns a variable's value or NULL, as getenv does; its strings are not kept. An empty value counts
  * as unset. warn is called once for each bad value, with what is used instead, and once for each variable of
  * environ_or_null (NULL-terminated "NAME=value") that begins with GPURECLAIM_ and is no option. All fields of *ret are
- * final before the first warning, so that warn may obey ret->log. warn may be NULL. -EINVAL for a NULL ret or get.
+ * final before the first warning, so that warn may use ret->log. warn may be NULL. -EINVAL for a NULL ret or get.
  */
 int gr_options_load(struct gr_options *ret, const char *(*get)(const char *name), char **environ_or_null,
                     gr_options_warn *warn, void *warn_arg);
@@ -120,8 +120,8 @@ uint64_t gr_options_resolve(struct gr_options *options, enum gr_option_id id, in
 
 /*
  * Parses text as a value of option into *ret_value, which has the type of the option's field (see enum gr_option_kind).
- * -EINVAL: not such a value. -ERANGE: outside min to max, or of the type. -ENAMETOOLONG: a path above GR_PATH_BYTES
- * - 1, a name above GR_NAME_BYTES - 1.
+ * -EINVAL: not such a value. -ERANGE: outside min to max, or outside the range of its type. -ENAMETOOLONG: a path above
+ * GR_PATH_BYTES - 1, a name above GR_NAME_BYTES - 1.
  */
 int gr_option_parse(const struct gr_option *option, const char *text, void *ret_value);
 
@@ -131,7 +131,7 @@ const char *gr_option_reason(int rc);
 /* Where options holds the value of row id. */
 const void *gr_option_value(const struct gr_options *options, enum gr_option_id id);
 
-/* What may stand as a value, in words: "auto|barrier|poll|sync", "size above 0, or 1-100 %, ...". Returns buf. */
+/* Describes the values that option takes: "auto|barrier|poll|sync", "size above 0, or 1-100 %, ...". Returns buf. */
 const char *gr_option_values(const struct gr_option *option, char *buf, size_t buf_bytes);
 
 /* Writes the value of row id for people; "none" for an empty path. Returns buf, always terminated. */

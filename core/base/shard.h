@@ -17,8 +17,8 @@ struct gr_arena;
 struct gr_context;
 
 /*
- * One thread's state, all that a hit reads of it, in one cache line. Zero bytes before its first use. runtimes to sure
- * belong to shim/, used to arena.c, bypass_until_ns to pool.c.
+ * The state of one thread: one cache line, which is all that a hit reads of it. Zero bytes before the first use. shard
+ * belongs to shard.c, bypass_until_ns to pool.c, the field `used` to arena.c, the others to shim/.
  */
 struct gr_thread {
         unsigned shard;             /* index of its shard + 1; 0: none yet */
@@ -33,7 +33,7 @@ struct gr_thread {
 
 _Static_assert(sizeof(struct gr_thread) == GR_LINE_BYTES, "a hit reads one cache line of its thread");
 
-/* initial-exec costs the least, and is allowed as a preloaded library is there when the program starts. */
+/* initial-exec is the cheapest access. It is allowed because a preloaded library is loaded when the program starts. */
 extern _Thread_local struct gr_thread gr_thread __attribute__((tls_model("initial-exec"))) GR_HIDDEN;
 
 /* How many threads have been given a shard. While below GR_SHARDS, the shards from this index on are unused. */

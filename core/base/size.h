@@ -62,7 +62,7 @@ const struct gr_size *gr_size_list_get(const struct gr_size_list *list, int devi
 
 /*
  * Bytes that list means for device, whose memory is total_bytes: percentages rounded down, values above the card
- * replaced by total_bytes with *ret_above set. GR_SIZE_NONE, untouched by the total, where the list has none.
+ * replaced by total_bytes with *ret_above set. GR_SIZE_NONE where the list says none; total_bytes does not matter then.
  * ret_above may be NULL; otherwise it is always written.
  */
 uint64_t gr_size_resolve(const struct gr_size_list *list, int device, uint64_t total_bytes, bool *ret_above);

@@ -26,7 +26,7 @@ unsigned gr_class_of_block(size_t capacity_bytes)
 {
         unsigned class = gr_class_of(capacity_bytes);
 
-        assert(capacity_bytes >= 512); /* a smaller block serves not all requests of any class */
+        assert(capacity_bytes >= 512); /* a smaller block cannot serve all requests of any class */
         /*
          * A block whose size the driver chose (pitched memory) may be too small for the largest request of its class.
          */

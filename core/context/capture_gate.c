@@ -14,7 +14,7 @@ void gr_gate_destroy(struct gr_gate *gate)
         pthread_rwlock_destroy(&gate->lock);
 }
 
-/* Takes one off counter, which counts calls that come in pairs. */
+/* Each call follows a call that added one to counter. */
 static void count_down(_Atomic int *counter)
 {
         int before = atomic_fetch_sub(counter, 1);

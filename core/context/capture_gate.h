@@ -1,6 +1,6 @@
 /*
- * The capture gate, one for the process: a record or wait while a stream of the context captures destroys the capture.
- * So those hold the gate's shared side, and the driver's begin of a capture its exclusive side.
+ * The capture gate, one for the process. A record or wait while a stream of the context captures destroys the capture.
+ * So records and waits hold the shared side of the gate, and the driver's begin of a capture holds the exclusive side.
  */
 #ifndef GR_CAPTURE_GATE_H
 #define GR_CAPTURE_GATE_H
@@ -13,11 +13,11 @@
 struct gr_gate {
         pthread_rwlock_t lock;        /* rank GR_RANK_GATE; shared: record, wait, sync; exclusive: a capture begins */
         _Atomic int captures;         /* open, or about to begin */
-        _Atomic int awaited;          /* threads that wait for open captures to end: no other begins meanwhile */
-        _Atomic unsigned times, vain; /* how often captures went from 0 to 1; times when a wait for them was in vain */
+        _Atomic int awaited;          /* threads that wait for open captures to end: no capture begins meanwhile */
+        _Atomic unsigned times, vain; /* how often captures went from 0 to 1; its value at the last vain wait */
 };
 
-/* The gate consists of zero bytes before. */
+/* The gate must consist of zero bytes. */
 void gr_gate_init(struct gr_gate *gate);
 void gr_gate_destroy(struct gr_gate *gate);
 
@@ -39,7 +39,10 @@ void gr_gate_end(struct gr_gate *gate);
 void gr_gate_await_begin(struct gr_gate *gate);
 void gr_gate_await_end(struct gr_gate *gate);
 
-/* Notes that a wait for the open captures was in vain; and whether one was, since captures last were 0. */
+/*
+ * Notes that a wait for the open captures ended while some were still open. gr_gate_is_vain: whether one did since
+ * captures was last 0.
+ */
 void gr_gate_note_vain(struct gr_gate *gate);
 bool gr_gate_is_vain(struct gr_gate *gate);
 

@@ -4,7 +4,7 @@
 
 #define VISIT_LOOK_NS UINT64_C(20000)
 
-/* A call of visit that the calling thread is in; such calls may be nested. */
+/* A visit that the calling thread is in. Visits may be nested; outer is the one around it. */
 struct visit {
         const struct gr_context *context;
         const struct visit *outer;
@@ -24,7 +24,7 @@ GR_NOT_CHECKED struct gr_context *gr_context_find_locked(struct gr_core *core, v
                         gr_unlock(&core->contexts_lock);
                         core->driver->sleep_ns(VISIT_LOOK_NS);
                         gr_lock(&core->contexts_lock);
-                        context = core->contexts; /* it may have come and gone */
+                        context = core->contexts; /* the list may have changed meanwhile: look again */
                 } else {
                         break;
                 }

@@ -1,9 +1,9 @@
 /*
- * What a context is, and the list of all contexts of the process. It knows none of the parts of core/: each of them has
- * a structure of its own, to which the context, or the core, has a pointer. core.c makes them.
+ * What a context is, and the list of all contexts of the process. The parts of core/ have structures of their own. This
+ * file knows them as pointers only, in the context or in the core; core.c makes them.
  *
  * Contexts are added when first seen and dropped when the program destroys them; their structures stay valid for the
- * life of the core, so that a thread that still holds one cannot fall.
+ * life of the core, so that a thread that still uses one reads valid memory.
  */
 #ifndef GR_CONTEXT_H
 #define GR_CONTEXT_H
@@ -41,12 +41,12 @@ struct gr_context {
         struct gr_core *core;
         struct gr_device *device;
         struct gr_fence *fence;
-        _Atomic unsigned arenas_quiesced; /* how many want it so: gr_arenas_quiesce */
+        _Atomic unsigned arenas_quiesced; /* calls of gr_arenas_quiesce without their resume */
         _Atomic bool split_active;        /* new requests are served by split */
         _Atomic size_t split_least_bytes; /* ... except those up to here, for gr_pool_kind_split_serves; only grows */
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
-        _Atomic unsigned arena_count; /* that there are */
+        _Atomic unsigned arena_count; /* arenas that are not NULL */
 
         struct gr_split *split;
         /*
@@ -81,53 +81,59 @@ struct gr_config {
 };
 
 struct gr_core {
-        /* What every free reads, a cache line of it. */
+        /* One cache line, which every free reads. */
         struct gr_config config;
-        _Atomic uint64_t expandable_ptrs[2]; /* where the latest expandable segments of split begin, and ... */
+        _Atomic uint64_t expandable_ptrs[2]; /* addresses of the newest expandable segments, and ... */
         _Atomic uint32_t expandable_pages; /* ... how large each is; 0: there is none. For gr_pool_kind_in_expandable */
-        _Atomic bool decay_armed;          /* somebody calls gr_decay_run in time */
+        _Atomic bool decay_armed;          /* a call of gr_decay_run is scheduled */
         /*
-         * A stream may wait for what the program does later, by a function on the host, a word in memory or a
-         * semaphore, or for what another process does, whose memory this one has opened. A barrier behind that would
-         * have other streams wait as well, on which those may depend: none is laid from then on where GR_REUSE_BARRIER
-         * does not ask for it, nor a context waited for without end.
+         * Set for good once a stream may wait for a later action of the program (by a host function, a word in memory
+         * or a semaphore), or of another process whose memory this one has opened. A barrier behind such a wait would
+         * make other streams wait too, and the action may depend on them: a deadlock. So from then on no barrier is
+         * laid, unless GR_REUSE_BARRIER asks for it, and no context is waited for without a deadline.
          */
         _Atomic bool waits_for_others;
         /*
-         * The program has made a stream, or a context with one of its own, or uses those that threads have by
-         * themselves: from now on work may run beside other work, and a barrier would have it wait. For good, and for
-         * all contexts.
+         * Set for good, and for all contexts, once work may run on several streams: the program has made a stream, or
+         * another context, or uses per-thread default streams. A barrier would then make work wait that could run
+         * beside other work.
          */
         _Atomic bool overlaps;
 
         const struct gr_driver *driver;
         struct gr_gate gate;
         struct gr_counters counters;
-        /* Each is known to those who use it. Constant. */
+        /* The parts of core/; constant. */
         struct gr_ledger *ledger;
         struct gr_accounted_ledger *accounted;
         struct gr_device *devices; /* GR_DEVICES_MAX of them, by ordinal */
-        struct gr_device *host;    /* no device: what is pinned of the host's memory, and its limits */
+        struct gr_device *host;    /* not a device: pinned host memory, and its limits */
         struct gr_pinned *pinned;
         struct gr_fence *process_fence; /* all contexts are its accessors: for pinned memory, which all can reach */
         struct gr_registry *registry;
         struct gr_proactive *proactive;
 
-        _Atomic bool pressed;            /* memory may be short: proactive reclaim has something to look at */
-        _Atomic unsigned barriers_begun; /* of those that no waits_for_others has stopped; gr_core_will_wait */
-        /* How often streams were given work that waits for others: about to be, and were. */
+        _Atomic bool pressed; /* memory may be short: proactive reclaim has something to look at */
+        /* barriers being laid that may not know of waits_for_others yet: gr_core_will_wait waits for them */
+        _Atomic unsigned barriers_begun;
+        /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
         _Atomic uint64_t waits_begun, waits_given;
         _Atomic bool split_barred;    /* gr_split_bar */
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 
-        /* Asked for when the cache holds more than it may: somebody must soon call gr_trim_excess. May be NULL. */
+        /* Called when the cache holds more than it may: gr_trim_excess must be called soon. May be NULL. */
         void (*wake)(struct gr_core *core);
 
-        /* Asks other processes on the card for want_bytes, for a bounded time; what they gave. May be NULL. No lock is
-         * held. */
+        /*
+         * Asks other processes on the card for want_bytes and waits for a bounded time. Returns the bytes that they
+         * gave. May be NULL. No lock is held.
+         */
         uint64_t (*ask_neighbours)(struct gr_core *core, struct gr_device *device, uint64_t want_bytes);
-        /* An allocation begins (bytes) or ends (-bytes) to wait for others, whom it keeps asking; may be NULL. */
+        /*
+         * An allocation of bytes begins to wait for memory of other processes; -bytes: it ends to wait. They are asked
+         * again and again in between. May be NULL.
+         */
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };
 
@@ -144,8 +150,8 @@ static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint6
 struct gr_context *gr_context_find(struct gr_core *core, void *handle);
 
 /*
- * The same with contexts_lock held, which is released meanwhile where another thread is adding it: its work may touch
- * any block of its device at once, so the fences of the others must know it first.
+ * The same with contexts_lock held. Where another thread is just adding the context, the lock is released until it has:
+ * the context's work may touch any block of its device at once, so all fences must cover it before it is used.
  */
 struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
 
@@ -156,8 +162,9 @@ struct gr_context *gr_context_find_locked(struct gr_core *core, void *handle);
 void gr_context_each(struct gr_core *core, int device, bool (*visit)(struct gr_context *context, void *arg), void *arg);
 
 /*
- * Keeps visitors out and waits for those inside: a call of the driver beside the context's end is a crash in it, and a
- * block that one gives back then may be somebody else's. Not for visits of the calling thread, which wait for this.
+ * Keeps new visitors out and waits until those inside have left. A call of the driver while its context ends would
+ * crash in the driver, and a block that a visitor gives back then may already have another owner. Visits of the calling
+ * thread itself are not waited for: they end only after this returns.
  */
 void gr_context_close_visits(struct gr_context *context);
 

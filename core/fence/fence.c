@@ -16,7 +16,8 @@
 #include "context/context.h"
 
 /*
- * With this part of live memory no recorded trace takes more memory; 32 MiB for each epoch took twice as many epochs.
+ * 1/8 of live memory: no recorded trace takes more memory with it than with 32 MiB for each epoch, and half as many
+ * epochs are closed.
  */
 #define CLOSE_LIVE_PART  8
 #define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as a barrier closes the epoch anyway */
@@ -24,10 +25,11 @@
 #define POLL_FIRST_NS    UINT64_C(20000)
 #define POLL_MOST_NS     UINT64_C(1000000)
 #define SYNC_LOOKS       100
-#define STUCK_NS         UINT64_C(50000000) /* no epoch passed for so long: no barrier is laid behind its kernel */
-#define DRIVER_ENDED     4    /* CUDA's error once the driver has shut down, as it does while a process exits */
-#define KERNEL_FAILED    700  /* CUDA errors from here on come from kernels: every call of the program returns them */
-#define TURN_LOOKS       2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
+/* an epoch that has not passed for so long may wait behind a kernel that does not end: no barrier is laid */
+#define STUCK_NS      UINT64_C(50000000)
+#define DRIVER_ENDED  4    /* CUDA's error once the driver has shut down, as it does while a process exits */
+#define KERNEL_FAILED 700  /* CUDA errors from here on come from kernels: every call of the program returns them */
+#define TURN_LOOKS    2000 /* about 0.1 ms of looks at another thread's turn to fence: most turns are shorter */
 
 _Static_assert(CLOSE_MOST_BYTES >= GR_FENCE_CLOSE_BYTES, "the bounds do not cross");
 

@@ -2,8 +2,8 @@
  * Fences: when a freed block may be handed out again.
  *
  * Frees are grouped into epochs. A freed block remembers the epoch that was open; closing an epoch records an event
- * that covers all work submitted to the context so far (cuCtxRecordEvent), so everything that may still use its blocks.
- * The blocks of an epoch are
+ * that covers all work submitted to the context so far (cuCtxRecordEvent), and so everything that may still use the
+ * epoch's blocks. The blocks of an epoch are
  *
  *   usable  once the event has passed, or a barrier (cuCtxWaitEvent) makes all later work of the context wait for it:
  *           they may be handed out again
@@ -57,15 +57,19 @@ struct gr_epoch {
 
 /* Only fence.c and the functions of this header write it; others ask by these functions. */
 struct gr_fence {
-        /* Every hit reads these fields. They have a cache line of their own, which changes once for each fence only. */
+        /*
+         * Every hit reads these fields. They have a cache line of their own, which changes only when an epoch closes or
+         * passes.
+         */
         _Atomic uint64_t open_epoch;     /* blocks freed now belong to it; starts at 1 */
         _Atomic uint64_t usable_epoch;   /* blocks of this and earlier epochs may be handed out */
         _Atomic uint64_t idle_epoch;     /* nothing uses blocks of this and earlier epochs; <= usable_epoch */
         _Atomic int broken;              /* the driver's error (negative) after which no fence can be trusted */
         _Atomic unsigned accessor_count; /* of accessors below; changed with the lock held */
         _Atomic bool accessor_overflow;  /* there are more than fit: freed blocks go to the driver; likewise */
-        struct gr_core *core;            /* constant, as are ... */
-        struct gr_context *owner;        /* ... whose fence it is; NULL: of core->process_fence */
+        struct gr_core *core;            /* constant */
+        /* the context whose fence it is, constant; NULL: this is core->process_fence */
+        struct gr_context *owner;
 
         struct gr_sharded freed_bytes;       /* all bytes ever freed in this context, except those into its bins */
         struct gr_sharded arena_freed_bytes; /* those into its bins; part i is written with the lock of arena i held */
@@ -73,9 +77,9 @@ struct gr_fence {
         _Atomic uint64_t usable_bytes; /* gr_fence_freed_bytes at the newest usable epoch */
         _Atomic uint64_t closed_bytes; /* gr_fence_freed_bytes at the newest closed epoch */
         _Atomic uint64_t closed_waits; /* core->waits_given before the newest closed epoch */
-        _Atomic uint64_t waits_over;   /* the same before the newest idle one: so many waits for others are over */
+        _Atomic uint64_t waits_over;   /* the same before the newest idle epoch: that many waits for others are over */
 
-        /* A thread has the turn to fence (it lays a barrier or closes an epoch); others may use the result. */
+        /* A thread has the turn to fence: it lays a barrier or closes an epoch, and the others may use the result. */
         _Atomic bool led __attribute__((aligned(GR_LINE_BYTES)));
 
         struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
@@ -84,7 +88,7 @@ struct gr_fence {
         uint64_t passed_ns;                             /* when an epoch was last seen to have passed */
         struct gr_context *accessors[GR_ACCESSORS_MAX]; /* accessors[0] is the owner, if there is one */
         struct gr_device *device;                       /* of the owner; constant */
-        bool overflow_peer;                             /* one that did not fit is of another device */
+        bool overflow_peer;                             /* an accessor that did not fit is of another device */
 
         struct gr_lock events_lock; /* guards what follows */
         void **idle_events;         /* created in this context */
@@ -100,7 +104,7 @@ _Static_assert(GR_EPOCHS_PENDING >= 2, "the newest two can merge");
  */
 void gr_fence_init(struct gr_fence *fence, struct gr_core *core, struct gr_device *device, struct gr_context *owner);
 
-/* No fence lock may be held at the calls below. */
+/* No lock of a fence may be held when the functions below are called. */
 
 /* Frees the fence's memory without a call of the driver, as the context and its events may be gone already. */
 void gr_fence_destroy(struct gr_fence *fence);
@@ -242,7 +246,7 @@ uint64_t gr_fence_close_bytes(struct gr_fence *fence);
 /* Asks the driver which closed epochs have passed. 0, or the driver's error, and the fence is broken. */
 int gr_fence_poll(struct gr_fence *fence);
 
-/* Closes and polls, unless another thread that does so already, and is waited for briefly, makes epoch usable. */
+/* Closes and polls. If another thread is doing that, waits briefly for it, and returns if it has made epoch usable. */
 void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch);
 
 /*
@@ -253,14 +257,14 @@ void gr_fence_look_for(struct gr_fence *fence, uint64_t epoch);
 bool gr_fence_barrier_is_cheap(struct gr_fence *fence);
 
 /*
- * Whether a barrier that costs overlap may be laid. It may not behind a kernel that does not end, as that may wait for
- * later work, nor where streams wait for others.
+ * Whether a barrier that costs overlap may be laid. Not behind a kernel that does not end, as it may wait for later
+ * work, and not where streams wait for others.
  */
 bool gr_fence_barrier_is_safe(struct gr_fence *fence);
 
 /*
  * Makes all blocks freed so far usable: closes the epoch and makes all later work wait for it on the GPU. Without
- * cuCtxRecordEvent the host waits instead. -EBUSY: a capture is open; or the driver's error, and the fence is broken.
+ * cuCtxRecordEvent the host waits instead. -EBUSY: a capture is open. Else the driver's error, and the fence is broken.
  */
 int gr_fence_barrier(struct gr_fence *fence);
 
@@ -283,8 +287,8 @@ uint64_t gr_fence_stuck_ns(struct gr_fence *fence);
 
 /*
  * Waits for all work of all accessors. While captures are open the driver waits, by a free of pinned memory (drain).
- * -EBUSY: that is not possible, or one of the contexts is about to end; or the driver's error. No lock above the
- * ladder's is held. If events can be recorded captures may begin meanwhile.
+ * -EBUSY: that is not possible, or one of the contexts is about to end. Else the driver's error. No lock above the
+ * ladder's is held. Where events can be recorded, captures may begin while this waits.
  */
 int gr_fence_sync(struct gr_fence *fence);
 
