@@ -26,9 +26,9 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
 }
 
 /*
- * Takes a block of the thread's own bin after a barrier, where that costs no more than its call; another thread may be
- * laying it. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all
- * arenas usable, while threads that look into each other's bins wait for each other's locks.
+ * Takes a block of the thread's own bin after a barrier, laid by this thread or another one, where that costs no more
+ * than its call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
+ * all arenas usable, while threads that look into each other's bins wait for each other's locks.
  */
 static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
 {
@@ -56,8 +56,8 @@ static bool own_waiting(struct gr_context *context, size_t bytes)
 }
 
 /*
- * The epoch that has to become usable for the calling thread's bin to serve the request; UINT64_MAX: not one epoch
- * alone.
+ * The epoch that has to become usable for the calling thread's bin to serve the request; UINT64_MAX: no single epoch
+ * decides that.
  */
 static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 {
@@ -248,7 +248,7 @@ static void wake_if_needed(struct gr_context *context)
                 context->core->wake(context->core);
 }
 
-/* As gr_pool_free goes on, for a range of a segment: it can be returned only with its whole segment. */
+/* The rest of gr_pool_free for a range of a segment, which can be returned only with its whole segment. */
 static int free_split(struct gr_core *core, struct gr_block *block)
 {
         struct gr_context *context = block->context;
@@ -282,7 +282,7 @@ GR_HOT_CODE void gr_pool_freed(struct gr_context *context, bool should_close)
         wake_if_needed(context);
 }
 
-/* As gr_pool_free goes on, for host memory. */
+/* The rest of gr_pool_free for host memory. */
 static int free_host(struct gr_core *core, struct gr_block *block)
 {
         if (block->flags & GR_BLOCK_SPILLED) {
@@ -291,7 +291,10 @@ static int free_host(struct gr_core *core, struct gr_block *block)
                         core->wake(core);
                 return 0;
         }
-        /* Pinned memory is freed by another call of the driver, which reports this one's error itself. */
+        /*
+         * Pinned memory has a free of its own. The program keeps the block, and the driver, asked next, reports the
+         * error.
+         */
         if (!gr_ledger_hand_out(block, block->requested_bytes))
                 gr_block_drop(block);
         return -ENOENT;

@@ -51,7 +51,8 @@ GR_HOT_CODE struct gr_block *gr_source_take(struct gr_context *context, size_t b
                 struct gr_block *block = gr_split_take(context, bytes, may_be_larger);
 
                 if (block)
-                        return block; /* the bins may still have one: from before the move to split, or pitched */
+                        /* The bins may still have a block: from before the move to split, or a pitched one */
+                        return block;
         }
         return take_from_bins(context, bytes, may_be_larger);
 }

@@ -29,7 +29,8 @@ _Static_assert(GR_SHARDS < UINT8_MAX && GR_CLASS_COUNT <= UINT8_MAX, "both have 
 
 void gr_arena_init(struct gr_arena *arena, struct gr_context *context, unsigned shard)
 {
-        assert(shard < GR_SHARDS && !arena->context); /* a keeper that is kept twice would make a ring of their list */
+        /* A keeper that is added twice would make the list of keepers a ring */
+        assert(shard < GR_SHARDS && !arena->context);
         arena->context = context;
         arena->shard = shard;
         gr_budget_keep(context->device, &arena->cached);
@@ -97,7 +98,8 @@ static inline uint16_t state_at_home(const struct gr_arena *arena)
 static inline void put_in_bin(struct gr_arena *arena, struct gr_block *block)
 {
         struct gr_bin *bin = &arena->bins[block->class];
-        struct gr_block *first = bin->blocks; /* a local: the compiler would load bin->blocks after each store */
+        /* A local, as the compiler would load bin->blocks again after each store */
+        struct gr_block *first = bin->blocks;
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
@@ -169,7 +171,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         arena->open_bytes = before + bytes;
         *ret_should_close =
                 __builtin_expect(arena->open_bytes / GR_FENCE_CLOSE_BYTES != before / GR_FENCE_CLOSE_BYTES, 0) &&
-                arena->open_bytes >= gr_fence_close_bytes(fence); /* looked at once in each step */
+                arena->open_bytes >= gr_fence_close_bytes(fence); /* checked once for each GR_FENCE_CLOSE_BYTES */
         if (*ret_should_close)
                 arena->open_bytes = 0; /* a capture may keep the epoch open: ask no more for a while */
         return epoch;

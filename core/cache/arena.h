@@ -5,8 +5,8 @@
  *
  * A hit takes one lock, for a free as for an allocation: an arena remembers the blocks that it handed out recently, so
  * that their free needs no look-up in the ledger, and its lock guards all that a hit changes, counters included. The
- * state of a recent block names its home, the arena that remembers it (ledger.h). Any other code that takes the block
- * from the program, as in a free by another thread or at the end of a context, first has that arena forget it.
+ * state of a recent block names its home, the arena that remembers it (ledger.h). Code that takes the block from the
+ * program in another way (a free by another thread, the end of a context) first makes that arena forget it.
  *
  *     bins[class]    oldest                  newest
  *                    [e 5] - [e 5] - [e 6] - [e 9]      e: the epoch in which the block was freed
@@ -49,8 +49,8 @@ struct gr_bin {
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
         /* ... these, which are preallocate.c's: */
-        uint64_t fences;   /* paid for because this bin had nothing usable */
-        uint32_t cooldown; /* fences still to be paid for before the bin asks for preallocated blocks again */
+        uint64_t fences;   /* laid or waited for because this bin had nothing usable */
+        uint32_t cooldown; /* looks without a usable block until the bin asks for preallocated blocks again */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
@@ -60,7 +60,7 @@ struct gr_arena {
         uint64_t open_bytes;        /* freed into this arena in open_epoch */
         uint64_t open_epoch;
         uint64_t hits;
-        uint64_t note_at;        /* the count of hits at which the peak of live memory is looked at next */
+        uint64_t note_at;        /* the count of hits at which the peak of live memory is updated next */
         struct gr_cached cached; /* footprint of the blocks in the bins */
         struct gr_bin bins[GR_CLASS_COUNT];
         struct gr_fastbins fastbins;
@@ -178,8 +178,9 @@ uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
 
 /*
  * Moves up to count blocks of a class below GR_CLASS_EXACT, the oldest first, to another arena of the same context, if
- * even the newest of the bin was freed in last_epoch or before. They must be usable and those of the other bin not, as
- * they are put before them. Returns how many were moved. No lock from GR_RANK_ARENA up is held.
+ * even the newest of the bin was freed in last_epoch or before. The moved blocks must be usable and those in the other
+ * bin must not be, as the moved ones are put in front of them. Returns how many were moved. No lock from GR_RANK_ARENA
+ * up is held.
  */
 size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class, size_t count, uint64_t last_epoch);
 

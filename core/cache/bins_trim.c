@@ -14,9 +14,9 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
-#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* for so much the driver is busy for 0.3 ms */
+#define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is busy for 0.3 ms with so much */
 #define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
-#define PASSED_MOST         32 /* blocks of other sizes in a bin that are passed: its lock is held meanwhile */
+#define PASSED_MOST         32 /* most blocks of other sizes that are skipped in a bin, as its lock is held */
 
 /*
  * Takes idle blocks of at_least bytes of footprint out of the bins of class, oldest first, until the sum reaches
@@ -81,7 +81,8 @@ uint64_t gr_bins_trim_ptrs(struct gr_context *context, const uint64_t *ptrs, con
                 bool back = i < done;
 
                 if (!back && atomic_load(&context->ending) > 0) {
-                        back = true; /* it ends with its context, and the address may be in use again */
+                        /* The driver frees it with its context, and the address may have another owner by now */
+                        back = true;
                 } else if (!back && core->driver->mem_free(ptrs[i]) == 0) {
                         gr_count(core, GR_COUNTER_driver_frees, 1);
                         back = true;

@@ -1,7 +1,7 @@
 /*
- * What ledger and arenas do together for a block; and its end: its memory leaves the process, and the accounts. A block
- * that the program freed in the order of a stream goes to the driver at once, but its memory comes back only when the
- * stream gets there.
+ * What ledger and arenas do together for a block, and the end of a block: its memory leaves the process and is
+ * uncharged. A block that the program freed in the order of a stream goes to the driver at once, but its memory comes
+ * back only when the stream gets there.
  */
 #ifndef GR_BLOCK_H
 #define GR_BLOCK_H
@@ -14,8 +14,8 @@
 #include "context/context.h"
 
 /*
- * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim, after the arenas no longer are the
- * home of the block that is there. No lock from GR_RANK_ARENA up is held.
+ * As gr_ledger_add, gr_ledger_forget (which returns *ret_stale) and gr_ledger_claim. Before that, the arena that is the
+ * home of the block there forgets it. No lock from GR_RANK_ARENA up is held.
  */
 int gr_block_add(struct gr_core *core, struct gr_block *block, struct gr_block **ret_stale);
 struct gr_block *gr_block_forget(struct gr_core *core, uint64_t ptr);
@@ -36,7 +36,7 @@ static inline int gr_block_claim(struct gr_core *core, uint64_t ptr, struct gr_b
  */
 void gr_block_restore(struct gr_core *core, struct gr_block *block);
 
-/* The process has the block's memory no longer: takes it off the accounts. A range is charged with its segment. */
+/* The process no longer has the block's memory: takes it off the accounts. A range is charged with its segment. */
 void gr_block_uncharge(struct gr_block *block);
 
 /* gr_block_uncharge, and frees the structure. */
@@ -44,7 +44,7 @@ void gr_block_drop(struct gr_block *block);
 
 /*
  * block, which is out of the ledger, was freed in the order of a stream: it stays charged, as cached, until its epoch
- * is idle. Without a limit it is uncharged at once, as no request depends on when. No lock is held.
+ * is idle. Without a limit it is uncharged at once, as then no request depends on the charge. No lock is held.
  */
 void gr_block_leave(struct gr_block *block);
 

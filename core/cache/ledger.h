@@ -76,8 +76,8 @@ static inline void gr_block_free(void *block)
  * shard of the arena that has it among its recent blocks (arena.h). Only a LIVE block has a home.
  *
  * Who may change it:
- * - With the home's lock held, by a plain store: the state of a block that has a home, and that of a CACHED block which
- *   this arena hands out (from its bins or fastbins, or as the caller's own) and so becomes the home of.
+ * - With an arena's lock held, by a plain store: the state of a block whose home this arena is, and that of a CACHED
+ *   block that it hands out (from its bins or fastbins, or for the owner of the block), as it becomes the home.
  * - With the ledger shard's lock held: any other change from LIVE, and any change to GONE. The block then has no home,
  *   and no arena can become its home meanwhile (gr_arenas_quiesce, gr_arena_forget).
  */
@@ -183,7 +183,8 @@ void gr_ledger_destroy(struct gr_ledger *ledger);
  * GONE. -ENOMEM: block was not added.
  *
  * The stale block must not have a home or get one: the caller has quiesced the arenas of *quiesced (NULL: of none).
- * -EAGAIN: the block is of another context, which *quiesced now is; nothing else has changed. gr_block_add does this.
+ * -EAGAIN: the stale block is of another context, which is now in *quiesced; nothing else has changed. gr_block_add
+ * does this.
  */
 int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_context **quiesced,
                   struct gr_block **ret_stale);

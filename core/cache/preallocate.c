@@ -35,9 +35,12 @@
 
 /* The most blocks of one bin. A fence takes 500 ns, behind kernels 1,300: 4 or 10 ns for each of 128 blocks. */
 #define CLASS_BLOCKS 128
-#define SPLIT_BLOCKS 16 /* where split is active, which is there to save memory, with less than MANY_THREADS threads */
+/* The same where split is active, as it is to save memory, and with less than MANY_THREADS threads */
+#define SPLIT_BLOCKS 16
 
-/* Fences until a bin that got no block asks again: to ask takes the locks of all arenas of the context. */
+/*
+ * A bin that got no block asks again after so many fences, because asking takes the locks of all arenas of the context.
+ */
 #define COOLDOWN_FENCES 64
 
 /* A bin that no block was freed into for so many epochs is not in use: its blocks may move to another arena. */
@@ -132,7 +135,7 @@ bool gr_preallocate_wanted(struct gr_context *context, size_t bytes)
         if (earned && charge(context, gr_class_block_bytes(bytes), have, &bin_full))
                 return true;
         gr_arena_lock(arena);
-        if (bin_full) /* a refusal for all bins together earns this one no block */
+        if (bin_full) /* not where the bound for all bins together refused: that fence earns this bin no block */
                 bin->fences++;
         if (earned && !alone)
                 bin->cooldown = COOLDOWN_FENCES;

@@ -21,9 +21,9 @@ struct gr_context;
 /*
  * What to do where the calling thread's bin has blocks for a request of bytes, but none that is usable. True: take one
  * more from the driver; it has been counted as preallocated. False: look in the bin again, and if nothing is usable pay
- * for a fence. It may have usable blocks now: those of other arenas that were not in use for some epochs have been
- * moved to it, so that what threads left behind that have ended, or do something else, is not taken from the driver
- * again. No lock from GR_RANK_ARENA up is held.
+ * for a fence. The bin may have usable blocks now: those of other arenas that were not in use for some epochs have been
+ * moved to it. So blocks that threads left behind, because they ended or do something else, are used before the driver
+ * is asked. No lock from GR_RANK_ARENA up is held.
  */
 bool gr_preallocate_wanted(struct gr_context *context, size_t bytes);
 

@@ -114,7 +114,7 @@ struct gr_core {
         struct gr_proactive *proactive;
 
         _Atomic bool pressed; /* memory may be short: proactive reclaim has something to look at */
-        /* barriers being laid that may not know of waits_for_others yet: gr_core_will_wait waits for them */
+        /* Barriers being laid by threads that may not have seen waits_for_others: gr_core_will_wait waits for them. */
         _Atomic unsigned barriers_begun;
         /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
         _Atomic uint64_t waits_begun, waits_given;

@@ -187,7 +187,7 @@ struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsign
 }
 
 /*
- * Waits until the GPU has done all work submitted by now. False: it has not by deadline_ns, or no event could be
+ * Waits until the GPU has done all work submitted by now. False: some is not done by deadline_ns, or no event could be
  * recorded, as during a capture.
  */
 static bool quiet(struct gr_core *core, uint64_t deadline_ns)
@@ -207,10 +207,13 @@ static bool quiet(struct gr_core *core, uint64_t deadline_ns)
         return false;
 }
 
-/* As the driver would have done it, waiting included. Where that fails the program still has the block. */
+/*
+ * Frees the block by the driver's own free, which waits for running kernels. On failure the program still has the
+ * block.
+ */
 static int free_by_driver(struct gr_core *core, struct gr_block *block)
 {
-        bool there = gr_ledger_remove(core->ledger, block); /* first: the address may be another's soon */
+        bool there = gr_ledger_remove(core->ledger, block); /* first, as another thread may soon get this address */
         int rc = there ? core->driver->host_free(block->context->handle, block->ptr) : 0;
 
         if (!rc) {
@@ -255,7 +258,8 @@ int gr_pinned_free(struct gr_core *core, uint64_t ptr)
                 put_waiting(core, (struct pinned *)block);
         gr_unlock(&pinned->lock);
         if (!room)
-                return free_by_driver(core, block); /* as slow as without the cache; what fills the cache decays */
+                /* As slow as without the cache; room comes when what fills the cache decays */
+                return free_by_driver(core, block);
         /* Work that starts before the epoch is closed delays its blocks, and a miss costs as much as 1,000 records. */
         if (rc)
                 gr_fence_close(core->process_fence);
@@ -287,7 +291,8 @@ static struct pinned *older(struct gr_core *core, struct gr_block *list, struct 
 }
 
 /*
- * Takes the idle block of context (NULL: of any) out that was freed first, if not after before_ns. NULL: there is none.
+ * Takes out the idle block of context (NULL: of any) that was freed first, if that was not after before_ns. NULL: there
+ * is none.
  */
 static struct pinned *take_oldest(struct gr_core *core, struct gr_context *context, uint64_t before_ns)
 {

@@ -5,8 +5,8 @@
  * The memory is pinned, and every access of the GPU crosses the bus. It is not charged to the device. The driver
  * reports it as host memory (CU_POINTER_ATTRIBUTE_MEMORY_TYPE), and it cannot be exported (cuIpcGetMemHandle). A
  * spilled block stays in host memory until it is freed: its address is in kernels' arguments, graphs and the program's
- * own structures, and only mapped memory could be moved under an address. Later allocations get device memory as soon
- * as there is room, so data moves to the device when the program frees and allocates again.
+ * own structures, and only mapped memory can be exchanged behind an address. Later allocations get device memory as
+ * soon as there is room, so data moves to the device when the program frees and allocates again.
  *
  * Managed memory is not used for this: oversubscribed, it moves pages under running kernels and can hang the card, and
  * the program may make calls for its addresses (advice, attachment, prefetch) that leave a state which no free resets.

@@ -283,7 +283,10 @@ static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *s
         return range;
 }
 
-/* Whether the extent at ptr could go back but for stuck ranges; with `waiting`, once its waiting ranges are usable. */
+/*
+ * Whether only stuck ranges keep the extent at ptr from going back; with `waiting`, ranges that wait for their fence
+ * may also be in the way.
+ */
 static bool is_stuck(const struct gr_segment *segment, uint64_t ptr, bool waiting)
 {
         const struct gr_page *extent = gr_extent_at(segment, ptr);

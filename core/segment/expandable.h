@@ -50,14 +50,14 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
 void gr_expandable_discard(struct gr_context *context, struct gr_range *range);
 
 /*
- * Whether a range that was freed, from ptr to last, was the last in use in an extent part of which must not be reused,
- * so that it can go back. The split's lock is held.
+ * A range from ptr to last was freed: whether it was the last one in use in an extent that has stuck ranges, so that
+ * the extent can go back. The split's lock is held.
  */
 bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
 /*
- * Such a range has been freed: waits for the context as the driver would, and gives the extents at its two ends back,
- * where nothing of them is used any more. The caller has added itself to split->busy; this takes it off again. Calls
+ * Called after such a free: waits for the context as the driver would, and gives back the extents at the two ends of
+ * the range in which nothing is used any more. The caller has added one to split->busy; this takes it off again. Calls
  * the driver; no lock held.
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);

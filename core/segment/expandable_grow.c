@@ -261,7 +261,7 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
         struct gr_split *split = context->split;
         uint64_t now_ns = driver->now_ns(), free_bytes = 0, total;
 
-        driver->mem_info(context->handle, &free_bytes, &total); /* not known: as if it had none */
+        driver->mem_info(context->handle, &free_bytes, &total); /* on failure nothing is known: as if it had none */
         gr_lock(&split->lock);
         split->refused_bytes = bytes;
         split->refused_free_bytes = free_bytes;
@@ -372,7 +372,7 @@ int gr_expandable_grow(struct gr_context *context, size_t bytes, struct gr_block
         int rc = grow(context, bytes, ahead(context, bytes), ret_block);
         bool little = bytes <= atomic_load(&context->device->reserved_bytes) / AHEAD_ROOM_SHARE;
 
-        if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* of a request for much that says nothing */
+        if (rc == -EAGAIN || (rc == -ENOMEM && little)) /* the failure of a large request says nothing about that */
                 atomic_store(&context->split->ahead_refused, true);
         return rc == -EAGAIN ? grow(context, bytes, 0, ret_block) : rc;
 }

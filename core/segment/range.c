@@ -18,8 +18,8 @@
 
 #define UNIT_LOG2  9   /* of GR_SPLIT_UNIT_BYTES */
 #define FIT_LOOK   4   /* ranges compared for a request */
-#define ORDER_LOOK 16  /* ranges of a free list passed to insert one in order */
-#define CLASS_LOOK 32  /* too small ranges of the request's list passed before the next list */
+#define ORDER_LOOK 16  /* most ranges of a free list that are passed to insert one in order */
+#define CLASS_LOOK 32  /* most too small ranges that a search passes before it tries the next list */
 #define KEPT_MOST  256 /* structures kept for new ranges */
 
 _Static_assert(sizeof(struct gr_range) <= GR_BLOCK_ROOM, "a range is freed as a block");

@@ -29,8 +29,11 @@ enum gr_range_state {
 
 /* Guarded by the split's lock, except for the block's fields that the ledger guards. */
 struct gr_range {
-        struct gr_block block; /* first, so that one can be had from the other; prev and next are the queue's, the
-                                  holes' or those of the free ranges of its size */
+        /*
+         * First, so that a pointer to it is one to the range; prev and next link the queue, the holes, or free ranges
+         * of its size
+         */
+        struct gr_block block;
         struct gr_segment *segment;
         struct gr_range *before, *after; /* neighbours in the segment, by address */
         enum gr_range_state state;
@@ -105,10 +108,10 @@ struct gr_range *gr_range_best(const struct gr_free_lists *lists, size_t bytes, 
                                uint64_t most_bytes);
 
 /*
- * Among the smallest free ranges that gr_range_best would look at: the range, and the place *ret_at in it, where a
- * block opens the fewest wholly free pages, as only these can be moved or given back. In an expandable segment for
- * large blocks, a block that opens a page begins at its start if that opens no more pages, so that fewer pages are
- * shared. Of equals one that needs no barrier. NULL: none.
+ * Among the smallest free ranges that gr_range_best would look at, the range and the place *ret_at in it where a block
+ * opens the fewest pages. To open a page is to use part of a wholly free one, which can then be neither moved nor given
+ * back. In an expandable segment for large blocks, a block that opens a page begins at its start if that opens no more
+ * pages, so that fewer pages are shared. Of equals one that needs no barrier. NULL: none.
  */
 struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, uint64_t last_epoch, uint64_t most_bytes,
                               uint64_t *ret_at);
@@ -135,7 +138,7 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
  */
 struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
 
-/* Takes after, the neighbour of range, into it; both are in no list. */
+/* Merges `after`, the neighbour behind range, into range; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
 /* Frees the unused structures in split->kept, which were there for new ranges. */

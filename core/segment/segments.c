@@ -153,7 +153,8 @@ GR_HOT_CODE struct gr_block *gr_segments_carve(struct gr_context *context, struc
         gr_assert_locked(&split->lock);
         assert(bytes > 0 && bytes % GR_SPLIT_UNIT_BYTES == 0 && bytes <= block->capacity_bytes);
         assert(range->segment->small == gr_is_small(bytes));
-        gr_block_begin_cached(block, gr_class_of(bytes), GR_BLOCK_SPLIT); /* class: for the report of who holds what */
+        gr_block_begin_cached(block, gr_class_of(bytes),
+                              GR_BLOCK_SPLIT); /* class: for the report of the largest holders */
         if (gr_block_add(context->core, block, &stale)) {
                 gr_range_free(split, range);
                 return NULL;

@@ -59,7 +59,10 @@ static uint64_t slack_share(int64_t credit_ns)
         return credit_ns < -(int64_t)CREDIT_DEBT_NS ? DEBT_SLACK_SHARE : SLACK_SHARE;
 }
 
-/* How much the device's footprint would pass a share above a peak of live memory if it grew so much for a request. */
+/*
+ * By how much the device's footprint would exceed `peak` of live memory and 1/share of it if it grew by growth_bytes
+ * for a request.
+ */
 static uint64_t above(struct gr_device *device, uint64_t peak, size_t request_bytes, uint64_t growth_bytes,
                       uint64_t share)
 {

@@ -77,8 +77,8 @@ void gr_split_drop(struct gr_context *context);
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
 
 /*
- * The same in a segment of any size, which the block then keeps from the driver: where all else was tried. opens: also
- * in a free one.
+ * The same from a segment of any size, which cannot go back as long as the block is used: for when all else has failed.
+ * opens: also from a free segment.
  */
 struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens);
 
