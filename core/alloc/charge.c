@@ -1,5 +1,6 @@
 #include "alloc/charge.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "account/budget.h"
@@ -55,8 +56,12 @@ int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct g
                         enum gr_memory_kind kind, uint64_t bytes, gr_charge_allocate *allocate, void *arg)
 {
         struct request request = {core, device, kind, bytes, allocate, arg};
-        int rc = attempt(&request);
+        int rc;
 
+        assert(kind < GR_MEMORY_KIND_COUNT && allocate);
+        assert((device == core->host) == (kind == GR_MEMORY_HOST)); /* host memory has a budget of its own */
+        gr_rank_assert_free_from(GR_RANK_LADDER);
+        rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = device == core->host ? NULL : gr_charge_climber(core, device, context);
                 if (rc == -EDQUOT && !context)

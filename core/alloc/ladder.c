@@ -1,5 +1,6 @@
 #include "alloc/ladder.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -112,6 +113,7 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
+        assert(level == GR_LEVEL_READY || level == GR_LEVEL_FENCE);
         if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (level == GR_LEVEL_FENCE) {
@@ -131,6 +133,7 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         atomic_fetch_add(&counters->ns, climb->ns[level]);
         if (!block)
                 return climb->error;
+        assert(!gr_block_is_live(block) && block->capacity_bytes >= climb->bytes);
         climb->given_bytes[level] += block->capacity_bytes;
         atomic_fetch_add(&counters->bytes, block->capacity_bytes);
         *ret_block = block;
@@ -179,7 +182,7 @@ static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **
         return rc;
 }
 
-/* Whether another wait for the GPU, as long as the one before, may help: not where all that is cached is too little. */
+/* Whether another wait for the GPU may help: what is cached would suffice, and not too much time has passed. */
 static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
 {
         return missing_bytes(climb) <= gr_budget_cached(climb->context->device) &&
@@ -228,8 +231,8 @@ out:
 }
 
 /*
- * Mapping takes memory of the driver's own, too: where it has too little for that, its plain allocation may still have
- * what the request needs, and has the last word before others are asked.
+ * To map memory, the driver needs some for itself. Where it lacks that, its plain allocation may still succeed, so it
+ * is tried before neighbours are asked.
  */
 static int from_driver_plainly(struct climb *climb, struct gr_block **ret_block)
 {
@@ -270,9 +273,10 @@ static uint64_t freed_so_far(struct gr_device *device, struct gr_core *core)
 }
 
 /*
- * The WAIT rung: waits until memory is freed. Frees of this process cost nothing to notice. For those of other
- * processes the driver is asked, less and less often, and the neighbours, whose freed memory may stay in their caches.
- * No lock is held between tries, so that waiting threads block no others. Where all threads wait the deadline ends it.
+ * The WAIT rung: waits until memory is freed. To notice frees of this process costs nothing. For frees of other
+ * processes the driver is asked, less and less often, and so are the neighbours, as what they freed may stay in their
+ * caches. No lock is held between tries, so that waiting threads block no others. If all threads wait, the deadline
+ * ends that.
  */
 static int from_wait(struct climb *climb, struct gr_block **ret_block)
 {
@@ -368,6 +372,7 @@ static void report_holders(struct gr_core *core, struct gr_device *device, enum 
                                 top = class;
                 if (bytes[top] == 0)
                         break;
+                assert(counts[top] > 0);
                 gr_log(level, "  in use: %s in %" PRIu64 " blocks of about %s",
                        gr_size_format(bytes[top], sum, sizeof(sum)), counts[top],
                        gr_size_format(bytes[top] / counts[top], each, sizeof(each)));
@@ -383,7 +388,7 @@ static void report(struct climb *climb)
         const struct gr_group *group = atomic_load(&device->group);
         bool limited = climb->error == -EDQUOT;
         bool of_group = limited && group && !gr_budget_own_limit(device, need_bytes(climb));
-        /* Programs expect a full card; a limit of this library has to be explained. */
+        /* A full card is nothing new to a program, but a limit of this library has to be explained. */
         enum gr_log_level level = limited ? GR_LOG_WARN : GR_LOG_INFO;
         char text[7][GR_SIZE_TEXT_BYTES];
         uint64_t card_free = 0, card_total = 0, more;
@@ -420,6 +425,9 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = context->core;
         int rc = note(climb, climb->error);
 
+        gr_rank_assert_free_from(GR_RANK_LADDER);
+        assert(out_of_memory(climb->error));
+        assert(!ret_block == (climb->attempt != NULL)); /* only a climb for a block returns one */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */
         if (rc == -EDQUOT && core->driver->refresh_pools &&
             atomic_load(&context->device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) > 0) {

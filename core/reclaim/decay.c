@@ -34,12 +34,13 @@ uint64_t gr_decay_step_ns(const struct gr_core *core)
         return core->config.decay_ns ? gr_max(step_ns, GR_DECAY_STEP_MIN_NS) : 0;
 }
 
-/* Records the low water of a class for `times` steps that have passed since the last call. */
+/* Records the low water of a class for the `times` steps that have passed since the last call; times > 0. */
 static void age(struct gr_context *context, unsigned class, unsigned steps, unsigned times)
 {
         uint64_t *unused = context->decay->unused_bytes[class], low = gr_trim_unneeded(context, class);
 
-        assert(class < GR_DECAY_KINDS && steps <= GR_DECAY_STEPS);
+        assert(class < GR_DECAY_KINDS && steps > 0 && steps <= GR_DECAY_STEPS);
+        assert(times > 0);
         for (unsigned j = steps; j-- > 0;) {
                 uint64_t before = j >= times ? unused[j - times] : UINT64_MAX;
 
@@ -47,7 +48,7 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
         }
 }
 
-/* Of what the curve leaves after j of the steps, the part that is returned in the next one. j < steps. */
+/* The part, of what the curve leaves after j steps, that is returned in step j + 1. j < steps. */
 static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);
@@ -67,8 +68,12 @@ static double due(struct gr_context *context, unsigned steps)
 
                 all += (double)unused[0];
                 over += (double)unused[steps - 1];
-                for (unsigned j = 0; j < steps; j++)
-                        going += hazard(j, steps) * (double)(unused[j] - (j + 1 < steps ? unused[j + 1] : 0));
+                for (unsigned j = 0; j < steps; j++) {
+                        uint64_t longer = j + 1 < steps ? unused[j + 1] : 0;
+
+                        assert(longer <= unused[j]); /* what went unused for longer went unused for j + 1 steps, too */
+                        going += hazard(j, steps) * (double)(unused[j] - longer);
+                }
         }
         atomic_store_explicit(&decay->idle_bytes, (uint64_t)all, memory_order_relaxed);
         if (decay->due_bytes > all) /* used again */
@@ -94,12 +99,14 @@ static void give_back(struct gr_context *context, unsigned steps)
                                                      (uint64_t)left < unused[j] ? (uint64_t)left : unused[j]);
                                 if (gone == 0)
                                         break; /* the next block is larger than what is due, or waits for its fence */
+                                assert((double)gone <= left && gone <= unused[j]);
                                 gr_count(core, GR_COUNTER_decayed_bytes, gone);
                                 left -= (double)gone;
                                 for (unsigned k = 0; k < steps; k++)
                                         unused[k] -= gone < unused[k] ? gone : unused[k];
                                 core->driver->sleep_ns(PACE_NS);
-                                if (gr_budget_excess(context->device) > 0) { /* more urgent, and this thread does it */
+                                /* The excess is more urgent, and this thread returns it */
+                                if (gr_budget_excess(context->device) > 0) {
                                         decay->due_bytes = left;
                                         return;
                                 }
@@ -114,7 +121,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         uint64_t idle_bytes = 0;
         bool first;
 
-        if (context->core->config.decay_ns) /* then only the background thread may */
+        if (context->core->config.decay_ns) /* decay is on: only the background thread may call what follows */
                 return;
         first = !decay->stepped_ns;
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
@@ -137,6 +144,7 @@ static bool decay_one(struct gr_context *context, void *arg)
         uint64_t step_ns = gr_decay_step_ns(context->core), passed;
         unsigned steps = step_count(context->core);
 
+        assert(step_ns > 0 && steps > 0); /* decay is on */
         if (gr_fence_is_broken(context->fence))
                 return true;
         if (gr_trim_has_none(context)) {
@@ -176,7 +184,7 @@ uint64_t gr_decay_run(struct gr_core *core, uint64_t now_ns)
 
         if (!core->config.decay_ns)
                 return 0;
-        /* Cleared before the bins are looked at: a thread that caches a block later sees that and wakes this one. */
+        /* Cleared before the bins are looked at: a thread that caches a block later sees false and wakes this one. */
         armed = atomic_exchange(&core->decay_armed, false);
         gr_context_each(core, -1, decay_one, &round);
         pinned_ns = gr_pinned_decay(core, now_ns, gr_decay_step_ns(core));

@@ -1,5 +1,7 @@
 #include "reclaim/proactive.h"
 
+#include <assert.h>
+
 #include "account/budget.h"
 #include "account/pressure.h"
 #include "base/counters.h"
@@ -13,7 +15,7 @@
 #define PRESSURE_HIGHER  0.95
 #define TIME_SHARE       0.05
 #define COST_KEPT        0.75 /* of the old mean */
-#define FRUIT            0.10 /* a fruitful run freed more than this part of the live memory */
+#define FRUIT            0.10 /* a run that freed more than this part of live memory is fruitful */
 #define FRUITLESS_MOST   6
 #define HOOK_PATIENCE_NS UINT64_C(20000000) /* no request has failed: a slow reclaimable is not waited for */
 
@@ -33,8 +35,10 @@ static bool add_idle(struct gr_context *context, void *arg)
 
 static bool worth_it(struct gr_proactive *proactive, double pressure, uint64_t now_ns)
 {
-        double share = 2 * TIME_SHARE; /* about to block */
+        double share = 2 * TIME_SHARE; /* 2, as the caller is about to wait */
 
+        assert(atomic_load(&proactive->busy)); /* by this thread */
+        assert(proactive->fruitless <= FRUITLESS_MOST && proactive->cost_ns >= 0);
         if (proactive->fruitful)
                 share *= 2;
         if (pressure > PRESSURE_HIGH)
@@ -51,6 +55,7 @@ static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t li
         struct idle idle = {.now_ns = context->core->driver->now_ns()};
         uint64_t most = (uint64_t)((double)hold.limit_bytes * PRESSURE_HIGH), freed = 0, after;
 
+        assert(hold.limit_bytes > 0 && most <= hold.limit_bytes); /* without a limit there is no pressure */
         gr_reclaimables_run(context->core, false, device->ordinal, hold.limit_bytes - most, HOOK_PATIENCE_NS);
         after = gr_budget_live(device);
         if (after < live)

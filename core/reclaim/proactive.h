@@ -27,7 +27,7 @@ struct gr_context;
 struct gr_core;
 
 struct gr_proactive {
-        _Atomic bool busy;  /* held by the one thread that runs; guards what follows */
+        _Atomic bool busy;  /* a thread is in gr_proactive_run: only that thread uses what follows */
         uint64_t ended_ns;  /* end of the last run */
         double cost_ns;     /* exponential mean of a run */
         bool fruitful;      /* the last run freed more than a tenth of the live memory */
@@ -35,8 +35,8 @@ struct gr_proactive {
 };
 
 /*
- * The calling thread is about to wait for the work of context; to be called only if core->pressed. Does nothing if there is enough memory, another run
- * would take too much of the time, or a capture is open.
+ * Called if core->pressed, by a thread that is about to wait for the work of context. Does nothing if there is enough
+ * memory, if a run would take too much of the time, while a capture is open, or inside a reclaimable. No lock is held.
  */
 void gr_proactive_run(struct gr_context *context);
 

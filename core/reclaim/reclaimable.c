@@ -70,6 +70,7 @@ GR_NOT_CHECKED static bool wait_for(struct gr_core *core, struct gr_reclaimable_
         uint64_t pause_ns = PAUSE_FIRST_NS;
 
         gr_assert_locked(&core->registry->lock);
+        assert(slot->runs >= run);
         while (slot->running && slot->runs == run) {
                 if (driver->now_ns() >= deadline_ns)
                         return false;
@@ -131,6 +132,7 @@ static void run_slot(void *arg)
         int rc = 0;
 
         gr_lock(&registry->lock);
+        assert(slot->running && !slot->started); /* one run at a time */
         slot->runner = pthread_self();
         slot->started = true;
         wanted = slot->entry != NULL; /* NULL: it was unregistered before this run began */
@@ -141,6 +143,7 @@ static void run_slot(void *arg)
                 inside = false;
         }
         gr_lock(&registry->lock);
+        assert(slot->running && pthread_equal(slot->runner, pthread_self()));
         slot->rc = rc;
         if (slot->late && slot->entry)
                 gr_log(GR_LOG_INFO, "reclaimable %s: back, too late", slot->name);
@@ -162,11 +165,13 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         bool apart = entry->apart && registry->apart, posted = true;
 
         gr_assert_locked(&core->registry->lock);
+        assert(entry && (drop ? entry->drop : entry->purge));
         if (patience_ns && patience_ns < limit_ns)
                 limit_ns = patience_ns;
         if (slot->running) {
                 /*
-                 * What the other thread's run frees serves this request, too. One that hangs is not waited for again.
+                 * What the other thread's run frees serves this request, too. A run that is late already is not waited
+                 * for.
                  */
                 if (!slot->late)
                         wait_for(core, slot, run, now_ns + limit_ns);
@@ -188,6 +193,7 @@ GR_NOT_CHECKED static void call_slot(struct gr_core *core, struct gr_reclaimable
         if (!apart)
                 return;
         if (!posted) { /* no worker: it does not run this time */
+                assert(slot->running && !slot->started);
                 slot->runs++;
                 slot->running = false;
         } else if (!wait_for(core, slot, run, now_ns + limit_ns) && !patience_ns) {

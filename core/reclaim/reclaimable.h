@@ -1,12 +1,13 @@
 /*
  * Reclaimables: parts of the program that hold device memory and can give some of it back when asked (gpureclaim.h).
  *
- * They run one at a time for each caller. One that fails, or does not return by its deadline, is named in the log;
- * after several failures in a row it is not called for a while. One marked apart runs on a worker (gr_registry.apart),
- * because it may need a lock that the allocating thread holds; the caller waits for it until the deadline only, and it
- * may run on after that. A running reclaimable may free, allocate, reclaim, register and unregister, also itself. It is
- * never called a second time while it runs. For what it allocates neither reclaimables run nor neighbours are asked:
- * two processes that ask each other would each wait for a reclaimable that waits for the other process.
+ * Each caller runs them one after the other. A reclaimable that fails, or does not return by its deadline, is named in
+ * the log; after several failures in a row it is not called for a while. One with `apart` set runs on a worker
+ * (gr_registry.apart), because it may need a lock that the allocating thread holds. The caller waits for it only until
+ * the deadline, and it may run on after that. A running reclaimable may free, allocate, reclaim, register and
+ * unregister, also itself. It is never called a second time while it runs. Its own allocations call no reclaimables and
+ * ask no neighbours: two processes that ask each other would each wait for a reclaimable that waits for the other
+ * process.
  */
 #ifndef GR_RECLAIMABLE_H
 #define GR_RECLAIMABLE_H
@@ -71,7 +72,7 @@ struct gr_registry {
 void gr_reclaimables_init(struct gr_registry *registry);
 void gr_reclaimables_destroy(struct gr_registry *registry);
 
-/* -ENOSPC, or -EEXIST where it is registered already. */
+/* Registers the caller's reclaimable. -ENOSPC: all slots are in use; -EEXIST: it is registered already. */
 int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaimable);
 
 /*
@@ -81,9 +82,9 @@ int gr_reclaimable_register(struct gr_core *core, struct gr_reclaimable *reclaim
 int gr_reclaimable_unregister(struct gr_core *core, struct gr_reclaimable *reclaimable);
 
 /*
- * Calls purge or drop of all reclaimables, for want_bytes of device. One that another thread runs already is waited for
- * instead. patience_ns > 0 shortens the deadlines, and one that is late then has not failed. Does nothing inside a
- * reclaimable. No lock of core/ is held.
+ * Calls purge or drop of all reclaimables, for want_bytes of device. If another thread is running one already, that run
+ * is waited for instead. patience_ns > 0 shortens the deadlines; a reclaimable that misses such a deadline has not
+ * failed. Does nothing inside a reclaimable. No lock of core/ is held.
  */
 void gr_reclaimables_run(struct gr_core *core, bool drop, int device, uint64_t want_bytes, uint64_t patience_ns);
 

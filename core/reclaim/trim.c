@@ -1,5 +1,6 @@
 #include "reclaim/trim.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "account/budget.h"
@@ -31,6 +32,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 {
         uint64_t bytes;
 
+        assert(class <= GR_CLASS_COUNT);
         if (class < GR_CLASS_COUNT)
                 return gr_bins_trim_class(context, class, most_bytes);
         gr_budget_releases_begin(context->device);
@@ -61,8 +63,8 @@ static bool maintain_one(struct gr_context *context, void *arg)
         if (excess == 0 || gr_fence_is_broken(context->fence))
                 return true;
         /*
-         * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but no thread
-         * can launch meanwhile, not even what the GPU waits for: only a request that needs the memory does that.
+         * Blocks freed during a capture wait until it ends. gr_fence_sync could wait during a capture, but then no
+         * thread can launch, not even work that the GPU waits for. So only a request that needs the memory does that.
          */
         if (gr_fence_close(context->fence) == -ENOTSUP)
                 gr_fence_sync(context->fence); /* an older driver: only this thread waits */

@@ -1,7 +1,7 @@
 /*
- * Trim: returns cached blocks to the driver: of one context until enough is returned, of one class for decay, or of all
- * contexts down to the threshold. Nothing here waits for the GPU, except gr_trim_excess with older drivers, which
- * cannot record an event for a whole context.
+ * Trim returns cached blocks to the driver: of one context until enough is returned, of one class for decay, or of all
+ * contexts down to the threshold. No lock is held at the calls. Nothing here waits for the GPU, except gr_trim_excess
+ * with older drivers, which cannot record an event for a whole context.
  */
 #ifndef GR_TRIM_H
 #define GR_TRIM_H

@@ -95,6 +95,7 @@ static bool sweep_slot(struct gr_region *region, unsigned slot)
 {
         uint64_t owner = atomic_load(&region->map->owners[slot]);
 
+        assert(slot < GR_REGION_SLOTS);
         return owner != 0 && owner != region->token && owner_gone(region, slot, owner) &&
                atomic_compare_exchange_strong(&region->map->owners[slot], &owner, 0);
 }
@@ -131,6 +132,7 @@ static int own_slot(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
 
+        assert(slot < GR_REGION_SLOTS && (slot < 0 || region->map));
         return slot >= 0 && atomic_load(&region->map->owners[slot]) == region->token ? slot : -1;
 }
 
@@ -151,6 +153,7 @@ static int claim_slot(struct gr_region *region)
         /* Processes that start together begin their search at different slots, so that they seldom race for one. */
         unsigned begin = (unsigned)((region->token * UINT64_C(0x9e3779b97f4a7c15)) >> 55) % GR_REGION_SLOTS;
 
+        assert(region->token != 0); /* the word of a free slot */
         for (unsigned i = 0; i < GR_REGION_SLOTS; i++) {
                 unsigned slot = (begin + i) % GR_REGION_SLOTS;
                 uint64_t free_word = 0;
@@ -168,6 +171,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         uint64_t words[GR_REGION_NAME_BYTES / 8] = {0};
 
         region->claim = (atomic_load(&region->map->accounts[region->slot]) | ACCOUNT_MASK) + 1;
+        assert((region->claim & ACCOUNT_MASK) == 0); /* a claim begins with nothing charged */
         atomic_store(&region->map->accounts[region->slot], region->claim);
         atomic_store(&slot->heartbeat_ns, 0);
         atomic_store(&slot->orders, 0);
@@ -192,6 +196,8 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share)
         bool same;
         int fd, slot;
 
+        assert(region->map);
+        assert(share >= 1 && share <= 1000);
         /*
          * The lock keeps out a process that leaves and is about to remove the file. If that one is stopped while it
          * holds the lock, this one joins without it: gr_region_member notices later that the file has gone.
@@ -207,6 +213,7 @@ int gr_region_join(struct gr_region *region, const char *name, uint32_t share)
                 gr_region_file_close(fd);
                 return -ESTALE;
         }
+        assert(own_slot(region) < 0); /* else the process would have two slots */
         slot = claim_slot(region);
         if (slot < 0 && gr_region_sweep(region) > 0)
                 slot = claim_slot(region);
@@ -234,7 +241,7 @@ void gr_region_leave(struct gr_region *region)
         }
         if (fd >= 0 && !gr_region_file_lock(fd, LOCK_EX)) {
                 close(fd);
-                fd = -1; /* another process holds the lock and joins: the file must stay */
+                fd = -1; /* another process holds the lock, to join: the file must stay */
         }
         atomic_compare_exchange_strong(&region->map->owners[slot], &mine, 0);
         if (fd < 0)
@@ -264,7 +271,7 @@ void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARE
                 return;
         slot = &region->map->slots[own];
         for (int i = 0; figures && i < GR_SHARED_FIGURES; i++)
-                if (i != GR_FIGURE_waiting) /* that one is written by gr_region_waiting */
+                if (i != GR_FIGURE_waiting) /* gr_region_waiting writes that one */
                         atomic_store(&slot->figures[i], figures[i]);
         if (changed)
                 atomic_store(&slot->active_ns, now);
@@ -276,7 +283,7 @@ static uint64_t checked(uint64_t figure)
         return figure == UINT64_MAX || figure < FIGURE_MOST ? figure : 0;
 }
 
-/* Never negative: another process's release may be seen before the charge that it takes back. */
+/* Never negative: a release in another process may be seen before its charge. */
 static uint64_t account_bytes(struct gr_region *region, unsigned slot)
 {
         uint64_t bytes = atomic_load(&region->map->accounts[slot]) & ACCOUNT_MASK;
@@ -290,6 +297,7 @@ static bool account_add(struct gr_region *region, unsigned slot, uint64_t bytes)
         _Atomic uint64_t *account = &region->map->accounts[slot];
         uint64_t before = atomic_load(account);
 
+        assert(slot < GR_REGION_SLOTS && (region->claim & ACCOUNT_MASK) == 0);
         do {
                 if ((before & ~ACCOUNT_MASK) != region->claim)
                         return false;
@@ -360,7 +368,7 @@ int gr_region_reserve(struct gr_region *region, uint64_t bytes, uint64_t limit_b
                 }
                 account_add(region, (unsigned)own, -bytes);
                 if (gr_region_sum(region, false) + bytes > limit_bytes && gr_region_sweep_again(region) == 0)
-                        return -EDQUOT; /* full even without this charge, so no race refused it */
+                        return -EDQUOT; /* full even without this charge: that was no race */
                 /* Back-off, of a different length in each process, so that two do not race again in step. */
                 region->ops->wait(word, atomic_load(word), RESERVE_NS * (1 + (region->token + (unsigned)i) % 4));
         }
@@ -378,5 +386,6 @@ void gr_region_adjust(struct gr_region *region, int64_t bytes)
 
 void gr_region_carry(struct gr_region *region, struct gr_region *old)
 {
+        assert(region != old);
         gr_region_adjust(region, (int64_t)atomic_load(&old->reserved_bytes));
 }

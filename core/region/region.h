@@ -16,10 +16,11 @@
  * version and size, and a test that holds the offsets. The region is advice: a process that cannot open it works alone,
  * and what is read from it is checked as if an enemy had written it.
  *
- * It has no lock, as a process could die with it. A process claims a slot by one compare-and-swap of the owner word,
- * and any process frees a slot whose owner is gone in the same way. What the group has is no counter but the sum of the
- * accounts of owned slots: the share of a dead process goes with its slot, exactly once. An account also has the number
- * of the claim that it belongs to, so that a process that has lost its slot does not charge the next owner.
+ * It has no lock, as a process could die while it holds one. A process claims a slot by one compare-and-swap of the
+ * owner word, and any process frees a slot whose owner is gone in the same way. What the group has charged is the sum
+ * of the accounts of owned slots, not a counter of its own: so the charge of a dead process goes with its slot, exactly
+ * once. An account also has the number of the claim that it belongs to, so that a process that has lost its slot does
+ * not charge the next owner.
  *
  * Functions return 0 or -errno and touch ret_ outputs only on success. Any thread may call them, except open, join,
  * leave and close, which must run alone. Time, waiting and the state of other processes come through struct
@@ -53,8 +54,9 @@
  * One process. Each word is atomic and valid by itself; two words read one after the other may be of different moments.
  */
 struct gr_slot {
-        _Atomic uint32_t request; /* number of requests so far; who asks adds one and wakes the owner */
-        _Atomic uint32_t answer;  /* number of the request that was answered last; the owner wakes who waits for it */
+        _Atomic uint32_t request; /* number of requests so far; a process that asks adds one and wakes the owner */
+        /* Number of the request that was answered last; the owner wakes the processes that wait for it */
+        _Atomic uint32_t answer;
         _Atomic uint32_t orders;
         _Atomic uint32_t level; /* highest rung asked for; 0: the usual one between neighbours */
         _Atomic uint64_t want_bytes;
@@ -110,7 +112,7 @@ struct gr_region_ops {
         void (*wake)(_Atomic uint32_t *word);
 };
 
-/* One process's view. About 17 KiB; owned by the caller. */
+/* One process's view of a region. About 17 KiB; owned by the caller. */
 struct gr_region {
         const struct gr_region_ops *ops;
         struct gr_region_map *map; /* shared; NULL when closed */
@@ -118,7 +120,7 @@ struct gr_region {
         uint64_t token;   /* owner word of this process */
         _Atomic int slot; /* -1: not a member */
         uint64_t claim;   /* number of the claim, as in the slot's account */
-        /* All that was reserved and adjusted through this view, also what the slot's account does not have. */
+        /* The sum of what was reserved and adjusted through this view, also while the process had no slot. */
         _Atomic uint64_t reserved_bytes;
         dev_t device;
         ino_t inode;
@@ -152,7 +154,10 @@ struct gr_request {
         uint64_t want_bytes, new_limit, new_threshold;
 };
 
-/* Writes "GROUP-UUID.vVERSION". -EINVAL: group is no name of letters, digits, '_', '.' and '-' without a '.' first. */
+/*
+ * Writes "GROUP-UUID.vVERSION". -EINVAL: group has other characters than letters, digits, '_', '.' and '-', or begins
+ * with '.', or buf is too small.
+ */
 int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, size_t buf_bytes);
 
 /*
@@ -171,16 +176,20 @@ int gr_region_default_dir(bool create, char *buf, size_t buf_bytes);
 int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_bytes);
 
 /*
- * Opens dir/file; with create it makes what is missing. -EPERM: folder or file belong to another user, are open to
- * others, or are no folder or file. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace.
- * -ENOENT: no file, or the memory that it names has gone with its last process. Region is closed on failure. No
+ * Opens dir/file; with create it makes what is missing. -EPERM: folder or file belong to another user, can be used by
+ * others, or are of another type. -EPROTO: not a region, or of another layout. -EXDEV: of another IPC namespace.
+ * -ENOENT: no file, or the memory that it names has gone with its last process. On failure the region is closed. No
  * descriptor stays open.
  */
 int gr_region_open(struct gr_region *region, const struct gr_region_ops *ops, const struct gr_identity *self,
                    const char *dir, const char *file, bool create);
 void gr_region_close(struct gr_region *region);
 
-/* Claims a slot. -ENOSPC: living processes have all of them. -ESTALE: the file is gone, open anew. Name: any text. */
+/*
+ * Claims a slot. -ENOSPC: living processes have all of them. -ESTALE: the file is gone; close the region and open it
+ * anew. name: any text, cut to GR_REGION_NAME_BYTES - 1; share: 1 to 1000. The region is open, and the process has no
+ * slot in it.
+ */
 int gr_region_join(struct gr_region *region, const char *name, uint32_t share);
 
 /* Frees the slot, and removes the file if no other slot is in use. */
@@ -206,10 +215,13 @@ unsigned gr_region_sweep_again(struct gr_region *region);
  */
 void gr_region_look_after_next(struct gr_region *region);
 
-/* Renews the heartbeat and, unless figures is NULL, publishes them. changed: the process has been active since. */
+/*
+ * Renews the heartbeat and, unless figures is NULL, publishes them. changed: the process has been active since the last
+ * call. Does nothing without a slot.
+ */
 void gr_region_publish(struct gr_region *region, const uint64_t figures[GR_SHARED_FIGURES], bool changed);
 
-/* -ENOENT where the slot is free. */
+/* Copies what the owner of a slot publishes, checked. -ENOENT: the slot is free, or slot is out of range. */
 int gr_region_read(struct gr_region *region, unsigned slot, struct gr_member *ret);
 
 /*
@@ -226,18 +238,22 @@ void gr_region_adjust(struct gr_region *region, int64_t bytes);
 void gr_region_carry(struct gr_region *region, struct gr_region *old);
 
 /*
- * What all members have charged; with without_self all but this process. Too high for a moment while a charge is tried
- * that will be refused.
+ * What all members have charged; with without_self all but this process. Too high for a moment while a member tries a
+ * charge that is then refused.
  */
 uint64_t gr_region_sum(struct gr_region *region, bool without_self);
 
-/* For a thread that answers requests: reads the number of requests; waits until it differs from seen or for timeout_ns;
- * ends that wait. */
+/*
+ * For the thread that answers requests: reads the number of requests so far; waits until it is not `seen`, at most
+ * timeout_ns; ends such a wait early.
+ */
 uint32_t gr_region_seen(struct gr_region *region);
 void gr_region_wait(struct gr_region *region, uint32_t seen, uint64_t timeout_ns);
 void gr_region_wake_self(struct gr_region *region);
 
-/* Takes the request that waits in this process's slot, if there is one; gr_region_answer must follow. */
+/*
+ * Takes the request that waits in this process's slot. False: there is none. After true, gr_region_answer must follow.
+ */
 bool gr_region_take(struct gr_region *region, struct gr_request *ret);
 void gr_region_answer(struct gr_region *region, const struct gr_request *request, uint64_t given_bytes);
 
@@ -247,28 +263,30 @@ uint32_t gr_region_request(struct gr_region *region, unsigned slot, const struct
 /* How long to wait for an answer, on the clock of ops. */
 struct gr_patience {
         uint64_t begin_ns; /* when the request was made */
-        uint64_t quiet_ns; /* longest time without a heartbeat; if the other waits for memory itself, longest at all */
+        uint64_t quiet_ns; /* longest time without a heartbeat; in all, if the other process waits for memory itself */
         uint64_t deadline_ns; /* the end in any case */
 };
 
-/* Waits for the answer to a request. False: patience is at an end, or the slot has another owner by now. */
+/* Waits for the answer to a request. False: none came in time, or the slot has another owner by now. */
 bool gr_region_await(struct gr_region *region, unsigned slot, uint64_t owner, uint32_t sequence,
                      const struct gr_patience *patience);
 
 /*
  * Asks neighbours for want_bytes: those with cached memory first, among them the idle ones, and then those with the
- * most for their share. All that give no sign of life cost quiet_ns together; one whose heartbeat goes on is waited for
- * until GR_REGION_ASK_NS (or quiet_ns, if that is more) after the call. Returns what they say they gave. One that did
- * not answer is not asked again before it has. cached_only leaves out those that publish no cached memory: an answer
- * costs the neighbour work, so a caller that asks repeatedly sets it.
+ * most for their share. Those that give no sign of life are waited for quiet_ns, all together; those whose heartbeat
+ * goes on until max(GR_REGION_ASK_NS, quiet_ns) after the call. Returns the bytes that they say they gave. A process
+ * that did not answer is not asked again until it has. cached_only leaves out those that publish no cached memory: an
+ * answer costs the neighbour work, so a caller that asks repeatedly sets it.
  */
 #define GR_REGION_ASK_NS UINT64_C(2000000000)
 uint64_t gr_region_ask(struct gr_region *region, uint64_t want_bytes, uint64_t quiet_ns, bool cached_only);
 
-/* Adds bytes to what this process waits for, as an allocation is short of them; -bytes when that allocation is done. */
+/*
+ * Adds bytes to what this process publishes as waited for, when an allocation is short of them; -bytes takes them off.
+ */
 void gr_region_waiting(struct gr_region *region, int64_t bytes);
 
-/* Whether another member waits for memory: then this process should publish soon what it has cached. */
+/* Whether another member waits for memory: then this process should soon publish how much it has cached. */
 bool gr_region_awaited(struct gr_region *region);
 
 #endif

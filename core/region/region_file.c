@@ -1,5 +1,6 @@
 #include "region/region_file.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -15,8 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK_TRIES    20
-#define MAKE_TRIES    400 /* waits for another process to make the region: alone, each would have the whole limit */
+#define LOCK_TRIES 20
+/* Tries until another process has made the region: two separate ones would each grant the whole limit */
+#define MAKE_TRIES    400
 #define LOCK_PAUSE_US 500
 
 _Static_assert(sizeof(struct gr_slot) == 256, "wire format");
@@ -152,7 +154,8 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
         if (rc != -ENOENT || !create)
                 return rc;
         /*
-         * Of two processes that start together one makes the folder. Any user can hold this lock, so it is only tried.
+         * If two processes start together, only one makes the folder. Any user can hold this lock, so after some tries
+         * this goes on without it.
          */
         fd = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd < 0)
@@ -189,6 +192,7 @@ static int open_file(int dir_fd, const char *file, bool create, struct stat *ret
 /* The tries are limited, as the holder may be a stopped process. */
 bool gr_region_file_lock(int fd, int kind)
 {
+        assert(fd >= 0 && (kind == LOCK_SH || kind == LOCK_EX));
         for (int i = 0; i < LOCK_TRIES; i++) {
                 if (flock(fd, kind | LOCK_NB) == 0)
                         return true;
@@ -201,6 +205,7 @@ bool gr_region_file_lock(int fd, int kind)
 
 void gr_region_file_close(int fd)
 {
+        assert(fd >= 0);
         flock(fd, LOCK_UN);
         close(fd);
 }
@@ -263,6 +268,7 @@ static int attach(struct gr_region *region, const struct gr_region_ticket *ticke
         struct gr_region_map *map;
         struct shmid_ds status;
 
+        assert(!region->map); /* a second one would never be detached */
         if (ticket->ipc_namespace != ipc_namespace())
                 return -EXDEV;
         /* Checked before attaching: the number may have been given to another segment, of any user. */
@@ -295,6 +301,7 @@ static int make(struct gr_region *region, int fd)
         struct rlimit most;
         int id;
 
+        assert(!region->map);
         /* A write beyond the process's limit on file sizes would raise SIGXFSZ. */
         if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < sizeof(ticket))
                 return -EFBIG;
@@ -330,6 +337,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         struct stat status;
         int dir_fd, fd, rc;
 
+        assert(!region->map && region->ops);
         dir_fd = open_dir(region->dir, create);
         if (dir_fd < 0)
                 return dir_fd;
@@ -343,7 +351,7 @@ int gr_region_file_attach(struct gr_region *region, bool create)
         if (rc == 0)
                 rc = attach(region, &ticket);
         for (int i = 0; create && rc == -ENOENT && i < MAKE_TRIES; i++) {
-                /* One process makes it while the others wait; the tries are limited, as that one may be stopped. */
+                /* One process makes it while the others wait; the tries are limited, as that process may be stopped. */
                 if (gr_region_file_lock(fd, LOCK_EX)) {
                         rc = read_ticket(fd, &ticket);
                         if (rc == 0)
@@ -401,7 +409,7 @@ bool gr_region_file_same(struct gr_region *region)
                 return false;
         fd = gr_region_file_open(region, &same);
         if (fd < 0)
-                return true; /* out of descriptors, say: to join again without need would take a second slot */
+                return true; /* for example out of descriptors: to join again without need would take a second slot */
         close(fd);
         return same;
 }

@@ -10,7 +10,7 @@
 
 #include "region/region.h"
 
-/* The file's content. check tells a file that is half written, or something else, from a good one. */
+/* The file's content. `check` tells a good file from one that is half written or something else. */
 struct gr_region_ticket {
         uint64_t magic;
         uint32_t version;
@@ -26,7 +26,8 @@ struct gr_region_ticket {
 int gr_region_file_attach(struct gr_region *region, bool create);
 
 /*
- * Opens the file as others find it now, for a lock; -1 on failure. *ret_same: it leads to this region. Caller closes.
+ * Opens the file that others find now, to lock it. *ret_same: it leads to this region. Returns a descriptor that the
+ * caller closes, or -1, and *ret_same is unchanged.
  */
 int gr_region_file_open(struct gr_region *region, bool *ret_same);
 
@@ -36,7 +37,10 @@ bool gr_region_file_same(struct gr_region *region);
 /* Opens the region's folder; the caller closes it. Negative: there is none, or it is not private to the user. */
 int gr_region_file_dir(struct gr_region *region);
 
-/* Takes LOCK_SH, with a few tries, or LOCK_EX, with one. The kernel drops such a lock when its holder dies. */
+/*
+ * Takes LOCK_SH with a few tries or LOCK_EX with one. False: another process holds it, or errno tells the error. The
+ * kernel drops such a lock when its holder dies.
+ */
 bool gr_region_file_lock(int fd, int kind);
 
 /*

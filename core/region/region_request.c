@@ -1,4 +1,5 @@
 /* Requests between the processes of a region. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -13,6 +14,7 @@ static struct gr_slot *slot_of(struct gr_region *region)
 {
         int slot = atomic_load(&region->slot);
 
+        assert(slot < GR_REGION_SLOTS && (slot < 0 || region->map));
         return slot >= 0 ? &region->map->slots[slot] : NULL;
 }
 
@@ -64,7 +66,7 @@ bool gr_region_take(struct gr_region *region, struct gr_request *ret)
         *ret = (struct gr_request){.sequence = atomic_load(&slot->request)};
         if (ret->sequence == atomic_load(&slot->answer))
                 return false;
-        /* Who asks writes what it wants first and adds to the number afterwards, so all of it can be read here. */
+        /* A process that asks first writes what it wants and then raises the number, so all of it can be read here. */
         ret->orders = atomic_exchange(&slot->orders, 0);
         ret->level = atomic_exchange(&slot->level, 0);
         ret->want_bytes = atomic_exchange(&slot->want_bytes, 0);
@@ -93,13 +95,14 @@ uint32_t gr_region_request(struct gr_region *region, unsigned index, const struc
         struct gr_slot *slot = &region->map->slots[index];
         uint32_t sequence;
 
+        assert(index < GR_REGION_SLOTS);
         if (request->orders & GR_ORDER_LIMIT)
                 atomic_store(&slot->new_limit, request->new_limit);
         if (request->orders & GR_ORDER_THRESHOLD)
                 atomic_store(&slot->new_threshold, request->new_threshold);
         atomic_fetch_or(&slot->orders, request->orders);
         raise_level(&slot->level, request->level);
-        /* Added, as two processes may ask at the same time, and each needs bytes of its own. */
+        /* A sum, as two processes may ask at the same time, and each needs its own bytes. */
         if (request->want_bytes)
                 atomic_fetch_add(&slot->want_bytes, request->want_bytes);
         sequence = atomic_fetch_add(&slot->request, 1) + 1;
@@ -112,6 +115,7 @@ bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, u
 {
         struct gr_slot *slot = &region->map->slots[index];
 
+        assert(index < GR_REGION_SLOTS && owner != 0);
         for (;;) {
                 uint32_t answer = atomic_load(&slot->answer);
                 uint64_t beat = atomic_load(&slot->heartbeat_ns), now = region->ops->now_ns();
@@ -120,8 +124,8 @@ bool gr_region_await(struct gr_region *region, unsigned index, uint64_t owner, u
                 if (answered(answer, sequence))
                         return true;
                 /*
-                 * A heartbeat earns no more time where the other waits for memory itself: its answer may need what the
-                 * waiting thread holds, and two such processes would wait for each other.
+                 * A heartbeat prolongs the wait, unless the other process waits for memory itself: its answer may need
+                 * something that the waiting thread holds, and two such processes would wait for each other.
                  */
                 if (beat > sign && beat <= now && atomic_load(&slot->figures[GR_FIGURE_waiting]) == 0)
                         sign = beat;
@@ -141,11 +145,16 @@ struct candidate {
         bool asked;
 };
 
+static uint64_t cached_for_share(const struct candidate *candidate)
+{
+        assert(candidate->member.share > 0); /* gr_region_read has checked it */
+        return candidate->member.figures[GR_FIGURE_cached] / candidate->member.share;
+}
+
 static int by_ease(const void *left, const void *right)
 {
         const struct candidate *a = left, *b = right;
-        uint64_t a_cached = a->member.figures[GR_FIGURE_cached] / a->member.share;
-        uint64_t b_cached = b->member.figures[GR_FIGURE_cached] / b->member.share;
+        uint64_t a_cached = cached_for_share(a), b_cached = cached_for_share(b);
 
         if ((a_cached > 0) != (b_cached > 0))
                 return a_cached > 0 ? -1 : 1;
@@ -195,8 +204,8 @@ static bool may_answer(struct gr_region *region, const struct gr_member *member)
 }
 
 /*
- * Asks as many candidates as should suffice, and waits for their answers. *given grows by what they say. Returns how
- * many candidates were passed.
+ * Asks the first candidates, as many as should suffice, and waits for their answers. Adds the bytes that they say they
+ * gave to *given. Returns for how many of the candidates that was done; at least 1.
  */
 static size_t ask_round(struct gr_region *region, struct candidate *candidates, size_t count, uint64_t want_bytes,
                         struct patience *left, uint64_t *given)
@@ -206,6 +215,7 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
         bool silent = false;
         size_t seen = 0;
 
+        assert(count > 0 && want_bytes > 0);
         for (; seen < count && (seen == 0 || hoped < want_bytes); seen++) {
                 struct candidate *one = &candidates[seen];
                 uint64_t cached = one->member.figures[GR_FIGURE_cached];
@@ -213,8 +223,10 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                 one->asked = may_answer(region, &one->member);
                 if (!one->asked)
                         continue;
+                assert(hoped < want_bytes);
                 /*
-                 * Those that publish no cached memory come last. They are asked together, each for all that is missing.
+                 * Candidates that publish no cached memory come last, and are asked together, each for all that is
+                 * missing.
                  */
                 one->sequence =
                         gr_region_request(region, one->member.slot,
@@ -242,8 +254,10 @@ static size_t ask_round(struct gr_region *region, struct candidate *candidates, 
                         atomic_store(&region->silent_owner[one->member.slot], one->member.owner);
                 }
         }
+        assert(patience.quiet_ns <= left->quiet_ns);
         if (silent)
                 left->quiet_ns -= patience.quiet_ns;
+        assert(seen > 0 && seen <= count); /* else gr_region_ask would not end */
         return seen;
 }
 
@@ -257,7 +271,8 @@ void gr_region_waiting(struct gr_region *region, int64_t bytes)
         before = atomic_load(&slot->figures[GR_FIGURE_waiting]);
         do {
                 /*
-                 * A wait that began in a slot since lost may end in the next one, whose figure must not fall below 0.
+                 * A wait may begin in one slot and end in another, after the first was lost: the figure must not fall
+                 * below 0.
                  */
                 after = bytes < 0 && before < (uint64_t)-bytes ? 0 : before + (uint64_t)bytes;
         } while (!atomic_compare_exchange_weak(&slot->figures[GR_FIGURE_waiting], &before, after));
