@@ -1,5 +1,5 @@
 /*
- * gpureclaim for programs: give memory back when asked to, ask for it back, and see how much there is.
+ * gpureclaim for programs: give memory back when asked to, have cached memory given back, and see how much there is.
  *
  * Nothing needs to be linked. With libgpureclaim.so preloaded the functions are found at run time, without it they are
  * not there:
@@ -28,8 +28,8 @@ typedef int gpureclaim_hook(void *arg, int device, uint64_t want_bytes);
  * allocation finds no memory (purge first; drop only where all else fails) or memory gets short while the program waits
  * for the GPU (purge), and in gpureclaim_reclaim. No context is current there. They may take locks that the allocating
  * thread holds: after limit_ms the allocation goes on without them. A hook that fails or is late three times in a row
- * is named in the log and left out for a minute. A hook is never entered twice at a time, and may do what it likes with
- * memory and with these functions.
+ * is named in the log and left out for a minute. A hook is not called again while it runs. It may allocate and free
+ * memory and call these functions.
  */
 struct gpureclaim_reclaimable {
         size_t struct_bytes; /* sizeof(struct gpureclaim_reclaimable), of the header that the caller was built with */
@@ -47,8 +47,9 @@ struct gpureclaim_reclaimable {
 int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id);
 
 /*
- * The hooks are not called any more, and none runs on return, but where it is the hook itself that calls. -ENOENT: no
- * such id. -EBUSY: a hook has been running for ten seconds; it is not called again, but what it uses must stay.
+ * Unregisters: the hooks are not called any more. Waits until none of them runs, unless a hook unregisters itself.
+ * -ENOENT: no such id. -EBUSY: a hook has been running for ten seconds; it is not called again, but what it uses must
+ * stay.
  */
 int gpureclaim_unregister(uint64_t id);
 
@@ -68,8 +69,8 @@ int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes);
 
 struct gpureclaim_status {
         size_t struct_bytes;     /* set by the caller; the library fills no more than that */
-        uint64_t live_bytes;     /* the program's */
-        uint64_t cached_bytes;   /* freed by it and kept for it */
+        uint64_t live_bytes;     /* allocated by the program, not freed yet */
+        uint64_t cached_bytes;   /* freed by the program and kept for its next requests */
         uint64_t reserved_bytes; /* from the driver: live, cached, and what lies unused between small blocks */
         uint64_t peak_live_bytes;
         uint64_t peak_reserved_bytes;
@@ -79,10 +80,13 @@ struct gpureclaim_status {
         uint64_t card_total_bytes; /* 0: not known yet */
         uint64_t card_free_bytes;  /* as the driver says now */
         uint64_t driver_bytes;     /* what the driver took by itself for contexts and code; UINT64_MAX: not known */
-        uint64_t imported_bytes;   /* of others, opened by this process: in their account, not in reserved_bytes */
+        uint64_t imported_bytes;   /* of other processes, opened by this one: not in its reserved_bytes */
 };
 
-/* -EINVAL: no such device, or struct_bytes is too small; -ENODEV: this process has not used it. */
+/*
+ * Fills *ret_status with the present figures of device. -EINVAL: NULL, no such device, or struct_bytes is too small;
+ * -ENODEV: this process has not used the device.
+ */
 int gpureclaim_status(int device, struct gpureclaim_status *ret_status);
 
 /* Such as "0.1.0"; owned by the library. */

@@ -26,7 +26,8 @@ struct gr_thread {
         void *handle;               /* the context that was current when last looked up */
         uint64_t generation;        /* of the table of contexts at that look-up; 0: none yet */
         struct gr_context *context; /* of handle */
-        uint64_t sure;            /* in this generation handle is still current, unless the thread itself changes it */
+        /* Generation in which handle is known to be current, so that the driver is not asked; 0: ask */
+        uint64_t sure;
         struct gr_arena *used;    /* arena of its last hit, where a free looks first */
         uint64_t bypass_until_ns; /* until then, or until served again, its frees go to the driver; 0: to the cache */
 } __attribute__((aligned(GR_LINE_BYTES)));

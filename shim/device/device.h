@@ -4,13 +4,13 @@
 
 #include "shim.h"
 
-/* note_use is called whenever a device is about to be used. Once, at the start. */
+/* Sets note_use, which is then called whenever a device is about to be used. Called once, at set-up. */
 void gr_device_init(void (*note_use)(void));
 
-/* The device's budget, with its limits set; NULL for an ordinal that cannot be. */
+/* The device's budget, with its limits set; NULL: there is no such device, or the driver does not tell its size. */
 struct gr_device *gr_device_get(CUdevice device);
 
-/* The same, before anything is charged there: marks the process as in use and joins the region. */
+/* The same, called before anything is charged there: also calls note_use and joins the region. */
 struct gr_device *gr_device_use(CUdevice device);
 
 #endif

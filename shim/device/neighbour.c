@@ -36,8 +36,8 @@ struct member {
         uint64_t group_limit;
         char file[GR_REGION_FILE_BYTES]; /* empty until the card is known */
         _Atomic bool tried, running, stop;
-        struct gr_lock account_lock; /* rank GR_RANK_REGION; no charge while region changes; also guards: */
-        uint64_t alone_bytes;        /* charged while there was no region */
+        struct gr_lock account_lock; /* rank GR_RANK_REGION; held by each charge, and while region changes */
+        uint64_t alone_bytes;        /* charged while there was no region; guarded by account_lock */
         /* NULL: the process works alone. A former region is never freed: another thread may still read it. */
         struct gr_region *_Atomic region;
 };

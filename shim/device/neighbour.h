@@ -7,7 +7,10 @@
 
 #include "driver/real.h"
 
-/* Once, before anything is charged to the device, with total_bytes known. Later charges count for the group. */
+/*
+ * Makes charges of the device count for the group. Called once for each device, before anything is charged to it, with
+ * total_bytes known.
+ */
 void gr_neighbour_begin(struct gr_device *device);
 
 /* The device is about to be used: joins the group's region, at the first call only. Where that fails, works alone. */

@@ -23,8 +23,8 @@ static inline dlsym_function *gr_next_dlsym(void)
 }
 
 /*
- * dlsym as it would be without this library. Any thread. Who uses nvml.c without the rest of the library has one of its
- * own.
+ * dlsym as it would be without this library. Any thread. A program that uses nvml.c without the rest of the library
+ * defines its own.
  */
 void *gr_real_symbol(void *handle, const char *name);
 

@@ -20,8 +20,8 @@ struct gr_nvml_memory {
 };
 
 /*
- * Loads NVML, once; whether it is there. The other functions do this themselves. A caller that must not hold a lock
- * while the loader works calls this first.
+ * Loads NVML at the first call. Returns whether it is there. The other functions do this themselves. A caller that must
+ * not hold a lock while the loader works calls this first.
  */
 bool gr_nvml_find(void);
 

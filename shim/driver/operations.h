@@ -7,10 +7,10 @@
 extern struct gr_driver gr_driver;
 
 /*
- * Held across every call that maps or unmaps memory, or releases it, the program's too. Two threads that remove two
- * mappings of one handle at a time, or a mapping and the handle, corrupt the driver's own heap (docs/measurements.md,
- * unmap-race). The program's are other handles, but whether the driver keeps those apart is not known. Also guards the
- * tables of vmm.c.
+ * Held across every call of this library or the program that maps, unmaps or releases mapped memory. Two threads that
+ * at the same time remove two mappings of one handle, or a mapping and the handle, corrupt the driver's own heap
+ * (docs/measurements.md, unmap-race). The program's handles are others, but it is not known whether that is enough.
+ * Also guards the tables of vmm.c.
  */
 extern struct gr_lock gr_mappings GR_HIDDEN;
 

@@ -16,7 +16,7 @@
 #define DRIVER_LIBRARY "libcuda.so.1"
 
 struct gr_real gr_real;
-/* Linked first of what is hot, so that all of it lies in one line. */
+/* First of the hot data that is linked, so that all of it lies in one cache line. */
 GR_HOT_DATA _Atomic int gr_shim_state __attribute__((aligned(GR_LINE_BYTES))) = GR_SHIM_UNRESOLVED;
 struct gr_core gr_core;
 
@@ -73,7 +73,8 @@ static bool find_symbols(void *ret[SYMBOLS])
         return driver != NULL;
 }
 
-static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE); /* held while UNRESOLVED or ENDING changes */
+/* Held when gr_shim_state leaves UNRESOLVED or ENDING */
+static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE);
 
 GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
@@ -94,9 +95,9 @@ GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[
 static _Thread_local bool locked_to_fork;
 
 /*
- * A child of fork has only the thread that forked, so a set-up that another thread had begun would never end there: fork
- * waits for it. The program may have used nothing of the driver yet, so the child may use all of it. Later the lock is
- * left alone, as the driver, too, forks, to load its module, and may be called under any lock.
+ * A child of fork has only the thread that forked, so a set-up that another thread is in would never end there.
+ * Therefore fork waits for it: the program may not have used the driver yet, and then the child may. After the set-up
+ * the lock is not taken, because the driver itself forks, to load its kernel module, and may be called under any lock.
  */
 GR_NOT_CHECKED static void before_fork(void)
 {
@@ -137,10 +138,10 @@ bool gr_shim_resolve(void)
 
         if (state == GR_SHIM_UNRESOLVED && !find_symbols(found))
                 return false;
-        /* A handler of a signal may fork, which would wait in this thread for what this thread has locked. */
+        /* A signal handler that forks would wait for the lock that this thread holds. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        /* Outside the lock: registering waits for a fork that is going on, and that one may wait for the lock. */
+        /* Outside the lock: to register waits for a fork that is going on, and that fork may wait for the lock. */
         pthread_once(&once, watch_forks);
         gr_lock(&resolve_lock);
         if (state == GR_SHIM_UNRESOLVED && atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED) {
@@ -151,7 +152,7 @@ bool gr_shim_resolve(void)
         }
         state = atomic_load(&gr_shim_state);
         if (state == GR_SHIM_ENDING && gr_real.cuCtxGetCurrent(&context) == CUDA_ERROR_DEINITIALIZED) {
-                /* The driver would refuse the program what the cache could still serve, so the cache must stop. */
+                /* The driver has shut down and refuses every request, so the pool must not serve any from its cache. */
                 state = GR_SHIM_OFF;
                 atomic_store(&gr_shim_state, state);
         }

@@ -33,10 +33,11 @@ extern _Atomic int gr_shim_state GR_HIDDEN;
 extern struct gr_core gr_core GR_HIDDEN;
 
 /*
- * What is set up once gr_real is filled, by the first call of any hook. It lies above all hooks, so the file that has it
- * registers it: GR_SET_UP_BY puts its address into a section of its own. The linker does so, not a constructor, because
- * hooks may be called before any constructor. set_up is called once, under the lock of gr_shim_resolve; in_child in a
- * child after fork, also where nothing was set up.
+ * What is set up once gr_real is filled, by the first call of any hook. These functions lie above all hooks in the
+ * order of files, so hooks do not know their names: GR_SET_UP_BY, in the file that has them, puts their addresses into
+ * a section of its own. The linker does so, not a constructor, because hooks may be called before any constructor.
+ * set_up is called once, under the lock of gr_shim_resolve; in_child in a child after fork, also where nothing was set
+ * up.
  */
 struct gr_set_up {
         void (*set_up)(void), (*in_child)(void);

@@ -12,7 +12,7 @@ static unsigned capturing_count GR_GUARDED_BY(capturing_lock), capturing_room GR
 static uint64_t captures_begun GR_GUARDED_BY(capturing_lock);
 
 static _Thread_local __attribute__((tls_model("initial-exec"))) char per_thread_stream;
-static pthread_key_t thread_key; /* set in threads that have had a capture on that stream, where ... */
+static pthread_key_t thread_key; /* set in threads that have captured on their per-thread stream: thread_ends */
 static bool thread_key_made;
 
 const void *gr_capture_identity(CUstream stream, bool null_is_per_thread)

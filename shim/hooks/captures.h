@@ -9,17 +9,19 @@
  * thread (measured, driver 580).
  */
 struct gr_capture {
-        const void
-                *stream; /* that one has the same handle in all threads, so an address of its thread's stands for it */
-        CUcontext context; /* the one that owns its memory, where the stream is of a green context */
-        CUcontext current; /* of a stream that a thread has by itself, as it has one in each context; else NULL */
-        uint64_t number;   /* in the order in which they began, from 1 */
+        const void *stream; /* gr_capture_identity of its stream */
+        CUcontext context;  /* the stream's; for a stream of a green context the one that owns its memory */
+        CUcontext current;  /* of a per-thread stream the current one: a thread has a stream in each; else NULL */
+        uint64_t number;    /* in the order in which they began, from 1 */
 };
 
-/* What stands for the stream in a capture. */
+/*
+ * What stands for the stream in struct gr_capture: its handle or, as a per-thread stream has the same handle in all
+ * threads, an address in its thread's memory. null_is_per_thread: stream 0 is the per-thread stream.
+ */
 const void *gr_capture_identity(CUstream stream, bool null_is_per_thread);
 
-/* The same for the stream that the calling thread has by itself. */
+/* The same for the calling thread's per-thread stream. */
 const void *gr_capture_own_stream(void);
 
 /*
@@ -41,10 +43,13 @@ void gr_capture_over(uint64_t number, CUcontext context);
 /* The driver has ended a context, and with it the captures on its streams. */
 void gr_captures_end(CUcontext context);
 
-/* Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes it. */
+/*
+ * Makes room for one more capture on the list. The gate's exclusive side is held, so no other thread takes the room.
+ * False: out of memory.
+ */
 bool gr_captures_have_room(void);
 
-/* Adds a capture that the driver has begun; gr_captures_have_room came before. */
+/* Adds a capture that the driver has begun, after gr_captures_have_room; the gate is still held. */
 void gr_capture_began(const struct gr_capture *capture);
 
 /* From this call on, work may run beside other work. Called after gr_shim_ready. */

@@ -48,8 +48,8 @@ static unsigned retained[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 /*
  * Held by a thread that retains or releases a device's primary context. A context that is retained while another thread
  * ends it has the same handle, and could not be told from the one that has ended. Held until a new context has been
- * added to the core: otherwise one that another thread resets meanwhile would be added after its end. Taken before the
- * lock above. Recursive, as the driver may call the runtime, and so these hooks, while it ends a context.
+ * added to the core: otherwise another thread could reset it in between, and it would be added after its end. Taken
+ * before the lock above. Recursive, as the driver may call the runtime, and so these hooks, while it ends a context.
  */
 static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
         [0 ... GR_DEVICES_MAX - 1] = {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, GR_RANK_PRIMARY}};
@@ -492,7 +492,10 @@ static void after_release(const struct release *release, CUresult result)
                 unsigned *count = &retained[release->dev];
 
                 gr_lock(&lock);
-                /* After a reset the count is unknown. Too low a one only prepares for an end that does not come. */
+                /*
+                 * After a reset the count is unknown. With a count that is too low the library only prepares for an end
+                 * that does not come.
+                 */
                 *count = release->reset || *count == 0 ? 0 : *count - 1;
                 gr_unlock(&lock);
         }
@@ -635,7 +638,7 @@ static void end_inactive(void)
         }
 }
 
-/* Destroys it. The handle may come back as another context, so no alias is trusted any more. */
+/* Destroys the green context. Its handle may come back as that of another context, so no alias is trusted any more. */
 static CUresult green_destroy(CUgreenCtx handle)
 {
         CUresult result = GR_REAL(cuGreenCtxDestroy, handle);
@@ -653,7 +656,7 @@ static CUresult green_destroy(CUgreenCtx handle)
         return result;
 }
 
-/* This releases the primary context, which ends if nothing else retains it. */
+/* The driver also releases the primary context, which ends if nothing else retains it. */
 GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
 {
         GR_KEEP_ERRNO;

@@ -34,7 +34,7 @@ struct exec {
         CUgraphExec handle; /* key */
         struct gr_device *device;
         uint64_t need_bytes;
-        uint64_t trims; /* value of the counter when its memory was last reserved; 0: never */
+        uint64_t trims; /* gr_graph_memory_trims when its memory was last reserved; 0: never */
 };
 
 struct request {
@@ -44,7 +44,7 @@ struct request {
         struct gr_device *device;
         uint64_t need_bytes;
         bool may_have_it; /* its memory may be in what is charged already */
-        uint64_t trims;   /* value of the counter at the last attempt */
+        uint64_t trims;   /* gr_graph_memory_trims at the last attempt */
         CUresult result;
 };
 
@@ -170,7 +170,7 @@ static struct edge *edges_of(CUgraph graph, struct place *places, size_t count)
 }
 
 /*
- * Sorts the nodes, which the driver lists in no promised order, into an order in which they could run. Allocations that
+ * The driver lists nodes in no particular order: sorts them into an order in which they could run. Allocations that
  * exist at one time in such an order cannot share memory, as a graph may run in that order. False where that fails;
  * then the order means nothing.
  */

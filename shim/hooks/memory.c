@@ -36,7 +36,7 @@ _Thread_local __attribute__((tls_model("initial-exec"))) int gr_memory_runtime_r
 static struct gr_lock pitches_lock = GR_LOCK_INIT(GR_RANK_PITCHES);
 static struct pitch *pitches GR_GUARDED_BY(pitches_lock);
 
-/* Neither this nor the rest of a free is to lie within the fast path. */
+/* Not inlined, like gr_memory_free_slow: that would make the fast path longer. */
 __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, uint64_t ptr, size_t bytes,
                                                    CUdeviceptr *ret_ptr)
 {
@@ -188,8 +188,8 @@ static int give_back(void *arg, uint64_t ptr)
 }
 
 /*
- * A pooled block freed in stream order: everything submitted before this call is covered by its epoch, so by more than
- * the stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
+ * A pooled block freed in stream order: its epoch covers all work submitted before this call, not only that of the
+ * stream. A capturing stream refuses memory that no graph allocated, and the block stays the program's.
  */
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool null_is_own, __typeof__(cuMemFreeAsync) *real)
 {

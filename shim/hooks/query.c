@@ -26,7 +26,8 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
         struct gr_split_place place;
 
         /*
-         * Most queries are about a first byte. For others the driver knows the allocation, and split knows the range.
+         * Most queries are about the first byte of a block. For other addresses the driver knows the allocation, and
+         * split knows the range.
          */
         if (gr_ledger_find(gr_core.ledger, ptr, ret_info) != 0) {
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {

@@ -5,7 +5,7 @@
  * pool serves bypass the runtime. (dlsym, and programs that ask for no version, do not find them: there the hooks of
  * the driver's functions do the work, as with the static runtime.)
  *
- * The bypass is open only where the runtime would do nothing else and no other part could notice:
+ * This shortcut is taken only where the runtime would do nothing else and no other part could notice:
  * - the runtime has served the calling thread in the current context, and the thread has not chosen a device since: so
  *   there is nothing that the runtime would set up first;
  * - the pool serves the request: a failure must pass through the runtime, which remembers the error;
@@ -28,9 +28,9 @@
 #include "hooks/context.h"
 #include "hooks/memory.h"
 
-#define CUPTI_UNKNOWN 999 /* what CUPTI answers where it knows no better */
+#define CUPTI_UNKNOWN 999 /* CUPTI_ERROR_UNKNOWN */
 
-enum way { WAY_UNKNOWN, WAY_OPEN, WAY_SHUT };
+enum shortcut { SHORTCUT_UNKNOWN, SHORTCUT_OPEN, SHORTCUT_SHUT };
 
 struct runtime {
         const char *soname;                     /* and the version of its symbols */
@@ -41,7 +41,8 @@ struct runtime {
 
 static struct runtime runtimes[] = {{.soname = "libcudart.so.12"}, {.soname = "libcudart.so.13"}};
 
-static GR_HOT_DATA _Atomic int way = WAY_UNKNOWN; /* once shut it stays so */
+/* Whether requests may go past the runtime; once shut it stays shut */
+static GR_HOT_DATA _Atomic int shortcut = SHORTCUT_UNKNOWN;
 
 /* For gr_context_of_runtime. */
 static inline unsigned bit_of(const struct runtime *runtime)
@@ -53,7 +54,7 @@ void gr_runtime_watched(const char *by)
 {
         GR_KEEP_ERRNO;
 
-        if (atomic_exchange(&way, WAY_SHUT) != WAY_SHUT)
+        if (atomic_exchange(&shortcut, SHORTCUT_SHUT) != SHORTCUT_SHUT)
                 gr_log(GR_LOG_DEBUG, "%s: from now on the runtime sees each cudaMalloc and cudaFree", by);
 }
 
@@ -108,34 +109,35 @@ static inline bool is_found(struct runtime *runtime)
         return runtime->malloc || find(runtime);
 }
 
-/* The pool of the current context, where the fast path is open to the thread; else NULL. */
+/* The current context, if the shortcut is open and the runtime has nothing left to set up for the thread; else NULL. */
 static inline struct gr_context *context_of(const struct runtime *runtime)
 {
-        return __builtin_expect(atomic_load_explicit(&way, memory_order_relaxed) == WAY_OPEN &&
+        return __builtin_expect(atomic_load_explicit(&shortcut, memory_order_relaxed) == SHORTCUT_OPEN &&
                                         atomic_load_explicit(&gr_shim_state, memory_order_acquire) == GR_SHIM_READY,
                                 1)
                        ? gr_context_of_runtime(bit_of(runtime))
                        : NULL;
 }
 
-/* The runtime has served the thread. */
+/* Called after the runtime has served the thread. */
 static void used(const struct runtime *runtime)
 {
-        int unknown = WAY_UNKNOWN;
+        int unknown = SHORTCUT_UNKNOWN;
 
         if (atomic_load(&gr_shim_state) != GR_SHIM_READY)
                 return;
-        if (atomic_load(&way) == WAY_UNKNOWN) {
+        if (atomic_load(&shortcut) == SHORTCUT_UNKNOWN) {
                 if (getenv("CUDA_INJECTION64_PATH") || getenv("NVTX_INJECTION64_PATH"))
                         gr_runtime_watched("something was injected");
                 else
-                        atomic_compare_exchange_strong(&way, &unknown, WAY_OPEN);
+                        atomic_compare_exchange_strong(&shortcut, &unknown, SHORTCUT_OPEN);
         }
         gr_context_runtime_used(bit_of(runtime));
 }
 
 /* Allocates through the runtime. refused: the pool's error, which the driver's hook then returns to it; 0: none. */
-static __attribute__((noinline)) cudaError_t alloc_there(struct runtime *runtime, void **ptr, size_t bytes, int refused)
+static __attribute__((noinline)) cudaError_t alloc_by_runtime(struct runtime *runtime, void **ptr, size_t bytes,
+                                                              int refused)
 {
         cudaError_t result;
 
@@ -149,7 +151,7 @@ static __attribute__((noinline)) cudaError_t alloc_there(struct runtime *runtime
         return result;
 }
 
-static __attribute__((noinline)) cudaError_t free_there(struct runtime *runtime, void *ptr, int refused)
+static __attribute__((noinline)) cudaError_t free_by_runtime(struct runtime *runtime, void *ptr, int refused)
 {
         cudaError_t result;
 
@@ -176,7 +178,7 @@ static inline cudaError_t alloc(struct runtime *runtime, void **ptr, size_t byte
                         return cudaSuccess;
                 }
         }
-        return alloc_there(runtime, ptr, bytes, rc);
+        return alloc_by_runtime(runtime, ptr, bytes, rc);
 }
 
 static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
@@ -188,7 +190,7 @@ static inline cudaError_t give_back(struct runtime *runtime, void *ptr)
                 if (__builtin_expect(rc == 0, 1))
                         return cudaSuccess;
         }
-        return free_there(runtime, ptr, rc);
+        return free_by_runtime(runtime, ptr, rc);
 }
 
 /* Chooses a device: its context becomes current at once, or at the next call. */

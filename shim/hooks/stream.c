@@ -208,7 +208,8 @@ GR_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *stream, unsigned
 static _Atomic bool graphs_wait;
 
 /*
- * Called before the driver gets work that waits, as the next barrier would be laid behind it. True: call waits after.
+ * Called before the driver gets work that waits, as the next barrier would be laid behind it. True: call `waits` with
+ * the result.
  */
 static bool will_wait(void)
 {

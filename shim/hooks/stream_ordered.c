@@ -52,7 +52,7 @@ static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_POOLS);
 static struct pool *pools GR_GUARDED_BY(lock);
 static struct orphans GR_GUARDED_BY(lock) orphans[GR_DEVICES_MAX];
 static bool frees_lost
-        GR_GUARDED_BY(lock); /* seen: this driver counts memory of pools that cuMemFree took as used for ever */
+        GR_GUARDED_BY(lock); /* this driver has been seen to count pool memory as used for ever after its cuMemFree */
 
 /*
  * Guards the frees in stream order that have begun. Held while a pool is destroyed: a free that begins later finds the
@@ -71,7 +71,7 @@ static uint64_t whole_pages(uint64_t bytes)
         return (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
 }
 
-/* An amount of the pool, asked for once more where the driver does not tell; then `otherwise`. */
+/* An attribute of the pool in bytes. Asked for a second time if the driver does not tell; then `otherwise`. */
 static uint64_t amount(const struct pool *pool, CUmemPool_attribute attribute, uint64_t otherwise)
 {
         cuuint64_t bytes;
@@ -474,7 +474,10 @@ GR_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *lo
         return asked_for(GR_REAL(cuMemGetMemPool, pool, location, type), pool, location, type);
 }
 
-/* An attribute of the address; asked once more where the driver does not tell: what is charged has no second look. */
+/*
+ * An attribute of the address. Asked for a second time if the driver does not tell, as a wrong charge would not be
+ * corrected later.
+ */
 static bool told(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
         return gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS ||
@@ -676,9 +679,9 @@ CUresult gr_stream_ordered_free(CUdeviceptr ptr)
                 return result;
         gr_lock(&lock);
         pool = known(handle);
-        if (pool && pool->number != number) /* its pool has ended meanwhile */
+        if (pool && pool->number != number) /* the pool has been destroyed, and another one has its handle */
                 pool = NULL;
-        /* Frees of other threads may hide it, so it suffices to have seen it once. */
+        /* Frees of other threads may hide this, so it is believed once it has been seen. */
         frees_lost |= pool && before >= bytes && used(pool, 0) == before;
         if (pool && frees_lost)
                 pool->lost_bytes += bytes;

@@ -34,7 +34,7 @@ struct gr_stream_ordered_free {
 
 /*
  * Called before and after the driver's cuMemFreeAsync, outside of captures, of memory that is not this library's.
- * Memory that outlived its pool stays charged until then, also where the pool is destroyed between the two calls.
+ * Memory that outlives its pool stays charged until its free, also where the pool is destroyed between the two calls.
  */
 void gr_stream_ordered_free_begin(struct gr_stream_ordered_free *free, CUdeviceptr ptr);
 void gr_stream_ordered_free_end(struct gr_stream_ordered_free *free, CUresult result);

@@ -1,6 +1,7 @@
 /*
  * Mapped memory (VMM). It is charged when it is created, to the device or the host, as its properties say, whatever
- * context is current. It stays charged as long as the program owes a release of a handle of it, or has a mapping of it.
+ * context is current. It stays charged as long as the program has a handle of it that it has not released, or a mapping
+ * of it.
  *
  * Imported memory is counted (GR_MEMORY_IMPORTED) but never refused: it belongs to the account of the exporter. It is
  * counted at its first mapping, as only a mapping tells how large it is. Memory of this process that is imported again
@@ -27,7 +28,7 @@ struct memory {
         struct memory *of; /* own memory imported again: the entry that is charged for it, which this one keeps alive as
                               a mapping does; NULL until found */
         bool exported, own_import;
-        unsigned refs; /* calls of cuMemRelease that the program owes */
+        unsigned refs; /* calls of cuMemRelease that the program still has to make */
         unsigned maps;
 };
 
@@ -173,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         }
         if (enter_table(memory)) {
                 *handle = request.handle;
-        } else { /* its release would not be seen */
+        } else { /* no entry for it: its release would not be noticed */
                 gr_real.cuMemRelease(request.handle);
                 gr_budget_uncharge(device, kind, bytes);
                 free(memory);
@@ -246,7 +247,7 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         result = GR_REAL(cuMemMap, base, bytes, offset, handle, flags);
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find(handle) : NULL;
-        if (memory && !mapped(memory, base, bytes)) { /* its end would not be seen */
+        if (memory && !mapped(memory, base, bytes)) { /* no entry for it: its unmapping would not be noticed */
                 gr_real.cuMemUnmap(base, bytes);
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -318,7 +319,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
                 if (memory && memory->refs == 0) {
                         memory->handle = retained;
                         memory->refs = enter_table(memory);
-                        if (!memory->refs) { /* its release would not be seen */
+                        if (!memory->refs) { /* no entry for it: its release would not be noticed */
                                 gr_real.cuMemRelease(retained);
                                 result = CUDA_ERROR_OUT_OF_MEMORY;
                         }
@@ -353,7 +354,7 @@ static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_han
         return memory;
 }
 
-/* Memory of this process may be imported under the handle that it has. */
+/* Memory of this process may be imported under the handle that it already has. */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {

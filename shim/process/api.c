@@ -32,8 +32,8 @@ static struct registered table[GR_RECLAIMABLES_MAX] GR_GUARDED_BY(lock);
 static uint64_t last_id GR_GUARDED_BY(lock);
 static bool core_ready GR_GUARDED_BY(lock);
 
-/* Hooks may return an error as errno or as -errno. */
-static int positive_too(int rc)
+/* A hook's result as 0 or -errno: hooks may return errno or -errno. */
+static int negative_errno(int rc)
 {
         return rc > 0 ? -rc : rc;
 }
@@ -42,14 +42,14 @@ static int call_purge(void *arg, int device, uint64_t want_bytes)
 {
         const struct gpureclaim_reclaimable *hooks = arg;
 
-        return positive_too(hooks->purge(hooks->arg, device, want_bytes));
+        return negative_errno(hooks->purge(hooks->arg, device, want_bytes));
 }
 
 static int call_drop(void *arg, int device, uint64_t want_bytes)
 {
         const struct gpureclaim_reclaimable *hooks = arg;
 
-        return positive_too(hooks->drop(hooks->arg, device, want_bytes));
+        return negative_errno(hooks->drop(hooks->arg, device, want_bytes));
 }
 
 static void prepare_thread(void)

@@ -160,7 +160,7 @@ static void helper_stop(void)
         gr_unlock(&helper_lock);
 }
 
-/* What the driver's calls mean for others. */
+/* Below: what is called around calls of the driver. */
 
 /* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
 static void look_beside(void)

@@ -82,7 +82,10 @@ static void *thread_main(void *arg)
         return NULL;
 }
 
-/* All but the signals of faults: a fault in a hook or in the driver must be handled by the thread that causes it. */
+/*
+ * Blocks all signals but those of faults: a fault in a hook or in the driver must be handled by the thread that causes
+ * it.
+ */
 static void block_signals(sigset_t *ret_before)
 {
         static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};

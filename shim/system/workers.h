@@ -24,7 +24,10 @@ bool gr_worker_call(void (*work)(void *arg), void *arg);
 /* The number of workers. */
 unsigned gr_worker_threads(void);
 
-/* No call is begun after this. Waits up to most_ns for running calls; those that run longer may see the driver end. */
+/*
+ * No call of a worker begins after this. Waits up to most_ns for calls that run; one that runs longer may still run
+ * when the driver ends.
+ */
 void gr_worker_stop(uint64_t most_ns);
 
 /* Starts a thread that ends by itself or when it is told. False where no thread can be had. */
