@@ -5,6 +5,7 @@
 
 #include "process/api.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,6 +20,8 @@
 
 /* Age of NVML's figure up to which it is reused: programs may ask often, and NVML is slow. */
 #define STATUS_AGE_NS UINT64_C(1000000000)
+
+#define LEAVING UINT64_MAX /* id of a slot that is being unregistered: neither free nor found by a program's id */
 
 struct registered {
         uint64_t id; /* 0: free slot */
@@ -63,6 +66,7 @@ void gr_api_init(void)
         gr_worker_init(prepare_thread);
         gr_core.registry->apart = gr_worker_call;
         gr_lock(&lock);
+        assert(!core_ready);
         core_ready = true;
         for (int i = 0; i < GR_RECLAIMABLES_MAX; i++)
                 if (table[i].id)
@@ -125,9 +129,9 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         bool ready;
 
         gr_lock(&lock);
-        slot = id ? find(id) : NULL;
+        slot = id && id != LEAVING ? find(id) : NULL;
         if (slot)
-                slot->id = UINT64_MAX; /* while it is being unregistered, the slot is neither found nor free */
+                slot->id = LEAVING;
         ready = core_ready;
         gr_unlock(&lock);
         if (!slot)
@@ -135,6 +139,7 @@ GR_EXPORT int gpureclaim_unregister(uint64_t id)
         if (ready)
                 rc = gr_reclaimable_unregister(&gr_core, &slot->entry);
         gr_lock(&lock);
+        assert(slot->id == LEAVING); /* so no other thread has used it meanwhile */
         /* Where a hook still runs, the slot is never used again. */
         if (rc != -EBUSY)
                 slot->id = 0;
