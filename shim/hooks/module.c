@@ -38,8 +38,9 @@ static bool fits(void)
         rc = within_limit(context->device);
         if (rc) {
                 over = gr_budget_over(context->device);
-                rc = gr_ladder_climb_for(context, over <= GR_BLOCK_MAX_BYTES ? over : GR_PAGE_BYTES, within_limit,
-                                         context->device, rc);
+                if (over == 0 || over > GR_BLOCK_MAX_BYTES) /* 0: another thread has freed memory meanwhile */
+                        over = GR_PAGE_BYTES;
+                rc = gr_ladder_climb_for(context, over, within_limit, context->device, rc);
         }
         return rc == 0;
 }
