@@ -1,6 +1,7 @@
 /* Devices: the limits that the options set for each, read when the device is first used. */
 #include "device/device.h"
 
+#include <assert.h>
 #include <pthread.h>
 
 #include "base/log.h"
@@ -76,6 +77,7 @@ struct gr_device *gr_device_use(CUdevice dev)
 {
         struct gr_device *device = gr_device_get(dev);
 
+        assert(in_use); /* gr_device_init came before */
         if (device) {
                 in_use();
                 gr_neighbour_join(dev);

@@ -298,6 +298,7 @@ static struct gr_region *join(struct member *member, int *ret_rc)
                 return NULL;
         gr_lock(&member->account_lock);
         old = atomic_load(&member->region);
+        assert(region != old);
         /* Not the device's reserved_bytes: a charge that is in progress may be in it, but not yet in the group. */
         if (old)
                 gr_region_carry(region, old);
@@ -409,6 +410,7 @@ static void *serve(void *arg)
                         gr_region_wait(region, seen, pause_ns);
         }
         gr_lock(&all_lock);
+        assert(all.threads > 0 && atomic_load(&member->running));
         all.threads--;
         atomic_store(&member->running, false);
         pthread_cond_broadcast(&all.changed);
@@ -426,6 +428,7 @@ void gr_neighbour_beat(void)
 GR_HELD(all_lock) static void start_thread(struct member *member)
 {
         gr_assert_locked(&all_lock);
+        assert(member->device && !atomic_load(&member->running)); /* one thread for each device */
         atomic_store(&member->running, true);
         if (gr_workers_start_thread(serve, member)) {
                 all.threads++;
@@ -470,6 +473,7 @@ GR_HELD(all_lock) static void join_locked(struct member *member)
 {
         int rc = 0;
 
+        gr_assert_locked(&all_lock);
         if (!member->device)
                 return;
         if (!gr_options.neighbour) {
@@ -485,6 +489,7 @@ void gr_neighbour_begin(struct gr_device *device)
 {
         struct member *member = &members[device->ordinal];
 
+        assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX && !member->device);
         member->group_limit = gr_options_resolve(&gr_options, GR_OPTION_GROUP_LIMIT, device->ordinal,
                                                  atomic_load(&device->total_bytes), warn, NULL);
         if (!gr_options.neighbour && member->group_limit == GR_UNLIMITED)
@@ -565,16 +570,21 @@ void gr_neighbour_join(CUdevice dev)
 
 uint64_t gr_neighbour_ask(struct gr_core *core, struct gr_device *device, uint64_t want_bytes)
 {
-        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+        struct gr_region *region;
 
         (void)core;
+        assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX);
+        region = atomic_load(&members[device->ordinal].region);
         return region ? gr_region_ask(region, want_bytes, gr_options.neighbour_wait, waiting > 0) : 0;
 }
 
 void gr_neighbour_wait(struct gr_device *device, int64_t bytes)
 {
-        struct gr_region *region = atomic_load(&members[device->ordinal].region);
+        struct gr_region *region;
 
+        assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX);
+        assert(bytes > 0 || (bytes < 0 && waiting > 0)); /* calls come in pairs */
+        region = atomic_load(&members[device->ordinal].region);
         if (bytes > 0)
                 waiting++;
         else

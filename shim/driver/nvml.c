@@ -1,5 +1,6 @@
 #include "driver/nvml.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -81,6 +82,7 @@ int gr_nvml_device(const char *uuid, void **ret_device)
         static const char *const kinds[] = {"GPU-", "MIG-"};
         char text[64];
 
+        assert(uuid && ret_device);
         if (!gr_nvml_find())
                 return -ENOTSUP;
         for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
@@ -159,6 +161,7 @@ static int list_processes(void *device, struct process *few, struct process **re
                         free(list);
                 return -ENOTSUP;
         }
+        assert(list && room >= PROCESSES);
         *ret_list = list;
         *ret_count = count < room ? count : room;
         return 0;

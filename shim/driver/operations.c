@@ -6,6 +6,7 @@
  */
 #include "driver/operations.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -60,6 +61,7 @@ static int to_errno_or_busy(CUresult result)
 
 CUresult gr_result_of(int rc)
 {
+        assert(rc < 0);
         switch (rc) {
         case -ENOMEM:
         case -EDQUOT:
@@ -131,6 +133,8 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr;
         CUresult result;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA); /* here and below: no bin waits for the driver */
+        assert(bytes > 0);
         told->taking();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         (void)context; /* current already, or a green context that shares its memory */
@@ -143,8 +147,11 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 
 static int driver_mem_free(uint64_t ptr)
 {
-        CUresult result = gr_real.cuMemFree_v2(ptr);
+        CUresult result;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
+        assert(ptr != 0);
+        result = gr_real.cuMemFree_v2(ptr);
         told->going_on();
         return gr_errno(result);
 }
@@ -155,6 +162,7 @@ static CUstream release_stream(void *context)
         struct release_stream *entry;
         CUstream stream = NULL;
 
+        assert(context);
         gr_lock(&streams_lock);
         HASH_FIND_PTR(streams, &context, entry);
         if (entry) {
@@ -200,6 +208,8 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         CUstream stream;
         size_t done = 0;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
+        assert(count > 0);
         *ret_done = 0;
         if (!gr_real.cuMemFreeAsync)
                 return -ENOTSUP;
@@ -250,6 +260,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdevice dev;
         CUresult result;
 
+        assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0);
         if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices != 1 || !enter(context))
                 return -ENOTSUP;
         result = gr_real.cuCtxGetDevice(&dev);
@@ -272,6 +283,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 
 static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 {
+        assert(ptr != 0 && bytes % GR_PAGE_BYTES == 0);
         gr_real.cuMemAddressFree(ptr, bytes);
 }
 
@@ -285,6 +297,8 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         CUresult result = CUDA_SUCCESS;
 
         (void)context;
+        gr_rank_assert_free_from(GR_RANK_MAPPINGS);
+        assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         told->taking();
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
@@ -311,6 +325,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         bool entered = context && enter(context);
         CUresult result;
 
+        assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         gr_lock(&gr_mappings);
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result == CUDA_SUCCESS && handle)
@@ -328,6 +343,7 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
         size_t free_bytes, total_bytes;
         CUresult result;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         result = gr_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
@@ -370,11 +386,13 @@ static int driver_event_query(void *event)
 
 static int driver_context_record(void *context, void *event)
 {
+        gr_rank_assert_held(GR_RANK_GATE); /* it would destroy a capture that begins now */
         return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
 }
 
 static int driver_context_wait(void *context, void *event)
 {
+        gr_rank_assert_held(GR_RANK_GATE);
         return to_errno_or_busy(gr_real.cuCtxWaitEvent(context, event));
 }
 
@@ -383,6 +401,7 @@ static int driver_context_sync(void *context)
         CUstreamCaptureMode mode;
         CUresult result;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures(); /* a capture in another context must not make this fail */
@@ -402,6 +421,7 @@ static int driver_context_drain(void *context)
         CUresult result;
         void *page;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures();
@@ -425,6 +445,8 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         void *host;
 
         (void)context;
+        gr_rank_assert_free_from(GR_RANK_ARENA);
+        assert(bytes > 0);
         if (!gr_real.cuMemHostAlloc || !gr_real.cuMemHostGetDevicePointer_v2 || !gr_real.cuMemFreeHost)
                 return -ENOTSUP;
         mode = gr_operations_relax_captures();
@@ -445,6 +467,8 @@ static int driver_host_free(void *context, uint64_t ptr)
         CUstreamCaptureMode mode;
         CUresult result;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA);
+        assert(ptr != 0);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures();
@@ -475,6 +499,7 @@ static void driver_sleep_ns(uint64_t ns)
 
         int cancel;
 
+        gr_rank_assert_free_from(GR_RANK_ARENA); /* threads that spin on a bin's lock would wait too long */
         told->going_on();
         /* A thread that is cancelled must not end here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
@@ -489,6 +514,7 @@ void gr_operations_init(const struct gr_operations_told *who)
                       gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
                       gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
 
+        assert(who && who->taking && who->taken && who->going_on);
         told = who;
         gr_driver = (struct gr_driver){
                 .mem_alloc = driver_mem_alloc,

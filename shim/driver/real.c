@@ -1,6 +1,7 @@
 /* The driver's own functions, and what every part of the shim shares. */
 #include "driver/real.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -166,6 +167,7 @@ bool gr_real_uuid(CUdevice dev, CUuuid *ret, char *ret_text)
         CUuuid uuid;
         size_t at = 0;
 
+        assert(ret || ret_text);
         /* _v2 tells MIG instances of one card apart. */
         if ((!gr_real.cuDeviceGetUuid_v2 || gr_real.cuDeviceGetUuid_v2(&uuid, dev) != CUDA_SUCCESS) &&
             (!gr_real.cuDeviceGetUuid || gr_real.cuDeviceGetUuid(&uuid, dev) != CUDA_SUCCESS))

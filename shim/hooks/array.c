@@ -12,6 +12,7 @@
  * Compared with a driver in docs/measurements.md, array-footprint. Sparse and deferred arrays take nothing by
  * themselves: memory that is mapped into them was charged when it was created.
  */
+#include <assert.h>
 #include <errno.h>
 
 #include "driver/operations.h"
@@ -64,6 +65,7 @@ static uint64_t in_blocks(uint64_t count, uint64_t most)
 {
         uint64_t block = 1;
 
+        assert(count > 0 && (most & (most - 1)) == 0);
         while (block < most && block < count)
                 block *= 2;
         return round_up(count, block);

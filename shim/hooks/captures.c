@@ -1,5 +1,6 @@
 #include "hooks/captures.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -93,7 +94,9 @@ bool gr_captures_have_room(void)
         GR_KEEP_ERRNO;
         bool room;
 
+        gr_rank_assert_held(GR_RANK_GATE); /* else another thread may take the room */
         gr_lock(&capturing_lock);
+        assert(capturing_count <= capturing_room);
         if (capturing_count == capturing_room) {
                 unsigned more_room = capturing_room ? 2 * capturing_room : 16;
                 struct gr_capture *more = realloc(capturing, more_room * sizeof(*more));
@@ -117,7 +120,9 @@ void gr_capture_began(const struct gr_capture *capture)
                 if (thread_key_made)
                         pthread_setspecific(thread_key, &per_thread_stream);
         }
+        gr_rank_assert_held(GR_RANK_GATE);
         gr_lock(&capturing_lock);
+        assert(capturing_count < capturing_room); /* gr_captures_have_room has made it */
         capturing[capturing_count] = *capture;
         capturing[capturing_count++].number = ++captures_begun;
         gr_unlock(&capturing_lock);

@@ -1,6 +1,7 @@
 /* Contexts: finds the pool of the current context, and cleans up when a context ends. */
 #include "hooks/context.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -84,6 +85,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
         CUdeviceptr probe;
 
         gr_assert_locked(&lock);
+        assert(handle && dev >= 0 && dev < GR_DEVICES_MAX);
         if (primaries[dev] == handle)
                 return handle;
         /* No hook saw it created: a green context, or one from before the driver was found. */
@@ -101,6 +103,7 @@ GR_HELD(lock) static CUcontext owner_of(CUcontext handle, CUdevice dev)
 GR_HELD(lock) static CUcontext alias_of(CUcontext handle)
 {
         gr_assert_locked(&lock);
+        assert(green_count <= green_room && alias_count <= ALIASES_MAX);
         for (unsigned i = 0; i < green_count; i++)
                 if (greens[i].context == handle)
                         return primaries[greens[i].dev];
@@ -246,6 +249,7 @@ static void ended(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
+        gr_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
         atomic_fetch_add(&gr_context_generation, 1);
         gr_captures_end(handle);
         gr_operations_forget(handle);
@@ -374,6 +378,7 @@ static void ending(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
+        gr_rank_assert_free_from(GR_RANK_LADDER);
         if (context)
                 gr_core_context_ending(context);
 }
@@ -551,6 +556,7 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 GR_HELD(lock) static void green_remember(CUgreenCtx handle, CUdevice dev)
 {
         gr_assert_locked(&lock);
+        assert(green_count <= green_room && dev >= 0 && dev < GR_DEVICES_MAX);
         if (green_count == green_room) {
                 unsigned room = green_room ? 2 * green_room : 16;
                 struct green *more = realloc(greens, room * sizeof(*more));

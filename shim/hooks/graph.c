@@ -14,6 +14,7 @@
  * update of an executable graph changes no sizes, because the parameters of allocation nodes cannot be set (cuda.h,
  * cuGraphNodeSetParams).
  */
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -82,6 +83,7 @@ static void allocated(struct walk *walk, const CUDA_MEM_ALLOC_NODE_PARAMS *param
                 walk->live = more;
                 walk->room = 2 * walk->room + 16;
         }
+        assert(walk->count < walk->room);
         walk->live[walk->count++] = (struct node){params->dptr, params->bytesize};
         walk->bytes += params->bytesize;
         if (walk->bytes > walk->peak_bytes)
@@ -193,9 +195,13 @@ static bool put_in_order(CUgraph graph, CUgraphNode *nodes, size_t count)
                 const struct place *place = &places[order[i]];
 
                 nodes[i] = place->node;
-                for (size_t k = 0; k < place->edges; k++)
-                        if (--places[edges[place->first_edge + k].to].waits == 0)
-                                order[ready++] = edges[place->first_edge + k].to;
+                for (size_t k = 0; k < place->edges; k++) {
+                        const struct edge *edge = &edges[place->first_edge + k];
+
+                        assert(edge->from == order[i] && places[edge->to].waits > 0 && ready < count);
+                        if (--places[edge->to].waits == 0)
+                                order[ready++] = edge->to;
+                }
         }
         free(places);
         free(order);
@@ -252,6 +258,7 @@ GR_HELD(lock) static struct exec *find(CUgraphExec handle)
 GR_HELD(lock) static void forget(struct exec *exec)
 {
         gr_assert_locked(&lock);
+        assert(atomic_load(&exec_count) > 0);
         HASH_DEL(execs, exec);
         atomic_fetch_sub(&exec_count, 1);
         free(exec);
@@ -299,6 +306,7 @@ static int attempt(void *arg)
         struct request *request = arg;
         uint64_t reserved;
 
+        assert(request->device && request->need_bytes > 0 && request->real);
         request->trims =
                 atomic_load(&gr_graph_memory_trims); /* read first, so that a trim during the attempt is not missed */
         if (gr_graph_memory_reserve(request->device, request->need_bytes, request->may_have_it, &reserved) != 0) {

@@ -1,5 +1,6 @@
 #include "hooks/graph_memory.h"
 
+#include <assert.h>
 #include <pthread.h>
 
 #include "driver/real.h"
@@ -33,6 +34,7 @@ GR_HELD(lock) static void settle(struct gr_device *device, uint64_t ahead_bytes)
         cuuint64_t reserved, used;
 
         gr_assert_locked(&lock);
+        assert(i >= 0 && i < GR_DEVICES_MAX);
         if (!gr_real.cuDeviceGetGraphMemAttribute ||
             gr_real.cuDeviceGetGraphMemAttribute(i, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) !=
                     CUDA_SUCCESS) {
@@ -53,6 +55,7 @@ int gr_graph_memory_reserve(struct gr_device *device, uint64_t need_bytes, bool 
 
         gr_lock(&lock);
         settle(device, 0);
+        assert(pooled[device->ordinal].idle_bytes <= pooled[device->ordinal].reserved_bytes);
         idle = may_have_it ? pooled[device->ordinal].reserved_bytes : pooled[device->ordinal].idle_bytes;
         need_bytes = need_bytes > idle ? need_bytes - idle : 0;
         gr_budget_ask(device, need_bytes);

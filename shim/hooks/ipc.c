@@ -19,6 +19,7 @@
  */
 #include "hooks/ipc.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>

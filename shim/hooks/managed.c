@@ -9,6 +9,7 @@
  */
 #include "hooks/managed.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "driver/operations.h"

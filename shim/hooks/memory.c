@@ -1,6 +1,7 @@
 /* Allocation and free: what the pool serves. */
 #include "hooks/memory.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -43,6 +44,7 @@ __attribute__((noinline)) int gr_memory_alloc_slow(struct gr_context *context, u
         GR_KEEP_ERRNO;
         int rc = ptr ? 0 : gr_memory_runtime_refused;
 
+        assert(context && bytes > 0 && bytes <= GR_BLOCK_MAX_BYTES && rc <= 0);
         if (!ptr && !rc)
                 rc = gr_pool_alloc_slow(context, bytes, &ptr);
         if (rc == 0)
@@ -155,6 +157,7 @@ __attribute__((noinline)) int gr_memory_free_slow(struct gr_context *context, CU
         GR_KEEP_ERRNO;
         int rc = context ? 0 : gr_memory_runtime_refused;
 
+        assert(ptr && (context || !should_close) && rc <= 0);
         if (context) {
                 gr_pool_freed(context, should_close);
         } else if (!rc) {

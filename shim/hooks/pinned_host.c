@@ -2,6 +2,7 @@
  * Pinned host memory, allocated or registered. It belongs to no device, so it has a limit of its own. Allocated memory
  * comes from a cache (core/host/pinned.h). Registered memory is the program's own, and is only counted.
  */
+#include <assert.h>
 #include <errno.h>
 
 #include "driver/operations.h"
@@ -27,6 +28,7 @@ static int allocate(void *arg)
 {
         struct request *request = arg;
 
+        assert(!!request->registering + !!request->flagged + !!request->plain == 1);
         if (request->registering)
                 return gr_errno(request->registering(request->ptr, request->bytes, request->flags));
         if (request->flagged)
@@ -87,6 +89,7 @@ static CUresult pin(struct request *request, unsigned int kind)
         if (!context || (request->flagged && request->flags & ~FLAGS) || !gr_real.cuMemFreeHost ||
             atomic_load_explicit(&gr_core.host->threshold_bytes, memory_order_relaxed) == 0)
                 return charge(request);
+        assert(request->flagged ? kind == request->flags : kind == PLAIN);
         rc = gr_pinned_alloc(context, request->bytes, kind, allocate_pinned, request, &ptr);
         if (rc == 0) {
                 if (request->two_addresses)

@@ -5,6 +5,7 @@
  */
 #include "hooks/query.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "base/log.h"
@@ -33,6 +34,7 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                 if (gr_split_find(&gr_core, ptr, &place) == 0) {
                         if (!place.live || gr_ledger_find(gr_core.ledger, place.base_ptr, ret_info) != 0)
                                 *ret_info = (struct gr_block_info){.split = true};
+                        assert(place.base_ptr <= ptr);
                         *ret_base = place.base_ptr;
                         return 0;
                 }
@@ -173,6 +175,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
 /* Corrects a successful answer about a live block of the pool. */
 static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
 {
+        assert(info->live && info->generation > 0); /* it has been handed out */
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
         /* The driver gives each allocation a number of its own. The uses of one block get different numbers here. */

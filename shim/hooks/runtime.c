@@ -15,6 +15,7 @@
  */
 #include "hooks/runtime.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -141,6 +142,7 @@ static __attribute__((noinline)) cudaError_t alloc_by_runtime(struct runtime *ru
 {
         cudaError_t result;
 
+        assert(refused <= 0);
         if (!is_found(runtime))
                 return cudaErrorInitializationError;
         gr_memory_runtime_refused = refused;
@@ -155,6 +157,7 @@ static __attribute__((noinline)) cudaError_t free_by_runtime(struct runtime *run
 {
         cudaError_t result;
 
+        assert(refused <= 0);
         if (!is_found(runtime))
                 return cudaErrorInitializationError;
         gr_memory_runtime_refused = refused;

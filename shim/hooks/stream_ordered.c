@@ -6,6 +6,7 @@
  */
 #include "hooks/stream_ordered.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -97,6 +98,7 @@ GR_HELD(lock) static bool settle(struct pool *pool, uint64_t ahead_bytes)
         now_bytes = amount(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->pooled.reserved_bytes + ahead_bytes);
         used_bytes = used(pool, now_bytes);
         pool->lost_bytes = frees_lost && now_bytes == 0 ? used_bytes : gr_min(pool->lost_bytes, used_bytes);
+        assert(pool->lost_bytes <= used_bytes);
         used_bytes = gr_min(used_bytes - pool->lost_bytes, now_bytes);
         return gr_budget_settle(pool->device, pool->kind, &pool->pooled, ahead_bytes, now_bytes,
                                 now_bytes - used_bytes);
@@ -119,6 +121,7 @@ GR_HELD(lock) static struct pool *remember(CUmemoryPool handle, struct gr_device
         struct pool *pool = known(handle);
 
         gr_assert_locked(&lock);
+        assert(device && (device == gr_core.host) == (kind == GR_MEMORY_HOST));
         if (pool || !gr_real.cuMemPoolGetAttribute)
                 return pool;
         pool = calloc(1, sizeof(*pool));
@@ -228,6 +231,7 @@ static bool into_graph(CUstream stream, bool null_is_own)
 
 static CUresult call(struct request *request)
 {
+        assert(!request->from_pool != !request->from_current && request->bytes > 0);
         return request->from_pool ? request->from_pool(&request->ptr, request->bytes, request->pool, request->stream)
                                   : request->from_current(&request->ptr, request->bytes, request->stream);
 }
@@ -236,6 +240,7 @@ static CUresult call(struct request *request)
 GR_HELD(lock) static bool reserve(struct pool *pool, uint64_t bytes)
 {
         gr_assert_locked(&lock);
+        assert(bytes % GR_PAGE_BYTES == 0);
         if (gr_budget_charge(pool->device, pool->kind, bytes) == 0)
                 return true;
         if (pool->pooled.idle_bytes == 0 || !gr_real.cuMemPoolTrimTo)
@@ -295,6 +300,7 @@ static int attempt(void *arg)
         struct pool *pool;
         int rc;
 
+        gr_rank_assert_free_from(GR_RANK_POOLS);
         if (!request->limited)
                 return gr_errno(call(request));
         gr_lock(&lock);
@@ -557,6 +563,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
         if (pool && result == CUDA_SUCCESS) {
                 uint64_t left;
 
+                assert(pool->pooled.idle_bytes <= pool->pooled.reserved_bytes);
                 used_bytes = pool->pooled.reserved_bytes - pool->pooled.idle_bytes;
                 left = whole_pages(used_bytes);
                 if (pool->kind == GR_MEMORY_HOST)
@@ -567,6 +574,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
                 if (left > 0) {
                         struct orphans *orphan = &orphans[pool->device->ordinal];
 
+                        assert(pool->device != gr_core.host);         /* which has no entry there, and nothing left */
                         if (pool->kind != GR_MEMORY_STREAM_ORDERED) { /* orphans are all charged as stream-ordered */
                                 gr_budget_uncharge(pool->device, pool->kind, left);
                                 gr_budget_force(pool->device, GR_MEMORY_STREAM_ORDERED, left);
@@ -609,6 +617,7 @@ static void orphan_freed(int device, uint64_t bytes)
 
         if (bytes == 0)
                 return;
+        assert(device >= 0 && device < GR_DEVICES_MAX);
         bytes = (bytes + 511) & ~UINT64_C(511);
         gr_lock(&lock);
         if (orphan->used_bytes > 0) {
@@ -619,6 +628,7 @@ static void orphan_freed(int device, uint64_t bytes)
                                            orphan->reserved_bytes - keep);
                         orphan->reserved_bytes = keep;
                 }
+                assert(atomic_load(&orphan_devices) > 0); /* this one was among them */
                 if (orphan->used_bytes == 0)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
@@ -651,6 +661,7 @@ void gr_stream_ordered_free_end(struct gr_stream_ordered_free *free, CUresult re
         if (!free->noted)
                 return;
         gr_lock(&frees_lock);
+        assert(frees); /* this free is among them */
         DL_DELETE(frees, free);
         gr_unlock(&frees_lock);
         if (result == CUDA_SUCCESS)

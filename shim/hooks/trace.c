@@ -5,6 +5,7 @@
  */
 #include "hooks/trace.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -57,6 +58,7 @@ GR_HELD(lock) static void flush(void)
         int rc = is_open() ? gr_log_write(fd, buffer, used, GR_WRITE_WAIT_MS) : -EBADF;
 
         gr_assert_locked(&lock);
+        assert(fd >= 0 && used <= BUFFER_BYTES);
         if (rc) {
                 gr_log(GR_LOG_WARN, "GPURECLAIM_TRACE: writing failed, the trace ends here: %s", strerror(-rc));
                 atomic_store(&gr_trace_on, false);
@@ -105,6 +107,7 @@ static void note(const char *action, CUdeviceptr ptr, size_t bytes)
         if (atomic_load(&gr_trace_on)) {
                 if (used + LINE_BYTES > BUFFER_BYTES)
                         flush();
+                assert(used + LINE_BYTES <= BUFFER_BYTES);
                 used += (size_t)snprintf(buffer + used, LINE_BYTES, "%ld,%" PRIu64 ",%s,0x%llx,%zu,0x0\n", thread,
                                          gr_driver.now_ns() - begin_ns, action, (unsigned long long)ptr, bytes);
         }

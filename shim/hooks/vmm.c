@@ -8,6 +8,7 @@
  * under another handle is in its account already; by a fabric handle it cannot be recognised, and counts as another
  * process's. Not covered: memory that only a descriptor of the program's own export or a sparse array keeps alive.
  */
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -70,6 +71,7 @@ GR_HELD(gr_mappings) static struct memory *find(CUmemGenericAllocationHandle han
 GR_HELD(gr_mappings) static bool enter_table(struct memory *memory)
 {
         gr_assert_locked(&gr_mappings);
+        assert(!find(memory->handle)); /* a handle has one entry */
         HASH_ADD(hh, memories, handle, sizeof(memory->handle), memory);
         return memory->hh.tbl != NULL;
 }
@@ -81,6 +83,7 @@ GR_HELD(gr_mappings) static void drop_if_unused(struct memory *memory)
         if (memory->refs > 0 || memory->maps > 0)
                 return;
         if (memory->of) {
+                assert(memory->of->maps > 0 && !memory->of->of);
                 memory->of->maps--;
                 drop_if_unused(memory->of); /* that entry has no `of` itself, so this recursion is one level deep */
         } else {
@@ -116,6 +119,7 @@ GR_HELD(gr_mappings) static void import_mapped(struct memory *import, size_t byt
                                 found = at->memory;
         }
         if (found) {
+                assert(found != import && !found->of);
                 import->of = found;
                 found->maps++;
         } else {
@@ -196,6 +200,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
         GR_KEEP_ERRNO;
         memory = result == CUDA_SUCCESS ? find(handle) : NULL;
         if (memory) {
+                assert(memory->refs > 0); /* else it is not in the table */
                 if (--memory->refs == 0)
                         HASH_DEL(memories, memory);
                 drop_if_unused(memory);
@@ -207,6 +212,8 @@ GR_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
 /* Lock held. */
 GR_HELD(gr_mappings) static void unmapped(struct mapping *mapping)
 {
+        gr_assert_locked(&gr_mappings);
+        assert(mapping->memory->maps > 0);
         HASH_DEL(mappings, mapping);
         mapping->memory->maps--;
         drop_if_unused(mapping->memory);

@@ -5,6 +5,7 @@
  * - cuGetProcAddress: the driver is asked first, and its answer is then recognised by address. So versions, per-thread
  *   variants, flags and status are the driver's own.
  */
+#include <assert.h>
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
@@ -81,6 +82,7 @@ void *gr_lookup_dlsym(void *handle, const char *name)
         void *found, *hook;
         bool ready;
 
+        assert(handle != RTLD_NEXT && (name[0] == 'n' || (name[0] == 'c' && name[1] == 'u'))); /* as dlsym.S asks */
         if (name[0] == 'n')
                 return nvml_symbol(handle, name);
         if (name[2] == 'p') { /* a program that looks up these functions of CUPTI is about to observe calls */

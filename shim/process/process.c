@@ -1,4 +1,5 @@
 /* The process: options at the first CUDA call, the background thread (called helper here), fork, and exit. */
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -115,6 +116,7 @@ static void *helper_main(void *arg)
                 }
                 gr_lock(&helper_lock);
         }
+        assert(helper.running);
         helper.running = false;
         pthread_cond_broadcast(&helper.changed);
         gr_unlock(&helper_lock);
@@ -176,6 +178,7 @@ static const struct gr_operations_told told = {
 
 static void refresh_pools(int device)
 {
+        assert(device >= 0 && device < GR_DEVICES_MAX);
         gr_stream_ordered_refresh(&gr_core.devices[device]);
 }
 
@@ -183,6 +186,7 @@ static void trim_pools(void *context, int device)
 {
         CUcontext left;
 
+        assert(context && device >= 0 && device < GR_DEVICES_MAX);
         if (gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
                 return;
         gr_stream_ordered_trim(&gr_core.devices[device]);

@@ -1,5 +1,6 @@
 #include "system/workers.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -46,6 +47,7 @@ static struct timespec after(uint64_t ns)
 void gr_worker_init(void (*prepare)(void))
 {
         gr_lock(&apart_lock);
+        assert(apart.threads == 0); /* workers that run already would miss it */
         apart.prepare = prepare;
         gr_unlock(&apart_lock);
 }
@@ -64,6 +66,7 @@ static void *thread_main(void *arg)
         for (;;) {
                 struct call call;
 
+                assert(apart.idle < apart.threads && apart.count <= CALLS_MAX); /* this thread is not idle */
                 if (apart.stop || apart.count == 0) {
                         apart.idle++;
                         if (apart.stop)
@@ -118,6 +121,7 @@ bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
                         threads.list[i] = threads.list[--threads.count];
                 else
                         i++;
+        assert(threads.count <= THREADS_MAX);
         started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run, arg);
         threads.count += started;
         gr_unlock(&threads_lock);
@@ -151,6 +155,7 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
 {
         bool taken = false;
 
+        assert(work);
         gr_lock(&apart_lock);
         /* There must be an idle thread for each waiting call, because busy threads may never return. */
         if (!apart.stop && apart.count < CALLS_MAX && (apart.idle > apart.count || one_more())) {
