@@ -1,6 +1,6 @@
 /*
- * The statistics: counters, and a summary as text and JSON. base/counters.def is the only list of the counters and
- * account/figures.def that of a device's figures; the ladder counts for each of its levels.
+ * The statistics: counters, and a summary as text and JSON. base/counters.def is the only list of the counters,
+ * account/figures.def the only list of a device's figures. The ladder counts for each of its rungs.
  */
 #ifndef GR_STATS_H
 #define GR_STATS_H

@@ -23,6 +23,7 @@ struct gr_accounted_ledger {
         struct gr_accounted *entries;
 };
 
+/* Makes ledger an empty one. */
 void gr_accounted_init(struct gr_accounted_ledger *ledger);
 
 /* Frees the entries. No other thread may use it. */

@@ -123,6 +123,7 @@ static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
 /* Adds bytes; false, and nothing is added, where that would be more than most. */
 bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most);
 
+/* Makes device one without limits that holds nothing. ordinal: -1 for the host. */
 void gr_budget_init(struct gr_device *device, int ordinal);
 void gr_budget_destroy(struct gr_device *device);
 
@@ -133,6 +134,7 @@ void gr_budget_destroy(struct gr_device *device);
  */
 int gr_budget_reserve(struct gr_device *device, size_t capacity_bytes, uint64_t *ret_reserved_bytes);
 
+/* Gives a reservation back: the driver was not asked, or refused. */
 void gr_budget_cancel(struct gr_device *device, uint64_t reserved_bytes);
 
 /*
@@ -285,12 +287,13 @@ static inline uint64_t gr_budget_live(struct gr_device *device)
         return held > rest ? held - rest : 0;
 }
 
-/* Raises the peaks to what is live. Called after each block from the driver, and after some from the cache. */
+/* Raises the peaks to the live memory. Called after each block from the driver, and after some from the cache. */
 void gr_budget_update_peak(struct gr_device *device);
 
 /* Begins a new window of the recent peak. The window before still counts until this is called once more. */
 void gr_budget_rotate_peak(struct gr_device *device);
 
+/* The largest live memory since the window before the present one began, in bytes. */
 uint64_t gr_budget_recent_peak(struct gr_device *device);
 
 /* What could still be charged, under the hard limit and the group's. */
@@ -300,8 +303,8 @@ uint64_t gr_budget_room(struct gr_device *device);
 uint64_t gr_budget_cache_room(struct gr_device *device);
 
 /*
- * How much is charged beyond the hard limit or the group's, the larger of both: by gr_budget_force, or because a limit
- * was lowered.
+ * By how much the charge exceeds the hard limit, or the group's limit where that is more. That happens by
+ * gr_budget_force, or after a limit was lowered.
  */
 uint64_t gr_budget_over(struct gr_device *device);
 
@@ -340,6 +343,7 @@ static inline bool gr_budget_is_free(struct gr_device *device)
                                 1);
 }
 
+/* As gr_budget_excess_limited, faster where no limit on the cache is set. */
 static inline uint64_t gr_budget_excess(struct gr_device *device)
 {
         return gr_budget_is_free(device) ? 0 : gr_budget_excess_limited(device);

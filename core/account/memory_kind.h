@@ -24,6 +24,7 @@ enum gr_memory_kind {
                 GR_MEMORY_KIND_COUNT
 };
 
+/* Whether memory of this kind is charged to its device, and not only reported. */
 static inline int gr_memory_kind_is_charged(enum gr_memory_kind kind)
 {
         return kind != GR_MEMORY_IMPORTED;

@@ -156,8 +156,8 @@ static int from_larger(struct climb *climb, bool opens, struct gr_block **ret_bl
 
 /*
  * After a failed try: memory that other threads are returning to the driver is in no cache, and not free on the device
- * either. Waits until those returns have ended and tries again after each. ended: gr_budget_releases_of_others between the
- * last look into the caches and the try.
+ * either. Waits until those returns have ended and tries again after each. ended: what gr_budget_releases_of_others was
+ * after the last look into the caches and before the try.
  */
 static int after_returns(struct climb *climb, uint64_t ended, struct gr_block **ret_block)
 {

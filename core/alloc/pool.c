@@ -106,9 +106,7 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         return gr_source_take(context, bytes, false);
 }
 
-/*
- * Hands block, which the caller owns, to the program. False: its context has ended meanwhile, and the block is freed.
- */
+/* Hands the caller's block to the program. False: its context has ended meanwhile, and the block is freed. */
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
         uint64_t ptr = gr_arena_adopt(block, bytes);

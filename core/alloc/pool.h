@@ -55,15 +55,15 @@ int gr_pool_free(struct gr_core *core, uint64_t ptr);
 int gr_pool_free_slow(struct gr_core *core, uint64_t ptr);
 
 /*
- * As gr_pool_free, in the order of a stream: a block that goes to the driver goes there by give_back, which does not
- * wait, and whose error is returned. Ranges and host memory do not go to the driver this way.
+ * As gr_pool_free, in the order of a stream: a block that is not cached is given to the driver by give_back, which does
+ * not wait; its error is returned. Ranges and host memory do not go to the driver this way.
  */
 typedef int gr_pool_give_back(void *arg, uint64_t ptr);
 int gr_pool_free_in_order(struct gr_core *core, uint64_t ptr, gr_pool_give_back *give_back, void *arg);
 
 /*
- * Completes a free that gr_arena_free or gr_arena_put has done. should_close is what they said: the open epoch is
- * closed. Wakes the background thread where gr_pool_wants_wake. Needed where either is true; else it changes nothing.
+ * Completes a free that gr_arena_free or gr_arena_put has done. should_close is their output: closes the open epoch.
+ * Wakes the background thread where gr_pool_wants_wake. Needs to be called only where one of the two is true.
  */
 void gr_pool_freed(struct gr_context *context, bool should_close);
 

@@ -15,6 +15,7 @@
 
 #define GR_DRIVER_ERROR_BASE 65536
 
+/* The error of core/ for a code of the driver; negative. */
 static inline int gr_driver_error(int code)
 {
         return -(GR_DRIVER_ERROR_BASE + code);

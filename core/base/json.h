@@ -10,8 +10,8 @@
  *   gr_json_close(&json);
  *   gr_json_end(&json);
  *
- * name is that of an entry of an object, and NULL in an array and for the outermost value. Nothing is allocated; a
- * writer belongs to one thread at a time.
+ * name: of the entry in its object; NULL in an array and for the outermost value. Nothing is allocated; a writer
+ * belongs to one thread at a time.
  */
 #ifndef GR_JSON_H
 #define GR_JSON_H

@@ -155,7 +155,7 @@ void gr_lock_pause(unsigned n);
 
 /*
  * A lock for a few loads and stores on the fast path, with little contention: one atomic exchange, half of what a mutex
- * costs. Never held across a call that may block. Zero bytes are an open lock.
+ * costs. Never held across a call that may block. Zero bytes are a lock that no thread holds.
  */
 struct gr_spin {
         _Atomic int taken;

@@ -69,6 +69,7 @@ void gr_log_clean(char *text, size_t length);
 /* gr_log without the check of the level. */
 void gr_log_emit(enum gr_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Sets the level in force. */
 void gr_log_set_level(enum gr_log_level level);
 
 /* Sends all later lines to sink, or back to standard error with NULL. For tests: no other thread may be logging. */

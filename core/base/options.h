@@ -148,8 +148,8 @@ void gr_options_dump(const struct gr_options *options, void (*line)(const char *
 int gr_options_expand_path(const char *pattern, pid_t pid, char *buf, size_t buf_bytes);
 
 /*
- * The one of candidates (count of them, entries may be NULL) that text most likely meant, or NULL where none is near:
- * at most a third of text's length in insertions, deletions, substitutions and swaps.
+ * The candidate that text most likely meant; NULL: none is near enough. candidates has count entries, which may be
+ * NULL. Near: at most a third of text's length in insertions, deletions, substitutions and swaps.
  */
 const char *gr_options_nearest(const char *text, const char *const *candidates, size_t count);
 

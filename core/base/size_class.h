@@ -76,6 +76,7 @@ static inline size_t gr_footprint_bytes(size_t capacity_bytes)
         return gr_round_up(capacity_bytes, GR_PAGE_BYTES);
 }
 
+/* Whether the driver packs blocks of this size into slabs. */
 static inline bool gr_is_small(size_t capacity_bytes)
 {
         return capacity_bytes <= GR_SMALL_MAX_BYTES;

@@ -177,7 +177,7 @@ static inline uint64_t freed(struct gr_arena *arena, struct gr_fence *fence, uin
         return epoch;
 }
 
-/* Whether the fast path may hand block, which is in a bin or fastbin, out. Arena lock held. */
+/* Whether the fast path may hand out block, which is in a bin or fastbin. Arena lock held. */
 static inline bool is_ready(const struct gr_block *block, struct gr_context *context, struct gr_fence *fence)
 {
         return __builtin_expect(gr_fence_usable(fence, block->freed_epoch), 1) && may_hit(context) &&

@@ -91,6 +91,7 @@ static inline void gr_arena_unlock(struct gr_arena *arena)
         gr_spin_unlock(&arena->lock, GR_RANK_ARENA);
 }
 
+/* The number of blocks in the bin; exact with the arena's lock held. */
 static inline uint32_t gr_bin_count(struct gr_bin *bin)
 {
         return atomic_load_explicit(&bin->count, memory_order_relaxed);

@@ -15,7 +15,7 @@
 #include "fence/fence.h"
 
 #define RELEASE_BATCH_BYTES (UINT64_C(256) << 20) /* the driver is busy for 0.3 ms with so much */
-#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: 0.1 ms */
+#define IDLE_BATCH_BYTES    (UINT64_C(64) << 20)  /* for decay, which has time: the driver is busy for 0.1 ms */
 #define PASSED_MOST         32 /* most blocks of other sizes that are skipped in a bin, as its lock is held */
 
 /*

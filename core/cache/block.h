@@ -43,8 +43,8 @@ void gr_block_uncharge(struct gr_block *block);
 void gr_block_drop(struct gr_block *block);
 
 /*
- * block, which is out of the ledger, was freed in the order of a stream: it stays charged, as cached, until its epoch
- * is idle. Without a limit it is uncharged at once, as then no request depends on the charge. No lock is held.
+ * block was freed in the order of a stream, and is out of the ledger: keeps it charged, as cached, until its epoch is
+ * idle. Without a limit it is uncharged at once, as then no request depends on the charge. No lock is held.
  */
 void gr_block_leave(struct gr_block *block);
 

@@ -57,6 +57,7 @@ static inline struct gr_block *gr_fastbin_find(struct gr_fastbins *fastbins, siz
         return block;
 }
 
+/* Appends a CACHED block to its list, and adds its bytes to `cached`. */
 static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_block *block)
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
@@ -72,6 +73,7 @@ static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_bloc
         gr_cached_add(&fastbins->cached, (int64_t)block->capacity_bytes);
 }
 
+/* Takes block out of its list, and its bytes off `cached`. */
 static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_block *block)
 {
         struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);

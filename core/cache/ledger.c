@@ -63,8 +63,7 @@ static void put_in_slot(struct gr_ledger_shard *shard, struct gr_block *block)
 
 /*
  * Makes sure that a block can be added. At least half of the slots stay empty, so that searches are short; without
- * memory for a larger table a single empty slot, which ends a search, has to do. False: there is not even that. Lock
- * held.
+ * memory for a larger table one empty slot suffices, as it ends a search. False: there is not even one. Lock held.
  */
 static bool make_room(struct gr_ledger_shard *shard)
 {
@@ -107,7 +106,7 @@ static void empty(struct gr_ledger_shard *shard, size_t at)
         shard->count--;
 }
 
-/* Takes block, which is there, out. Lock held. */
+/* Takes block out of the table; it must be in it. Lock held. */
 static void take_out(struct gr_ledger_shard *shard, struct gr_block *block)
 {
         size_t at = slot_of(shard, gr_ledger_mix(block->ptr), block->ptr);

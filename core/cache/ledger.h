@@ -94,6 +94,7 @@ static inline enum gr_block_state gr_block_state(const struct gr_block *block)
         return (enum gr_block_state)(atomic_load(&block->state) & ((1u << GR_HOME_SHIFT) - 1));
 }
 
+/* Whether the program has the block; may change at once unless a lock of those above is held. */
 static inline bool gr_block_is_live(const struct gr_block *block)
 {
         return gr_block_state(block) == GR_BLOCK_LIVE;
@@ -171,6 +172,7 @@ static inline uint64_t gr_ledger_mix(uint64_t ptr)
         return (ptr >> 9) * UINT64_C(0x9E3779B97F4A7C15);
 }
 
+/* Makes ledger an empty one. */
 void gr_ledger_init(struct gr_ledger *ledger);
 
 /* Frees the blocks in it. No other thread may use the ledger meanwhile. */
@@ -197,8 +199,8 @@ int gr_ledger_add(struct gr_ledger *ledger, struct gr_block *block, struct gr_co
 int gr_ledger_forget(struct gr_ledger *ledger, uint64_t ptr, struct gr_context **quiesced, struct gr_block **ret_stale);
 
 /*
- * Takes block, which has no home, out; the caller owns it. False: it is GONE and was out already; its address may now
- * be that of another block.
+ * Takes block out of the ledger; the caller owns it then. block has no home. False: it is GONE and was out already; its
+ * address may now be that of another block.
  */
 bool gr_ledger_remove(struct gr_ledger *ledger, struct gr_block *block);
 
@@ -213,8 +215,8 @@ enum gr_block_state gr_ledger_drop(struct gr_ledger *ledger, struct gr_block *bl
 int gr_ledger_claim(struct gr_ledger *ledger, uint64_t ptr, struct gr_block **ret_block, struct gr_arena **ret_home);
 
 /*
- * Hands block, which the caller owns and which is in no bin, to the program: CACHED turns LIVE. False: it is GONE.
- * Takes no lock.
+ * Hands block to the program: CACHED turns LIVE. The caller owns block until then, and it is in no bin. False: it is
+ * GONE. Takes no lock.
  */
 bool gr_ledger_hand_out(struct gr_block *block, size_t requested_bytes);
 

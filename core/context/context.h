@@ -139,6 +139,7 @@ struct gr_core {
 
 _Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
 
+/* Adds n to a counter. */
 static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint64_t n)
 {
         atomic_fetch_add_explicit(&core->counters.counts[counter], n, memory_order_relaxed);

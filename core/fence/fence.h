@@ -155,6 +155,7 @@ static inline bool gr_fence_usable(struct gr_fence *fence, uint64_t epoch)
         return epoch <= gr_fence_usable_epoch(fence);
 }
 
+/* Whether a block freed in this epoch may go back to the driver. */
 static inline bool gr_fence_idle(struct gr_fence *fence, uint64_t epoch)
 {
         return epoch <= atomic_load_explicit(&fence->idle_epoch, memory_order_acquire);
@@ -168,8 +169,8 @@ static inline uint64_t gr_fence_closed_epoch(struct gr_fence *fence)
 
 /*
  * The epoch for a block that is being freed. The order matters. All uses of the block were submitted before this load;
- * a record of the epoch comes after open_epoch moved on, so whoever still reads the old number is covered by the event.
- * And the bytes are counted after the load, so an epoch that counts as closed has no block that came later.
+ * a record of the epoch comes after open_epoch moved on, so a block with the old number is covered by the event. And
+ * the bytes are counted after the load, so an epoch that counts as closed has no block that came later.
  */
 static inline uint64_t gr_fence_freed(struct gr_fence *fence, uint64_t bytes)
 {
@@ -231,8 +232,8 @@ int gr_fence_close(struct gr_fence *fence);
 void gr_fence_close_soon(struct gr_fence *fence);
 
 /*
- * Called before work that may not end, or behind which no fence may be laid; cheap if there is nothing to close. waits:
- * closes an epoch also if only streams wait for others, so that its event tells when these waits are over.
+ * Called before work that may not end, or that no fence may follow; cheap if there is nothing to close. waits: closes
+ * an epoch also if only streams wait for others, so that its event tells when these waits are over.
  */
 void gr_fence_close_before(struct gr_fence *fence, bool waits);
 

@@ -339,7 +339,7 @@ static uint64_t unpin(struct gr_core *core, struct gr_context *context, uint64_t
 }
 
 /*
- * Returns cached blocks to the driver in favour of a request of bytes. Returns the bytes. waited: the host has waited
+ * Returns cached blocks to the driver so that a request of bytes fits. Returns the bytes. waited: the host has waited
  * for the GPU, and what was freed before that is idle. unpin_lock held.
  */
 static uint64_t make_room(struct gr_core *core, uint64_t bytes, bool waited)

@@ -54,6 +54,7 @@ static inline size_t gr_pinned_capacity(size_t bytes)
         return gr_is_small(bytes) ? gr_class_block_bytes(bytes) : gr_pinned_footprint(bytes);
 }
 
+/* Makes core->pinned an empty cache. */
 void gr_pinned_init(struct gr_core *core);
 void gr_pinned_destroy(struct gr_core *core);
 

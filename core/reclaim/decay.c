@@ -48,7 +48,7 @@ static void age(struct gr_context *context, unsigned class, unsigned steps, unsi
         }
 }
 
-/* The part, of what the curve leaves after j steps, that is returned in step j + 1. j < steps. */
+/* The curve leaves a rest after j steps: the part of this rest that step j + 1 returns. j < steps. */
 static double hazard(unsigned j, unsigned steps)
 {
         double before = gr_decay_curve((double)j / steps);

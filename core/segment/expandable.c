@@ -260,7 +260,7 @@ static struct gr_range *part(struct gr_split *split, struct gr_range *range, uin
         return rest;
 }
 
-/* Makes an extent of which nothing is used or waits one busy range. NULL: out of memory, and nothing has changed. */
+/* Makes the extent one busy range; nothing in it is used or waits. NULL: out of memory, and nothing has changed. */
 static struct gr_range *take_extent(struct gr_split *split, struct gr_segment *segment, const struct gr_page *extent)
 {
         uint64_t begin = gr_extent_ptr(segment, extent), end = begin + gr_extent_bytes(extent);
@@ -320,7 +320,7 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
         extent->used_bytes = gr_extent_bytes(extent);
 }
 
-/* Makes the extent at ptr, which has stuck ranges, a busy range if nothing of it is used any more; else NULL. */
+/* If the extent at ptr has stuck ranges and nothing in it is used any more, makes it one busy range; else NULL. */
 static struct gr_range *take_stuck(struct gr_context *context, struct gr_segment *segment, uint64_t ptr)
 {
         if (!is_settled(segment, ptr) || !is_stuck(segment, ptr, false) ||

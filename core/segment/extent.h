@@ -97,8 +97,8 @@ void gr_extent_hole_enter(struct gr_range *range);
 void gr_extent_hole_leave(struct gr_range *hole);
 
 /*
- * Cuts a busy range up by what is mapped: holes where nothing is, ranges in the state `rest` (FREE or STUCK) elsewhere.
- * Without host memory for the pieces the remainder stays busy, and is never handed out.
+ * Cuts a busy range into holes, where nothing is mapped, and ranges in the state `rest` (FREE or STUCK), where memory
+ * is. Without host memory for the pieces the remainder stays busy, and is never handed out.
  */
 void gr_extent_settle(struct gr_split *split, struct gr_range *range, enum gr_range_state rest);
 

@@ -77,6 +77,7 @@ static inline bool gr_range_may_become(enum gr_range_state from, enum gr_range_s
         return may_be_from[to] >> from & 1;
 }
 
+/* Changes the state of range; asserts that gr_range_may_become allows that. */
 static inline void gr_range_become(struct gr_range *range, enum gr_range_state state)
 {
         assert(gr_range_may_become(range->state, state));
@@ -127,8 +128,8 @@ void gr_range_free(struct gr_split *split, struct gr_range *range);
 void gr_range_free_all(struct gr_split *split, struct gr_block *freed);
 
 /*
- * Cuts range, which is in no list, after bytes. Returns the rest, of the same state and in none either; NULL:
- * out of memory, nothing changed.
+ * Cuts range after bytes; it is in no list. Returns the rest, in the same state and in no list either; NULL: out of
+ * memory, nothing changed.
  */
 struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
 

@@ -88,7 +88,7 @@ static void ranges_drop(struct gr_context *context, struct gr_segment *segment)
                 }
                 if (!used && !gap)
                         gr_budget_uncache(context->device, range->block.capacity_bytes);
-                /* One that another thread is just handing out or freeing is freed by that thread. */
+                /* If another thread is just handing the range out or freeing it, that thread frees the structure. */
                 if (!used || gr_ledger_drop(context->core->ledger, &range->block) == GR_BLOCK_LIVE)
                         gr_block_free(range);
         }
@@ -103,7 +103,7 @@ void gr_split_drop(struct gr_context *context)
         struct gr_segment *expandable[2];
 
         gr_lock(&split->lock);
-        while (split->busy > 0) { /* in calls of the driver that wait for nothing */
+        while (split->busy > 0) { /* threads in calls of the driver, which do not wait for the GPU */
                 gr_unlock(&split->lock);
                 context->core->driver->sleep_ns(BUSY_PAUSE_NS);
                 gr_lock(&split->lock);

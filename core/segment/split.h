@@ -62,6 +62,7 @@ struct gr_split_place {
         bool live;         /* a used range: the ledger knows it by base_ptr */
 };
 
+/* Makes context->split one without segments. */
 void gr_split_init(struct gr_context *context);
 
 /* Frees the structures, except those of used ranges, which the ledger owns. */
@@ -85,7 +86,9 @@ struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, boo
 /* Whether freed ranges wait for their fence. */
 bool gr_split_waiting(struct gr_context *context);
 
-/* Whether one of the ranges that wait, by itself, would serve the request: worth a barrier that costs overlap. */
+/*
+ * Whether a single one of the waiting ranges would serve the request, so that a barrier that costs overlap is worth it.
+ */
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
 
 /*

@@ -11,7 +11,7 @@
 #include "segment/segments.h"
 #include "segment/split_state.h"
 
-#define IDLE_BATCH_BYTES (UINT64_C(64) << 20) /* decay: where there is no hurry, 0.1 ms for the driver */
+#define IDLE_BATCH_BYTES (UINT64_C(64) << 20) /* for decay, which has time: the driver is busy for 0.1 ms */
 
 /* An idle segment that is wholly free. */
 static bool segment_idle(struct gr_context *context, const struct gr_segment *segment)

@@ -25,7 +25,7 @@ void gr_neighbour_retry(void);
 /* At the end of the process: waits briefly for the threads that serve neighbours, and leaves the regions. */
 void gr_neighbour_leave(void);
 
-/* In a child after fork: the regions that were joined are the parent's. */
+/* Called in a child after fork: forgets the regions, which are the parent's. */
 void gr_neighbour_forget(void);
 
 /* How many threads serve neighbours. */

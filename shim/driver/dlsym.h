@@ -1,4 +1,4 @@
-/* How a library that replaces dlsym finds the C library's dlsym: this library, and those of tests. */
+/* How a library that replaces dlsym finds the C library's dlsym. For this library, and for libraries of tests. */
 #ifndef GR_DLSYM_H
 #define GR_DLSYM_H
 

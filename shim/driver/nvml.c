@@ -135,7 +135,7 @@ int gr_nvml_memory(void *device, struct gr_nvml_memory *ret)
 }
 
 /*
- * 0 with *ret_count processes in *ret_list. That is few, which has room for PROCESSES, or a longer list, which the
+ * 0 with *ret_count processes in *ret_list. *ret_list is `few`, with room for PROCESSES, or else a longer list that the
  * caller frees. -ENOTSUP, -ENOMEM.
  */
 static int list_processes(void *device, struct process *few, struct process **ret_list, unsigned *ret_count)

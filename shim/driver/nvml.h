@@ -34,6 +34,7 @@ int gr_nvml_device(const char *uuid, void **ret_device);
  */
 int gr_nvml_device_named(const char *name, void **ret_device, char ret_uuid[37]);
 
+/* What the whole card has in use. -ENOTSUP as above. */
 int gr_nvml_memory(void *device, struct gr_nvml_memory *ret);
 
 struct gr_nvml_use {

@@ -37,7 +37,7 @@ bool gr_capture_on(CUstream stream, bool null_is_own);
  */
 uint64_t gr_capture_number(const void *stream, CUcontext current);
 
-/* Removes the capture with this number from the list, or those of the context; 0 and NULL match none. */
+/* Removes the capture with this number and all captures of the context from the list; 0 and NULL match none. */
 void gr_capture_over(uint64_t number, CUcontext context);
 
 /* The driver has ended a context, and with it the captures on its streams. */

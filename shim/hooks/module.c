@@ -21,7 +21,8 @@ static int within_limit(void *arg)
 }
 
 /*
- * The driver has just taken memory for the current context: whether the limit still holds, if need be after the ladder.
+ * The driver has just taken memory for the current context. Whether the limit holds, or does after a climb of the
+ * ladder.
  */
 static bool fits(void)
 {

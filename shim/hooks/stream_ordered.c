@@ -490,7 +490,7 @@ static bool told(void *ret, CUpointer_attribute attribute, CUdeviceptr ptr)
                gr_real.cuPointerGetAttribute(ret, attribute, ptr) == CUDA_SUCCESS;
 }
 
-/* The pool of memory at ptr, which may be destroyed already, its device and bytes. False: ptr is not of a pool. */
+/* The pool (perhaps destroyed already), device and size of the memory at ptr. False: it is not of a pool. */
 static bool is_pooled(CUdeviceptr ptr, CUmemoryPool *ret_pool, int *ret_device, uint64_t *ret_bytes)
 {
         CUmemoryPool handle = NULL;

@@ -14,8 +14,8 @@ void gr_stream_ordered_trim(struct gr_device *device);
 void gr_stream_ordered_trim_host(void);
 
 /*
- * cuMemFree of memory that is neither the pool's nor managed. The driver counts memory of a stream-ordered pool that
- * was freed so as used for ever (docs/measurements.md, pool-free-by-cumemfree); this library counts it as idle.
+ * cuMemFree of memory that is neither the pool's nor managed. If it frees memory of a stream-ordered pool, the driver
+ * counts that memory as used for ever (docs/measurements.md, pool-free-by-cumemfree); this library counts it as idle.
  */
 CUresult gr_stream_ordered_free(CUdeviceptr ptr);
 

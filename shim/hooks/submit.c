@@ -1,7 +1,7 @@
 /*
  * Work on per-thread streams (nvcc's --default-stream per-thread, and the handle CU_STREAM_PER_THREAD). No call creates
- * such a stream, so it is noticed at the first work on it, a copy or fill included: even that may wait for what another
- * thread does next on its own stream.
+ * such a stream, so it is noticed at the first work on it, a copy or fill included: even that may wait for work that
+ * another thread submits later to its own stream.
  *
  * Every launch passes one of these hooks, so they only compare the stream's handle, or a flag, and jump on. Copies and
  * fills for which the host waits have no hook, as they alone overlap with nothing.

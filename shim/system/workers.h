@@ -6,8 +6,8 @@
  * thread-end-at-exit). So a thread either never ends, or is joined before the driver's exit handlers run.
  *
  * Workers, which run the calls of reclaimables, never end. Each call runs on an idle worker, or on a new one where all
- * are busy or hang. There is none before the first call. No CUDA here: prepare, which may be NULL, is called once on
- * each new worker. Any thread may call these functions.
+ * are busy or hang. There is none before the first call. There is no CUDA in this file: `prepare` (NULL: nothing) is
+ * called once on each new worker, and may use it. Any thread may call these functions.
  */
 #ifndef GR_WORKERS_H
 #define GR_WORKERS_H
