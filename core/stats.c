@@ -90,7 +90,7 @@ static void put_device(struct out *out, struct gr_device *device)
                     gr_size_format(total, b, sizeof(b)));
         else
                 put(out, "  device %d: use of the card unknown\n", device->ordinal);
-        /* Where a limit includes it, it is told as reserved. */
+        /* Driver overhead that the limit includes is part of the reserved memory, so it is not shown a second time. */
         if (atomic_load(&device->kind_bytes[GR_MEMORY_DRIVER]) > 0)
                 figures[GR_FIGURE_driver] = UINT64_MAX;
         gr_figures_text(figures, out->sink, out->arg);

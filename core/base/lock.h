@@ -23,7 +23,7 @@
 #define GR_HELD(lock)       GR_LOCK_ATTRIBUTE(requires_capability(lock)) /* before a function */
 /*
  * Before a function that clang cannot check: it locks under a condition, or releases its caller's lock for a while, or
- * has its reason in a comment.
+ * a comment at it says why.
  */
 #define GR_NOT_CHECKED GR_LOCK_ATTRIBUTE(no_thread_safety_analysis)
 

@@ -37,8 +37,9 @@ int gr_expandable_open(struct gr_context *context, bool small);
 uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range, bool fresh);
 
 /*
- * Gives idle extents back without waiting: those in the smallest free ranges first, until want_bytes are, and none that
- * would take it beyond most_bytes. Returns the bytes that the device got back. Calls the driver; no lock held.
+ * Gives idle extents back without waiting: those in the smallest free ranges first, until the sum is want_bytes, and
+ * none with which it would exceed most_bytes. Returns the bytes that the device got back. Calls the driver; no lock
+ * held.
  */
 uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uint64_t most_bytes);
 

@@ -24,7 +24,7 @@ size_t gr_segments_above(const struct gr_split *split, uint64_t ptr);
 /* Adds a segment to the list; false: out of memory. */
 bool gr_segments_add(struct gr_split *split, struct gr_segment *segment);
 
-/* Takes a segment without used ranges out; the caller frees it and returns its memory. */
+/* Takes the segment at index, which has no used ranges, off the list; the caller frees it and returns its memory. */
 void gr_segments_remove(struct gr_context *context, size_t index);
 
 /* Takes a segment from the driver, charged and counted as cached, in no list yet. Calls the driver; lock not held. */
@@ -46,7 +46,7 @@ void gr_segments_use(struct gr_context *context, struct gr_range *range, int sig
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 
-/* Takes the ranges whose epoch has become usable out of the queue, and frees them. */
+/* Frees the waiting ranges whose epoch has become usable; they leave the queue. */
 void gr_segments_drain(struct gr_context *context);
 
 /*

@@ -7,7 +7,10 @@
 
 struct gr_context;
 
-/* Gives idle free segments back, without waiting, until want_bytes are. Returns the bytes that the device got back. */
+/*
+ * Gives idle free segments and extents back until that is want_bytes, without waiting. Returns the bytes that the
+ * device got back.
+ */
 uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes);
 
 /* The same for decay: no more than most_bytes, and a batch. Returns the bytes that left the cache. */

@@ -24,7 +24,7 @@ static inline struct gr_context *gr_context_current(void)
 /* The context of a handle, which need not be current; NULL where the library does not know it yet. */
 struct gr_context *gr_context_known(CUcontext handle);
 
-/* The same. An unknown context is made current for a moment and added; NULL if the driver refuses that. */
+/* The same; an unknown context is made current for a moment and added. NULL if the driver refuses that. */
 struct gr_context *gr_context_visit(CUcontext handle);
 
 /*

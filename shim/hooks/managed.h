@@ -1,4 +1,4 @@
-/* Managed memory, and what cuMemFree frees beside it. */
+/* cuMemFree of memory that is no block of the pool: managed, imported or stream-ordered. */
 #ifndef GR_MANAGED_H
 #define GR_MANAGED_H
 

@@ -162,7 +162,7 @@ static void helper_stop(void)
         gr_unlock(&helper_lock);
 }
 
-/* Below: what is called around calls of the driver. */
+/* Functions that operations.c calls around calls of the driver, and the driver's operations on its own pools. */
 
 /* Measures driver overhead: kernels launched since the last look may have taken memory for code and local memory. */
 static void look_beside(void)
