@@ -96,7 +96,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_gate_destroy(&core->gate);
         gr_reclaimables_destroy(core->registry);
         gr_lock_destroy(&core->contexts_lock);
-        gr_thread.used = NULL; /* an arena of this core's */
+        gr_thread.used = NULL; /* it may point to an arena of this core */
         gr_thread.bypass_until_ns = 0;
 }
 

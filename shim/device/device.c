@@ -55,7 +55,7 @@ struct gr_device *gr_device_get(CUdevice dev)
         if (!(configured >> dev & 1) && gr_real.cuDeviceTotalMem_v2) {
                 if (gr_real.cuDeviceTotalMem_v2(&total_bytes, dev) != CUDA_SUCCESS) {
                         gr_unlock(&lock);
-                        return NULL; /* its limits are not known: next time, perhaps */
+                        return NULL; /* its limits depend on its size: asked again at the next call */
                 }
                 atomic_store(&device->hard_bytes, limit(GR_OPTION_HARD_LIMIT, dev, total_bytes));
                 atomic_store(&device->soft_bytes, limit(GR_OPTION_SOFT_LIMIT, dev, total_bytes));
