@@ -175,7 +175,7 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
 /* Corrects a successful answer about a live block of the pool. */
 static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block, const struct gr_block_info *info)
 {
-        assert(info->live && info->generation > 0); /* it has been handed out */
+        assert(info->live); /* the caller has checked it */
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
         /* The driver gives each allocation a number of its own. The uses of one block get different numbers here. */
