@@ -60,7 +60,7 @@ int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct g
 
         assert(kind < GR_MEMORY_KIND_COUNT && allocate);
         assert((device == core->host) == (kind == GR_MEMORY_HOST)); /* host memory has a budget of its own */
-        gr_rank_assert_free_from(GR_RANK_LADDER);
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         rc = attempt(&request);
         if (rc == -ENOMEM || rc == -EDQUOT) {
                 context = device == core->host ? NULL : gr_charge_climber(core, device, context);

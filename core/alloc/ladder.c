@@ -425,7 +425,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = context->core;
         int rc = note(climb, climb->error);
 
-        gr_rank_assert_free_from(GR_RANK_LADDER);
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         assert(out_of_memory(climb->error) && climb->bytes > 0);
         assert(!ret_block == (climb->attempt != NULL)); /* only a climb for a block returns one */
         /* The figure of stream-ordered memory that counts against the limit may be out of date. */

@@ -106,7 +106,7 @@ void gr_overhead_look(struct gr_device *device, uint64_t most_age_ns)
         uint64_t bytes;
 
         assert(device->ordinal >= 0 && device->ordinal < GR_DEVICES_MAX);
-        gr_rank_assert_free_from(GR_RANK_CONTEXTS);
+        gr_lock_rank_assert_free_from(GR_RANK_CONTEXTS);
         gr_nvml_find(); /* without the lock: it asks the loader, which may wait for a thread that wants the lock */
         gr_lock(&lock);
         if (!look->at_ns || gr_driver.now_ns() - look->at_ns >= most_age_ns) {

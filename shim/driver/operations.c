@@ -133,7 +133,7 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         CUdeviceptr ptr;
         CUresult result;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA); /* here and below: no bin waits for the driver */
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* here and below: no bin waits for the driver */
         assert(bytes > 0);
         told->taking();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
@@ -149,7 +149,7 @@ static int driver_mem_free(uint64_t ptr)
 {
         CUresult result;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
         result = gr_real.cuMemFree_v2(ptr);
         told->going_on();
@@ -208,7 +208,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         CUstream stream;
         size_t done = 0;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(count > 0);
         *ret_done = 0;
         if (!gr_real.cuMemFreeAsync)
@@ -297,7 +297,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         CUresult result = CUDA_SUCCESS;
 
         (void)context;
-        gr_rank_assert_free_from(GR_RANK_MAPPINGS);
+        gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         told->taking();
         if (!*handle)
@@ -343,7 +343,7 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
         size_t free_bytes, total_bytes;
         CUresult result;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         result = gr_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
@@ -386,13 +386,13 @@ static int driver_event_query(void *event)
 
 static int driver_context_record(void *context, void *event)
 {
-        gr_rank_assert_held(GR_RANK_GATE); /* it would destroy a capture that begins now */
+        gr_lock_rank_assert_held(GR_RANK_GATE); /* it would destroy a capture that begins now */
         return to_errno_or_busy(gr_real.cuCtxRecordEvent(context, event));
 }
 
 static int driver_context_wait(void *context, void *event)
 {
-        gr_rank_assert_held(GR_RANK_GATE);
+        gr_lock_rank_assert_held(GR_RANK_GATE);
         return to_errno_or_busy(gr_real.cuCtxWaitEvent(context, event));
 }
 
@@ -401,7 +401,7 @@ static int driver_context_sync(void *context)
         CUstreamCaptureMode mode;
         CUresult result;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures(); /* a capture in another context must not make this fail */
@@ -421,7 +421,7 @@ static int driver_context_drain(void *context)
         CUresult result;
         void *page;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
         mode = gr_operations_relax_captures();
@@ -445,7 +445,7 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         void *host;
 
         (void)context;
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(bytes > 0);
         if (!gr_real.cuMemHostAlloc || !gr_real.cuMemHostGetDevicePointer_v2 || !gr_real.cuMemFreeHost)
                 return -ENOTSUP;
@@ -467,7 +467,7 @@ static int driver_host_free(void *context, uint64_t ptr)
         CUstreamCaptureMode mode;
         CUresult result;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
         if (!enter(context))
                 return gr_driver_error(CUDA_ERROR_INVALID_CONTEXT);
@@ -499,7 +499,7 @@ static void driver_sleep_ns(uint64_t ns)
 
         int cancel;
 
-        gr_rank_assert_free_from(GR_RANK_ARENA); /* threads that spin on a bin's lock would wait too long */
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* threads that spin on a bin's lock would wait too long */
         told->going_on();
         /* A thread that is cancelled must not end here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);

@@ -249,7 +249,7 @@ static void ended(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
-        gr_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* waits for visitors, which may take any lock from there on */
         atomic_fetch_add(&gr_context_generation, 1);
         gr_captures_end(handle);
         gr_operations_forget(handle);
@@ -378,7 +378,7 @@ static void ending(CUcontext handle)
 {
         struct gr_context *context = gr_context_find(&gr_core, handle);
 
-        gr_rank_assert_free_from(GR_RANK_LADDER);
+        gr_lock_rank_assert_free_from(GR_RANK_LADDER);
         if (context)
                 gr_core_context_ending(context);
 }

@@ -38,9 +38,8 @@ static bool fits(void)
                 return true;
         rc = within_limit(context->device);
         if (rc) {
-                over = gr_budget_over(context->device);
-                if (over == 0 || over > GR_BLOCK_MAX_BYTES) /* 0: another thread has freed memory meanwhile */
-                        over = GR_PAGE_BYTES;
+                over = gr_budget_over(context->device); /* 0 where another thread has just freed memory */
+                over = gr_min(gr_max(over, 1), GR_BLOCK_MAX_BYTES);
                 rc = gr_ladder_climb_for(context, over, within_limit, context->device, rc);
         }
         return rc == 0;

@@ -300,7 +300,7 @@ static int attempt(void *arg)
         struct pool *pool;
         int rc;
 
-        gr_rank_assert_free_from(GR_RANK_POOLS);
+        gr_lock_rank_assert_free_from(GR_RANK_POOLS);
         if (!request->limited)
                 return gr_errno(call(request));
         gr_lock(&lock);

@@ -207,7 +207,7 @@ static void test_busy(bool ends)
         GR_CHECK_EQ(unlist(id), -EBUSY);
         GR_CHECK_EQ(unlist(id), -ENOENT);
         GR_CHECK_EQ(unlist(UINT64_MAX), -ENOENT); /* no number frees its place */
-        for (int i = 1; i < LIST_MOST; i++) /* its place is not given to others: it still runs */
+        for (int i = 1; i < LIST_MOST; i++)       /* its place is not given to others: it still runs */
                 GR_CHECK_EQ(enlist(&endless, &id), 0);
         GR_CHECK_EQ(enlist(&endless, &id), -ENOSPC);
         atomic_store(&hook_may_end, ends);
