@@ -22,7 +22,7 @@ static const struct flag {
 
 _Static_assert(FLAGS + GR_OPTION_COUNT <= GR_FLAGS_MOST, "struct arguments has room for all flags");
 
-/* In getopt's answers, above all characters: --help, and flag i of the table or of the options behind it. */
+/* What getopt_long returns for --help, and for flag i of the table or of the options: above all characters. */
 #define HELP     256
 #define PLACE(i) (HELP + 1 + (int)(i))
 

@@ -13,7 +13,7 @@
 #include "system/platform.h"
 
 #define QUIET_NS UINT64_C(1000000000) /* longest wait without a sign of life */
-#define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that shows them */
+#define WORK_NS  UINT64_C(5000000000) /* longest wait for a process that gives signs of life */
 
 void *gr_real_symbol(void *handle, const char *name)
 {

@@ -1,4 +1,4 @@
-/* gpureclaim limit, threshold, reclaim: what running processes are told. */
+/* gpureclaim limit, threshold, reclaim: orders to running processes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static unsigned parse_pid(const char *text)
         return *text >= '0' && *text <= '9' && !*end && pid < 1u << 22 ? (unsigned)pid : 0;
 }
 
-/* Complains and returns the exit status where there is nobody. */
+/* Opens all cards. EXIT_SUCCESS; or it has complained, and returns the exit status. */
 static int open_all(const char *command, struct card **ret_cards, size_t *ret_count)
 {
         size_t other;
@@ -36,7 +36,7 @@ static int not_there(const char *command, unsigned pid)
 
 static const char *failure(int rc)
 {
-        return rc == -ESRCH ? "it ended" : "it does not answer (stopped, or hung), and obeys once it runs";
+        return rc == -ESRCH ? "it ended" : "it does not answer (stopped or hung), and will obey when it runs again";
 }
 
 static int change_one(const char *command, struct card *card, struct gr_member *member, const char *text)

@@ -36,7 +36,7 @@ struct arguments {
 
 /*
  * Reads the arguments of command, argv[0] being its name. EXIT_SUCCESS; HELP_WANTED: --help or -h is among them;
- * STATUS_USAGE: a mistake, of which it has complained.
+ * STATUS_USAGE: a mistake, which it has printed.
  */
 #define HELP_WANTED (-1)
 int read_arguments(const char *command, enum rest rest, int argc, char **argv, struct arguments *ret);
@@ -53,7 +53,7 @@ void print_flags(const char *command);
 /* Prints "gpureclaim: <message>" as one line on standard error. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Becomes the program argv[0]. Returns on failure only: the exit status, of which it has complained. */
+/* Becomes the program argv[0]. Returns only on failure: prints the error and returns the exit status for it. */
 int become(const char *command, char **argv);
 
 /*

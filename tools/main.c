@@ -30,7 +30,7 @@ void complain(const char *format, ...)
         va_start(args, format);
         vsnprintf(message, sizeof(message), format, args);
         va_end(args);
-        /* Arguments of the user stand in it: one line, and nothing that drives a terminal. */
+        /* It may contain arguments of the user: makes it one line, without control characters for the terminal. */
         gr_log_clean(message, strlen(message));
         fflush(stdout);
         fprintf(stderr, "gpureclaim: %s\n", message);

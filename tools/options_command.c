@@ -24,7 +24,7 @@ static void print_line(const char *text, void *arg)
         puts(text);
 }
 
-/* A bar would end the cell, in code too. */
+/* Escapes '|', which would end the cell of the table, even inside of code. */
 static void print_cell(const char *text)
 {
         for (; *text; text++)

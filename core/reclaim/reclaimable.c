@@ -115,7 +115,7 @@ static void judge(struct gr_core *core, struct gr_reclaimable_slot *slot, int rc
                 return;
         }
         gr_log(GR_LOG_WARN, "reclaimable %s: %s %s%s", slot->name, slot->is_drop ? "drop" : "purge",
-               rc == -ETIMEDOUT ? "is not back in time" : "failed: ", rc == -ETIMEDOUT ? "" : strerror(-rc));
+               rc == -ETIMEDOUT ? "did not return in time" : "failed: ", rc == -ETIMEDOUT ? "" : strerror(-rc));
         if (++slot->failures < GR_RECLAIMABLE_PATIENCE)
                 return;
         slot->failures = 0;
@@ -146,7 +146,7 @@ static void run_slot(void *arg)
         assert(slot->running && pthread_equal(slot->runner, pthread_self()));
         slot->rc = rc;
         if (slot->late && slot->entry)
-                gr_log(GR_LOG_INFO, "reclaimable %s: back, too late", slot->name);
+                gr_log(GR_LOG_INFO, "reclaimable %s: returned too late", slot->name);
         else if (slot->entry)
                 judge(slot->core, slot, rc);
         slot->runs++;

@@ -143,7 +143,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
         while (done < count && move_one(context, range->segment, &moves[done]))
                 done++;
         if (done < count && !atomic_exchange(&split->moves_refused, true))
-                gr_log(GR_LOG_INFO, "the driver maps no memory twice: free memory waits until it is idle");
+                gr_log(GR_LOG_INFO, "the driver refuses to map memory at a second address: free memory is not moved");
         gr_lock(&split->lock);
         for (unsigned i = 0; i < count; i++) {
                 struct gr_range *from = moves[i].from;

@@ -256,7 +256,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
                         static _Atomic bool said;
 
                         if (!atomic_exchange(&said, true))
-                                gr_log(GR_LOG_WARN, "legacy IPC was asked for memory of a shared segment, and refused; "
+                                gr_log(GR_LOG_WARN, "legacy IPC is refused for a block that shares a segment; "
                                                     "for programs that use it set GPURECLAIM_POOL=bins");
                         return CUDA_ERROR_INVALID_VALUE;
                 }

@@ -32,7 +32,7 @@ int gr_trace_open_report(const char *option, const char *path)
 
         if (fd < 0)
                 gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
-                       errno == ENXIO ? "nobody reads from it" : strerror(errno));
+                       errno == ENXIO ? "no process reads from it" : strerror(errno));
         return fd;
 }
 

@@ -368,7 +368,7 @@ static void ask_for_legacy_ipc(void)
 static void test_refusal(void)
 {
         gt_open(&gt);
-        GR_CHECK_EQ(said(ask_for_legacy_ipc, "legacy IPC was asked for"), 1);
+        GR_CHECK_EQ(said(ask_for_legacy_ipc, "legacy IPC is refused for"), 1);
 }
 
 static int purge_and_fail(void *arg, int device, uint64_t want_bytes)

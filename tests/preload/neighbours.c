@@ -862,7 +862,7 @@ static void mode_command(void)
         says(command(2, "reclaim", 0), "needs a process id or --all");
         says(command(2, "wait -- true", 0), "needs --free");
         stop(&one);
-        says(command(1, "reclaim %u", pid), "does not answer (stopped, or hung), and obeys once it runs");
+        says(command(1, "reclaim %u", pid), "does not answer (stopped or hung), and will obey when it runs again");
         end(&one, SIGKILL);
         says(command(1, "reclaim %u", pid), "does not run under gpureclaim");
         end(&two, 0);

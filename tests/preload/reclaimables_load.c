@@ -250,7 +250,7 @@ int main(int argc, char **argv)
         GR_CHECK(served > 0 && gave > 1 && allocated > 0 && failed > 0 && hung > 0 && left > 0);
         GR_CHECK(line_with("reclaimable failing:", "failed"));
         GR_CHECK(line_with("reclaimable failing:", "left out"));
-        GR_CHECK(line_with("reclaimable hanging:", "not back in time"));
+        GR_CHECK(line_with("reclaimable hanging:", "did not return in time"));
         GR_CHECK(!line_with("reclaimable giving:", ""));
         GR_CHECK_EQ(((gpureclaim_status_function *)dlsym(RTLD_DEFAULT, "gpureclaim_status"))(gt.device, &status), 0);
         GR_CHECK_EQ(status.live_bytes, 0);

@@ -193,7 +193,7 @@ static void test_hanging(void)
         GR_CHECK_EQ(sg_alloc(context, 50 * MIB, &ptr), 0);
         GR_CHECK(now_ns() - begin_ns >= 50 * SG_MS);
         GR_CHECK(now_ns() - begin_ns < 900 * SG_MS);
-        GR_CHECK(heard("stone: purge is not back in time"));
+        GR_CHECK(heard("stone: purge did not return in time"));
 
         /* It still hangs: not entered again, not waited for again. A busy machine may be slow, but not each time. */
         for (int i = 0; i < 5; i++) {
@@ -387,7 +387,7 @@ static void test_under_load(void)
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &broken), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &climber), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &leaver), -ENOENT);
-        GR_CHECK(heard("stone: purge is not back in time"));
+        GR_CHECK(heard("stone: purge did not return in time"));
         GR_CHECK(heard("broken: left out for a minute"));
         GR_CHECK(!heard("climber"));
 
