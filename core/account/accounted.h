@@ -31,8 +31,8 @@ void gr_accounted_destroy(struct gr_accounted_ledger *ledger);
 
 /*
  * Adds what gr_charge_accounted charged to the ledger. An entry that is already there is stale: it is uncharged and
- * replaced. -ENOMEM: no host memory for the entry. As no free could find it, it is uncharged then, and the caller gives
- * the memory back and is out of memory itself.
+ * replaced. -ENOMEM: no host memory for the entry. It is uncharged then, as no free could find it; the caller gives the
+ * memory back and reports that it is out of memory.
  */
 int gr_accounted_add(struct gr_accounted_ledger *ledger, struct gr_device *device, enum gr_memory_kind kind,
                      uint64_t handle, void *owner, uint64_t bytes);

@@ -170,8 +170,9 @@ void gr_budget_ask(struct gr_device *device, uint64_t bytes);
 void gr_budget_answered(struct gr_device *device, uint64_t bytes);
 
 /*
- * For a reader that adds figures of the driver to figures of the caches: it reads `ended` before both and `begun` after
- * both. If the two are equal no release was in between, and the figures belong together.
+ * For a reader that adds figures of the driver to figures of the caches: it calls gr_budget_releases_ended before both
+ * and gr_budget_releases_begun after both. If the two are equal no release was in between, and the figures belong
+ * together.
  */
 static inline uint64_t gr_budget_releases_ended(struct gr_device *device)
 {

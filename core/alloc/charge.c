@@ -49,6 +49,7 @@ struct gr_context *gr_charge_climber(struct gr_core *core, struct gr_device *dev
         wanted = NULL;
         if (device->ordinal >= 0)
                 gr_context_each(core, device->ordinal, found_one, &wanted);
+        assert(!wanted || wanted->device == device);
         return wanted;
 }
 

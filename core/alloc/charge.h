@@ -29,7 +29,9 @@ typedef int gr_charge_allocate(void *arg);
 int gr_charge_accounted(struct gr_core *core, struct gr_device *device, struct gr_context *context,
                         enum gr_memory_kind kind, uint64_t bytes, gr_charge_allocate *allocate, void *arg);
 
-/* The context whose ladder serves device: wanted if it is one of that device, else any; NULL: device has none. */
+/*
+ * The context whose ladder serves device: wanted, if that is a context of device, else any one; NULL: device has none.
+ */
 struct gr_context *gr_charge_climber(struct gr_core *core, struct gr_device *device, struct gr_context *wanted);
 
 #endif

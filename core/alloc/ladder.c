@@ -29,13 +29,15 @@
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
 #define RETURNS_PAUSE_NS UINT64_C(50000)
-#define RETURN_TRIES     16 /* of TRIM and SYNC: other threads may take first what they return or make usable */
-#define NEIGHBOUR_TRIES  2  /* each may take the full deadline; the second only if the first gave something */
-#define WAIT_LOOK_NS     UINT64_C(500000)     /* WAIT: between looks at what this process freed */
-#define WAIT_FIRST_NS    UINT64_C(2000000)    /* WAIT: between questions to driver and neighbours, at first */
-#define WAIT_MOST_NS     UINT64_C(50000000)   /* and at last: another process may free memory for no longer */
-#define EXTRA_BYTES      (UINT64_C(64) << 20) /* beyond the request: driver overhead */
-#define HOLDERS          3                    /* classes that the report names */
+/* Of TRIM and SYNC, as other threads may be faster to take what these return or make usable */
+#define RETURN_TRIES    16
+#define NEIGHBOUR_TRIES 2 /* each may take the full deadline; the second only if the first gave something */
+#define WAIT_LOOK_NS    UINT64_C(500000)  /* WAIT: between looks at what this process freed */
+#define WAIT_FIRST_NS   UINT64_C(2000000) /* WAIT: between questions to driver and neighbours, at first */
+/* ... and at last: memory that another process leaves free for a shorter time may be missed */
+#define WAIT_MOST_NS UINT64_C(50000000)
+#define EXTRA_BYTES  (UINT64_C(64) << 20) /* beyond the request: driver overhead */
+#define HOLDERS      3                    /* classes that the report names */
 
 /* One failed request, and what each rung gave for it. */
 struct climb {
@@ -117,8 +119,10 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
         if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
         if (level == GR_LEVEL_FENCE) {
-                /* Work of other devices, or that waits for others, may wait for later work of the program: a barrier
-                 * between the two would hang, so none is laid. */
+                /*
+                 * Work of other devices, and work that waits for others, may wait for later work of the program. A
+                 * barrier between the two would hang both, so none is laid.
+                 */
                 gr_fence_close(climb->context->fence);
                 gr_fence_poll(climb->context->fence);
                 if (core->config.reuse == GR_REUSE_BARRIER ||
@@ -216,7 +220,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, st
                                            alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
                 climb->tries[level]++;
                 climb->given_bytes[level] += back;
-                if (level == GR_LEVEL_DROP && back > 0) /* it is cached now; the rungs that trim have passed */
+                if (level == GR_LEVEL_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
                         gr_rung_run(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
                 ended = gr_budget_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);

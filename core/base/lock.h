@@ -84,7 +84,10 @@ void gr_lock_rank_leave(enum gr_rank rank);
 /* Asserts that the calling thread holds a lock of this rank. */
 void gr_lock_rank_assert_held(enum gr_rank rank);
 
-/* Asserts that it holds no lock of this rank or a higher one: for functions that may take one, or call the driver. */
+/*
+ * Asserts that the calling thread holds no lock of this rank or a higher one: for functions that may take one, or call
+ * the driver.
+ */
 void gr_lock_rank_assert_free_from(enum gr_rank rank);
 #else
 static inline void gr_lock_rank_enter(enum gr_rank rank)

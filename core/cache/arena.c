@@ -456,7 +456,8 @@ size_t gr_arena_move(struct gr_arena *from, struct gr_arena *to, unsigned class,
         if (bin->blocks && bin->blocks->prev->freed_epoch <= last_epoch)
                 for (; (block = bin->blocks) && done < count; done++) {
                         gr_arena_bin_remove(from, bin, block);
-                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes)); /* cached also meanwhile */
+                        /* Else it would count as live in between */
+                        gr_budget_cache(device, gr_footprint_bytes(block->capacity_bytes));
                         bytes += gr_footprint_bytes(block->capacity_bytes);
                         DL_APPEND(moved, block);
                 }

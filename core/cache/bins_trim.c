@@ -175,7 +175,7 @@ uint64_t gr_bins_trim_class(struct gr_context *context, unsigned class, uint64_t
         return bytes;
 }
 
-/* Blocks of a class below GR_CLASS_EXACT are of one size, but for a few that the driver sized. */
+/* Below GR_CLASS_EXACT all blocks of a class have one size, except a few whose size the driver chose. */
 uint64_t gr_bins_trim_unneeded(struct gr_context *context, unsigned class)
 {
         uint64_t bytes = 0;

@@ -60,13 +60,16 @@ struct gr_context {
         struct gr_decay *decay;
         _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */
 
-        void *handle;            /* of the driver; guarded by core->contexts_lock, constant while alive */
-        int ordinal;             /* of its device; constant */
-        bool alive;              /* guarded by core->contexts_lock */
-        bool coming;             /* the fences of the others do not know it yet; guarded likewise */
-        _Atomic unsigned ending; /* threads that may end it: it may be gone in the driver, so no new visit; set with
-                                    the lock held */
-        unsigned visitors;       /* threads in gr_context_each; guarded likewise */
+        void *handle; /* the driver's context; guarded by core->contexts_lock, constant while alive */
+        int ordinal;  /* of its device; constant */
+        bool alive;   /* guarded by core->contexts_lock */
+        bool coming;  /* it is being added: not all fences cover its work yet; same lock */
+        /*
+         * Threads that are about to destroy it, so it may be gone in the driver: no visit begins; changed with the lock
+         * held
+         */
+        _Atomic unsigned ending;
+        unsigned visitors; /* threads in gr_context_each; guarded likewise */
         struct gr_context *next;
 };
 

@@ -1,5 +1,6 @@
 #include "reclaim/rung.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "account/budget.h"
@@ -29,7 +30,8 @@ struct reclaim {
         bool (*visit)(struct gr_context *, void *);
         struct gr_context *first; /* visited before the others */
         bool overtaken;           /* other threads freed during the wait for the GPU: their blocks may be idle now */
-        struct gr_lock *held;     /* NULL, or released while the host waits: the GPU may wait for a thread behind it */
+        /* NULL, or a lock that is released while the host waits: the GPU may wait for a thread that needs it */
+        struct gr_lock *held;
 };
 
 static bool trim_one(struct gr_context *context, void *arg)
@@ -38,6 +40,7 @@ static bool trim_one(struct gr_context *context, void *arg)
 
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
+        assert(reclaim->back_bytes <= reclaim->want_bytes); /* else the visits have ended */
         reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
         return reclaim->back_bytes < reclaim->want_bytes;
 }
@@ -47,8 +50,10 @@ GR_NOT_CHECKED static int sync_unlocked(struct gr_context *context, const struct
 {
         int rc;
 
-        if (reclaim->held)
+        if (reclaim->held) {
+                gr_assert_locked(reclaim->held);
                 gr_unlock(reclaim->held);
+        }
         rc = gr_fence_sync_by(context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
@@ -61,15 +66,20 @@ GR_NOT_CHECKED static int wait_oldest_unlocked(struct gr_context *context, const
 {
         int rc;
 
-        if (reclaim->held)
+        if (reclaim->held) {
+                gr_assert_locked(reclaim->held);
                 gr_unlock(reclaim->held);
+        }
         rc = gr_fence_wait_oldest(context->fence, deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
         return rc;
 }
 
-/* As gr_fence_close, but waits up to GATE_NS for open captures to end. Once that was in vain it does not wait again. */
+/*
+ * As gr_fence_close, but waits up to GATE_NS for open captures to end. Once such a wait was in vain, no other follows
+ * until all captures have ended.
+ */
 static int close_soon(struct gr_context *context)
 {
         struct gr_gate *gate = &context->core->gate;
@@ -100,11 +110,11 @@ static bool is_patient(struct gr_context *context)
 }
 
 /*
- * Waits epoch by epoch, up to the newest that is closed by now: other threads close new ones all the time. Blocks freed
- * in an epoch that cannot be closed, as during a capture, need more: the host waits for all work of the context, as the
- * driver's own free does. Where work may wait for later work of the program (not `patient`) that could hang:
- * captures are given time to end first, and the host waits only once all such work that streams were given is known to
- * be done.
+ * Waits epoch by epoch, up to the newest that is closed by now, as other threads close new ones all the time. Blocks
+ * freed in an epoch that cannot be closed, as during a capture, need more: the host waits for all work of the context,
+ * as the driver's own free does. Where work may wait for later work of the program (not `patient`), that could hang.
+ * Then open captures are given time to end, and the host waits only once all work that waits for others is known to be
+ * done.
  */
 static bool sync_one(struct gr_context *context, void *arg)
 {
@@ -114,6 +124,7 @@ static bool sync_one(struct gr_context *context, void *arg)
         uint64_t freed_bytes = gr_fence_freed_bytes(context->fence), last_epoch;
         int closed = 0, rc;
 
+        assert(reclaim->back_bytes <= reclaim->want_bytes); /* else the visits have ended */
         if (gr_fence_waiting(context->fence))
                 closed = patient ? gr_fence_close(context->fence) : close_soon(context);
         last_epoch = gr_fence_closed_epoch(context->fence);
@@ -128,7 +139,7 @@ static bool sync_one(struct gr_context *context, void *arg)
         if (reclaim->back_bytes < reclaim->want_bytes && rc != -ETIMEDOUT) {
                 if ((closed || rc != -ENOENT) && gr_fence_waiting(context->fence))
                         rc = sync_unlocked(context, reclaim, deadline_ns);
-                if (gr_driver_code(rc)) /* a wait may have failed once: try again */
+                if (gr_driver_code(rc)) /* the driver may have failed only this once: try again */
                         rc = sync_unlocked(context, reclaim, deadline_ns);
                 /* Also where another thread has seen the last epoch pass meanwhile. */
                 reclaim->back_bytes += gr_trim(context, reclaim->want_bytes - reclaim->back_bytes);
@@ -166,11 +177,12 @@ static bool wait_driver(struct gr_context *context, void *deadline_ns)
 
 /*
  * Memory freed in stream order, or of a graph, goes back to the driver once the host has waited for the stream or its
- * context, by the driver: that an event has passed is not enough (docs/measurements.md, stream-ordered-return). The
- * driver's own wait has no end, so it follows one that has, which is long only where all work ends by itself.
+ * context, by a call of the driver: that an event has passed is not enough (docs/measurements.md,
+ * stream-ordered-return). That call has no deadline, so a wait with a deadline comes first. Its deadline is late only
+ * where all work ends by itself.
  *
- * It can then be held up only by work that another thread submits in between. It hangs only if that work waits for
- * what this thread would do after its allocation, and no event could show that beforehand. Such a program takes the
+ * After it, only work that another thread submits in between can hold the call up. It hangs only if that work waits for
+ * something that this thread does after its allocation, which no event could show beforehand. Such a program takes the
  * same risk natively: the driver itself may wait for the context where it allocates or frees memory.
  */
 GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const struct reclaim *reclaim,
@@ -183,8 +195,10 @@ GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const s
         if (atomic_load(&device->kind_bytes[GR_MEMORY_STREAM_ORDERED]) == 0 &&
             atomic_load(&device->kind_bytes[GR_MEMORY_GRAPH]) == 0)
                 return 0;
-        if (reclaim->held)
+        if (reclaim->held) {
+                gr_assert_locked(reclaim->held);
                 gr_unlock(reclaim->held);
+        }
         gr_context_each(context->core, device->ordinal, wait_driver, &deadline_ns);
         if (reclaim->held)
                 gr_lock(reclaim->held);
@@ -200,12 +214,14 @@ uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, ui
         struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
+        assert(!held || held == &device->ladder_lock);
         *ret_overtaken = false;
         switch (level) {
         case GR_LEVEL_PURGE:
         case GR_LEVEL_DROP: {
                 uint64_t before = gr_budget_live(device), after;
 
+                gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* reclaimables may wait for other threads */
                 gr_reclaimables_run(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes, 0);
                 after = gr_budget_live(device);
                 reclaim.back_bytes = before > after ? before - after : 0;
@@ -234,9 +250,13 @@ uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, ui
                 reclaim.back_bytes = trim_driver(context);
                 break;
         case GR_LEVEL_NEIGHBOUR:
-                /* Not inside a reclaimable: a neighbour that asks this process meanwhile waits for that one to end. */
+                /*
+                 * Not inside a reclaimable: a neighbour that asks this process meanwhile waits until that reclaimable
+                 * has ended.
+                 */
                 if (!core->ask_neighbours || gr_reclaimable_inside())
                         return 0;
+                gr_lock_rank_assert_free_from(GR_RANK_LADDER);
                 reclaim.back_bytes = core->ask_neighbours(core, device, want_bytes);
                 break;
         default: /* part of the climb itself */

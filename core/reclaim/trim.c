@@ -43,6 +43,7 @@ uint64_t gr_trim_class(struct gr_context *context, unsigned class, uint64_t most
 
 uint64_t gr_trim_unneeded(struct gr_context *context, unsigned class)
 {
+        assert(class <= GR_CLASS_COUNT);
         return class < GR_CLASS_COUNT ? gr_bins_trim_unneeded(context, class) : gr_split_trim_unneeded(context);
 }
 

@@ -507,5 +507,5 @@ static bool bar_one(struct gr_context *context, void *arg)
 void gr_split_bar(struct gr_core *core)
 {
         atomic_store(&core->split_barred, true);
-        gr_context_each(core, -1, bar_one, NULL); /* each time, as one may just have come */
+        gr_context_each(core, -1, bar_one, NULL); /* every time, as a context may have been added since */
 }

@@ -185,8 +185,10 @@ static bool give_from(struct gr_context *context, void *arg)
 {
         struct give *give = arg;
         struct gr_device *device = context->device;
-        uint64_t before = atomic_load(&device->reserved_bytes), after;
-        uint64_t bytes = gr_rung_run(context, give->level, give->want_bytes - give->back_bytes);
+        uint64_t before = atomic_load(&device->reserved_bytes), after, bytes;
+
+        assert(give->back_bytes < give->want_bytes); /* run_rung has checked it */
+        bytes = gr_rung_run(context, give->level, give->want_bytes - give->back_bytes);
 
         /* What reclaimables free into the cache is counted by the rung that returns it. */
         if (give->level == GR_LEVEL_PURGE || give->level == GR_LEVEL_DROP) {

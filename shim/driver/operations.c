@@ -228,6 +228,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
                 gr_real.cuStreamSynchronize(stream);
         gr_operations_restore_captures(mode);
+        assert(done <= count);
         *ret_done = done;
         return gr_errno(result);
 }

@@ -21,10 +21,13 @@ struct gr_operations_told {
         void (*going_on)(void); /* the thread has not stopped: within long work, after each call */
 };
 
-/* Fills gr_driver with what gr_real has, but for the pools of the driver. told must live as long as the process. */
+/*
+ * Fills gr_driver with what gr_real has, except the three functions for the driver's own pools. told must live as long
+ * as the process.
+ */
 void gr_operations_init(const struct gr_operations_told *told);
 
-/* The context has ended, and with it this library's stream in it. */
+/* Forgets this library's stream in context, which has ended. */
 void gr_operations_forget(CUcontext context);
 
 /* The driver's result as 0 or -errno for core/, and back. */
@@ -36,7 +39,10 @@ static inline CUresult gr_result(int rc)
         return __builtin_expect(rc == 0, 1) ? CUDA_SUCCESS : gr_result_of(rc);
 }
 
-/* Until the mode is restored, the calling thread neither disturbs captures nor is refused because of them. */
+/*
+ * From relax until restore, calls of this thread do not disturb captures, and the driver does not refuse them because
+ * of captures. Relax returns the mode to restore.
+ */
 CUstreamCaptureMode gr_operations_relax_captures(void);
 void gr_operations_restore_captures(CUstreamCaptureMode mode);
 

@@ -80,6 +80,7 @@ static struct gr_lock resolve_lock = GR_LOCK_INIT(GR_RANK_RESOLVE);
 GR_HELD(resolve_lock) static enum gr_shim_state set_up_locked(void *const found[SYMBOLS])
 {
         gr_assert_locked(&resolve_lock);
+        assert(atomic_load(&gr_shim_state) == GR_SHIM_UNRESOLVED); /* else the core would be set up twice */
         gr_environment_read();
         for (size_t i = 0; i < SYMBOLS; i++)
                 *(void **)((char *)&gr_real + symbols[i].offset) = found[i];

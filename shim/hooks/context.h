@@ -38,7 +38,10 @@ static inline struct gr_context *gr_context_of_runtime(unsigned runtime)
         return __builtin_expect(gr_thread.runtimes & runtime, runtime) ? context : NULL;
 }
 
-/* The runtime of this bit has served the thread; a device was chosen, so that no runtime counts any more. */
+/*
+ * Notes that the runtime of this bit has served the thread. gr_context_runtime_unsure: the thread has chosen a device,
+ * so what was noted for it no longer counts.
+ */
 void gr_context_runtime_used(unsigned runtime);
 void gr_context_runtime_unsure(void);
 

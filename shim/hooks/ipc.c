@@ -50,6 +50,7 @@ bool gr_ipc_is_own(int fd)
 
 static void opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
 {
+        assert(context && device && device != gr_core.host);
         gr_ipc_memory_shared();
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);

@@ -4,7 +4,10 @@
 
 #include <stdbool.h>
 
-/* Memory is shared with other processes or interfaces from this call on: kernels may wait for what those write. */
+/*
+ * Called when memory begins to be shared with other processes or interfaces: kernels may wait for what those write, so
+ * no barrier is laid from now on.
+ */
 void gr_ipc_memory_shared(void);
 
 /* Marks a descriptor for memory of this process, before the program gets it, so that an import can recognise it. */

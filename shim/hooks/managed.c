@@ -48,6 +48,7 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize,
                 return gr_real_given(GR_REAL(cuMemAllocManaged, dptr, bytesize, flags), dptr);
         footprint =
                 gr_is_small(bytesize) ? (bytesize + STEP_BYTES - 1) & ~(STEP_BYTES - 1) : gr_footprint_bytes(bytesize);
+        assert(footprint >= bytesize);
         rc = gr_charge_accounted(&gr_core, context->device, context, GR_MEMORY_MANAGED, footprint, allocate, &request);
         if (rc == 0) {
                 rc = gr_accounted_add(gr_core.accounted, context->device, GR_MEMORY_MANAGED, request.ptr,

@@ -39,7 +39,10 @@ static inline int gr_memory_free(CUdeviceptr ptr)
         return 0;
 }
 
-/* -errno: the pool has refused the request that the runtime is about to pass to the driver in this thread; 0: no. */
+/*
+ * Set while this thread's runtime passes a request to the driver that the pool has refused already: the pool's -errno.
+ * Else 0.
+ */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) int gr_memory_runtime_refused;
 
 #endif

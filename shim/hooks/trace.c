@@ -75,6 +75,7 @@ GR_NOT_CHECKED void gr_trace_init(void)
         if (!gr_options.trace.text[0] ||
             gr_options_expand_path(gr_options.trace.text, getpid(), path, sizeof(path)) != 0)
                 return;
+        assert(fd < 0); /* opened once */
         fd = gr_trace_open_report("GPURECLAIM_TRACE", path);
         if (fd < 0)
                 return;

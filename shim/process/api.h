@@ -2,7 +2,7 @@
 #ifndef GR_API_H
 #define GR_API_H
 
-/* The core is set up, and reclaimables that were registered before are registered with it. */
+/* Called once, when the core is set up: registers with it the reclaimables that the program registered before. */
 void gr_api_init(void);
 
 #endif

@@ -140,7 +140,7 @@ static void wake(struct gr_core *core)
         retry_ns = 0;
         if (!helper.running && !helper.stop) {
                 helper.running = gr_workers_start_thread(helper_main, NULL);
-                if (!helper.running) /* no memory or too many threads: try again later */
+                if (!helper.running) /* no memory, or too many threads: tried again later */
                         retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
         }
         atomic_store_explicit(&helper_retry_ns, retry_ns, memory_order_relaxed);
