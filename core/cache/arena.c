@@ -593,8 +593,9 @@ static void drop(struct gr_arena *arena)
                 bin->fences = 0;
                 bin->cooldown = 0;
         }
-        assert(atomic_load(&arena->cached.bytes) == 0); /* what the keeper counts is what is in its bins */
-        assert(arena->fastbins.count == 0);             /* the segments went before */
+        /* The keeper counts the blocks in its bins, and these are empty */
+        assert(atomic_load(&arena->cached.bytes) == 0);
+        assert(arena->fastbins.count == 0); /* their segments were dropped before */
         gr_budget_pass_grant(device, &arena->cached, NULL, UINT64_MAX);
         gr_arena_unlock(arena);
 }

@@ -138,15 +138,15 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 
 /*
- * The generation of the next range that is handed out in context: the driver has one BUFFER_ID for a segment, this tells
- * its ranges apart. No lock from GR_RANK_ARENA up is held.
+ * The generation of the next range that is handed out in context: it tells the ranges of a segment apart, for which the
+ * driver has a single BUFFER_ID. No lock from GR_RANK_ARENA up is held.
  */
 uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
- * Whether so much more may lie in the fastbins of the arena. Those of all arenas together may hold a 256th of the peak
- * of live memory; each may hold 2 MiB or, where several threads allocate, one block of up to a 16th of the peak. The
- * arena's lock need not be held.
+ * Whether the fastbins of the arena may take so many bytes more. Those of all arenas together may hold a 256th of the
+ * peak of live memory; each may hold 2 MiB or, where several threads allocate, one block of up to a 16th of the peak.
+ * The arena's lock need not be held.
  */
 bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes);
 

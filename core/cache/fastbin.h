@@ -23,7 +23,7 @@
 #include "cache/ledger.h"
 
 #define GR_FASTBIN_LISTS_LOG2 6
-#define GR_FASTBIN_LOOK       8 /* blocks of other sizes that are passed */
+#define GR_FASTBIN_LOOK       8 /* most blocks of other sizes that a search skips */
 
 /* The list keeps both ends, so that a block which enters touches no other block than the last. */
 struct gr_fastbin_list {

@@ -15,15 +15,18 @@
 #include "fence/fence.h"
 
 /*
- * Requests up to this size are left to the bins; with GR_POOL_AUTO up to the larger one (docs/measurements.md,
- * small-requests), and where so many threads allocate that they would wait for each other at split's lock, up to 1 MiB:
- * that takes more memory.
+ * Bins serve requests up to GR_SPLIT_LEAST_BYTES, with GR_POOL_AUTO up to GR_SPLIT_LEAST_AUTO_BYTES
+ * (docs/measurements.md, small-requests). From GR_SPLIT_MANY_ARENAS on, so many threads allocate that they would wait
+ * for each other at the split's lock: then bins serve requests up to 1 MiB, which takes more memory.
  */
 #define GR_SPLIT_LEAST_BYTES      ((size_t)16 << 10)
 #define GR_SPLIT_LEAST_AUTO_BYTES ((size_t)64 << 10)
 #define GR_SPLIT_MANY_ARENAS      4
 
-/* Whether ptr is most likely a block of split's, and not one that the bins of its shard handed out. */
+/*
+ * Whether ptr lies in one of the newest expandable segments, so that it is most likely a range and not a block of a
+ * bin.
+ */
 static inline bool gr_pool_kind_in_expandable(struct gr_core *core, uint64_t ptr)
 {
         uint64_t bytes = (uint64_t)atomic_load_explicit(&core->expandable_pages, memory_order_relaxed) << GR_PAGE_SHIFT;
@@ -40,9 +43,9 @@ static inline bool gr_pool_kind_is_split(struct gr_context *context)
 }
 
 /*
- * Whether a request of so many bytes is split's, and not the bins', to serve. The bins need cheap barriers: without
- * them they would take fresh memory while freed blocks wait, which for small ones is many calls of the driver. But where
- * many threads allocate, the bins serve all small requests (GR_SPLIT_MANY_ARENAS).
+ * Whether split, and not a bin, serves a request of so many bytes. Bins serve only where barriers are cheap: elsewhere
+ * they would take fresh memory while freed blocks wait, with many calls of the driver for small ones. But if many
+ * threads allocate, the bins serve all small requests (GR_SPLIT_MANY_ARENAS).
  */
 static inline bool gr_pool_kind_split_serves(struct gr_context *context, size_t bytes)
 {

@@ -43,7 +43,8 @@ struct gr_context {
         struct gr_fence *fence;
         _Atomic unsigned arenas_quiesced; /* calls of gr_arenas_quiesce without their resume */
         _Atomic bool split_active;        /* new requests are served by split */
-        _Atomic size_t split_least_bytes; /* ... except those up to here, for gr_pool_kind_split_serves; only grows */
+        /* Bins serve requests up to this size all the same (gr_pool_kind_split_serves); only grows. */
+        _Atomic size_t split_least_bytes;
         struct gr_arena *_Atomic arenas[GR_SHARDS]; /* NULL until used; the first is always there */
         struct gr_arena *first_arena;
         _Atomic unsigned arena_count; /* arenas that are not NULL */
@@ -54,7 +55,9 @@ struct gr_context {
          * Written with the split's lock held.
          */
         _Atomic bool fastbins_closed;
-        /* What the driver has once a stream gets there: charged until then, as cached. Guarded by first_arena's lock. */
+        /*
+         * Freed in the order of a stream, charged as cached until the stream gets there. Guarded by first_arena's lock.
+         */
         struct gr_block *leaving;
         struct gr_spilled *spilled;
         struct gr_decay *decay;

@@ -22,13 +22,15 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define EXTENT_SHARE      96                    /* of what is charged; more would tie up too much, fewer cost time */
-#define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* giving back one holds the driver up */
+/* An extent is up to this share of what is charged: larger ones go back less often, smaller ones cost more calls. */
+#define EXTENT_SHARE      96
+#define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
 #define AHEAD_SHARE       32                    /* a 32nd of what is charged is mapped at once, ... */
 #define AHEAD_MOST_BYTES  (UINT64_C(32) << 20)  /* ... up to this, where the footprint may grow by so much ... */
 #define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and an eighth of what is charged */
-#define HOLES_LOOKED      128                   /* holes that one request looks at, in a microsecond or two */
-#define REFUSED_NS        UINT64_C(100000000) /* unless there is more room, a refused size is not tried again sooner */
+#define HOLES_LOOKED      128                   /* most holes that one request looks at: a microsecond or two */
+/* A refused size is tried again only after so long, or when the card has more free memory. */
+#define REFUSED_NS UINT64_C(100000000)
 
 /* Below, the split's lock is held unless a comment says otherwise. */
 

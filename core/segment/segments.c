@@ -71,7 +71,8 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
 
         gr_arena_lock(arena);
         blocks = gr_fastbin_empty(&arena->fastbins);
-        gr_budget_cache(arena->context->device, cached->bytes); /* first, or it would look live */
+        /* Added before it is taken off below, or it would count as live in between */
+        gr_budget_cache(arena->context->device, cached->bytes);
         gr_cached_add(cached, -(int64_t)cached->bytes);
         assert(!arena->fastbins.count);
         gr_arena_unlock(arena);

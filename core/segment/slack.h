@@ -15,7 +15,7 @@
 struct gr_context;
 
 /*
- * Whether the footprint may grow by growth_bytes for a request without passing what live memory ever needed, and a
+ * Whether the footprint, grown by growth_bytes for a request, stays within its bound: the peak of live memory, and a
  * share of it that depends on the time left to spend.
  */
 bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);

@@ -29,7 +29,7 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define BARRIER_SHARE  64  /* 1/64 of the peak of live memory: less that waits is not worth a barrier */
+#define BARRIER_SHARE  64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
 #define SLIGHT_SHARE   256 /* 1/256 of it: a request for less is served by what needs no barrier */
 #define BUSY_PAUSE_NS  UINT64_C(20000)
 #define QUEUE_LOOK     64 /* waiting ranges looked at before a barrier is laid for one */
