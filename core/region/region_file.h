@@ -16,7 +16,7 @@ struct gr_region_ticket {
         uint32_t version;
         uint32_t segment;       /* shmid */
         uint64_t ipc_namespace; /* inode of the IPC namespace in which the shmid is valid */
-        uint64_t cookie;        /* also in the segment, as the kernel uses numbers again */
+        uint64_t cookie;        /* also in the segment, as the kernel gives the same number to another segment later */
         uint64_t check;         /* a hash of the fields before */
 };
 

@@ -63,7 +63,7 @@ bool gr_expandable_ends_stuck(const struct gr_segment *segment, uint64_t ptr, ui
  */
 void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segment, uint64_t ptr, uint64_t last);
 
-/* Returns all memory and addresses of a segment that no split has any more; its context may be gone. */
+/* Returns all memory and addresses of a segment that is off the split's list; its context may be gone. */
 void gr_expandable_close(struct gr_context *context, struct gr_segment *segment);
 
 #endif

@@ -23,7 +23,7 @@
 #include "system/workers.h"
 
 #define PUBLISH_NS    UINT64_C(50000000)  /* pause between looks while something changes */
-#define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing does */
+#define QUIET_NS      UINT64_C(400000000) /* longest pause while nothing changes */
 #define GIVE_NS       UINT64_C(80000000)  /* longest that a neighbour's request waits for the GPU */
 #define GIVE_PAUSE_NS UINT64_C(500000)
 #define STOP_NS       200000000            /* longest wait of the exit for the threads */

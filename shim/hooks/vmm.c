@@ -338,7 +338,10 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         return result;
 }
 
-/* A new entry for imported memory, not in the table; NULL for memory that is not on a device, or without memory. */
+/*
+ * A new entry for imported memory, not in the table; NULL: the memory is not on a device, or the host has no memory for
+ * the entry.
+ */
 static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_handle, CUmemAllocationHandleType type)
 {
         CUmemAllocationProp prop;
