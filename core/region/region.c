@@ -314,7 +314,6 @@ int gr_region_read(struct gr_region *region, unsigned index, struct gr_member *r
         if (index >= GR_REGION_SLOTS || !(owner = atomic_load(&region->map->owners[index])))
                 return -ENOENT;
         slot = &region->map->slots[index];
-        memset(ret, 0, sizeof(*ret));
         ret->slot = index;
         ret->owner = owner;
         /* The pid comes from the owner word: the slot's own fields may still be those of the owner before. */

@@ -48,7 +48,7 @@ int gr_region_file_name(const char *group, const uint8_t uuid[16], char *buf, si
                 at += (size_t)snprintf(text + at, sizeof(text) - at,
                                        i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
         length = snprintf(buf, buf_bytes, "%s-%s.v%d", group, text, GR_REGION_VERSION);
-        return length > 0 && (size_t)length < buf_bytes ? 0 : -EINVAL;
+        return (size_t)length < buf_bytes ? 0 : -EINVAL;
 }
 
 int gr_region_parse_file_name(const char *file, char *ret_group, char *ret_uuid)

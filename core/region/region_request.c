@@ -183,7 +183,6 @@ static size_t find_candidates(struct gr_region *region, bool cached_only, struct
                     !answered(atomic_load(&region->map->slots[i].answer), atomic_load(&region->silent_sequence[i])))
                         continue;
                 ret[count].idle = now > member->active_ns && now - member->active_ns >= IDLE_NS;
-                ret[count].asked = false;
                 count++;
         }
         return count;

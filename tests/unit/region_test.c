@@ -1,7 +1,10 @@
 /* The region: its layout, who may open it, and what its members do to each other, with scripted peers and time. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -10,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -34,6 +38,165 @@ static enum gr_peer fake_peer(uint32_t pid, uint64_t *ret_start)
         return pid < 64 ? peers[pid] : GR_PEER_GONE;
 }
 
+/* The nth call of this function of the system from now on fails, once, with this error. */
+static struct {
+        const char *call;
+        int nth, error;
+} failure;
+
+static bool fails(const char *call)
+{
+        if (!failure.call || strcmp(failure.call, call) != 0 || --failure.nth > 0)
+                return false;
+        failure.call = NULL;
+        errno = failure.error;
+        return true;
+}
+
+static void fail(const char *call, int nth, int error)
+{
+        failure.call = call;
+        failure.nth = nth;
+        failure.error = error;
+}
+
+/* What other processes do at such a moment, once. */
+static void (*at_lock)(void), (*at_pause)(void), (*at_wait)(void);
+
+static void meanwhile(void (**what)(void))
+{
+        void (*act)(void) = *what;
+
+        *what = NULL;
+        if (act)
+                act();
+}
+
+static bool file_is_zero; /* of what is opened the file gets the descriptor 0, and not the folder */
+
+int open(const char *path, int flags, ...)
+{
+        mode_t mode = 0;
+        va_list rest;
+        int fd, other;
+
+        va_start(rest, flags);
+        if (flags & O_CREAT)
+                mode = va_arg(rest, mode_t);
+        va_end(rest);
+        if (fails("open"))
+                return -1;
+        fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+        if (fd != 0 || !file_is_zero)
+                return fd;
+        other = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        close(fd);
+        return other;
+}
+
+int openat(int folder, const char *path, int flags, ...)
+{
+        mode_t mode = 0;
+        va_list rest;
+        int fd;
+
+        va_start(rest, flags);
+        if (flags & O_CREAT)
+                mode = va_arg(rest, mode_t);
+        va_end(rest);
+        if (fails("openat"))
+                return -1;
+        fd = (int)syscall(SYS_openat, folder, path, flags, mode);
+        if (fd <= 0 || !file_is_zero || dup2(fd, 0) < 0)
+                return fd;
+        close(fd);
+        return 0;
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+        return fails("mkdir") ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+
+int lstat(const char *path, struct stat *status)
+{
+        return fails("lstat") ? -1 : fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
+}
+
+ssize_t pread(int fd, void *buffer, size_t bytes, off_t at)
+{
+        return fails("pread") ? -1 : (ssize_t)syscall(SYS_pread64, fd, buffer, bytes, at);
+}
+
+ssize_t pwrite(int fd, const void *buffer, size_t bytes, off_t at)
+{
+        return fails("pwrite") ? -1 : (ssize_t)syscall(SYS_pwrite64, fd, buffer, bytes, at);
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+        return fails("ftruncate") ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
+}
+
+static unsigned pauses;
+
+int usleep(useconds_t us)
+{
+        struct timespec time = {.tv_sec = us / 1000000, .tv_nsec = (long)(us % 1000000) * 1000};
+
+        pauses++;
+        meanwhile(&at_pause);
+        return nanosleep(&time, NULL);
+}
+
+/* Segments have numbers from 0 on, which the machine may have given away already: this one is called 0. */
+static bool first_segment;
+static int segment_zero = -1;
+
+int shmget(key_t key, size_t bytes, int flags)
+{
+        int id;
+
+        if (fails("shmget"))
+                return -1;
+        id = (int)syscall(SYS_shmget, key, bytes, flags);
+        if (id < 0 || !first_segment)
+                return id;
+        segment_zero = id;
+        return 0;
+}
+
+int shmctl(int id, int command, struct shmid_ds *status)
+{
+        return (int)syscall(SYS_shmctl, id == 0 && segment_zero >= 0 ? segment_zero : id, command, status);
+}
+
+static int lock_error; /* what flock says instead of locking; 0: it locks */
+static unsigned locks, shared_locks;
+
+int flock(int fd, int how)
+{
+        locks++;
+        if (how & LOCK_SH)
+                shared_locks++;
+        if (how & (LOCK_SH | LOCK_EX))
+                meanwhile(&at_lock);
+        if (!lock_error)
+                return (int)syscall(SYS_flock, fd, how);
+        errno = lock_error;
+        return -1;
+}
+
+static int attach_error; /* what shmat says; 0: it attaches */
+
+void *shmat(int id, const void *at, int how)
+{
+        if (!attach_error)
+                return (void *)syscall(SYS_shmat, id == 0 && segment_zero >= 0 ? segment_zero : id, at, how);
+        errno = attach_error;
+        return (void *)-1;
+}
+
 static struct gr_region *server; /* serves whenever somebody waits */
 static uint64_t server_gives;
 static uint64_t works_until_ns; /* before that it says that it works, and answers nothing */
@@ -55,6 +218,7 @@ static void serve(struct gr_region *region)
 /* Time goes by only here. */
 static void fake_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
 {
+        meanwhile(&at_wait);
         serve(server);
         for (uint64_t until = now_ns + timeout_ns; *word == seen && now_ns < until; serve(server))
                 now_ns += until - now_ns < 1000000 ? until - now_ns : 1000000;
@@ -77,24 +241,54 @@ static struct gr_identity identity(uint32_t pid)
 static int open_as(struct gr_region *region, uint32_t pid, const char *file)
 {
         struct gr_identity self = identity(pid);
+        int rc;
 
-        return gr_region_open(region, &ops, &self, dir, file, true);
+        memset(region, 0xa5, sizeof(*region)); /* whatever was there before */
+        rc = gr_region_open(region, &ops, &self, dir, file, true);
+        GR_CHECK_EQ(region->slot, -1);
+        return rc;
 }
 
-static struct gr_region *join_as(uint32_t pid, const char *file)
+/* Into this slot, which is free; -1: into any. */
+static struct gr_region *join_at(uint32_t pid, const char *file, int slot)
 {
         struct gr_region *region = calloc(1, sizeof(*region));
+        uint64_t before[GR_REGION_SLOTS];
 
         GR_CHECK_EQ(open_as(region, pid, file), 0);
+        for (int i = 0; i < GR_REGION_SLOTS; i++) {
+                before[i] = region->map->owners[i];
+                if (slot >= 0 && i != slot && before[i] == 0)
+                        region->map->owners[i] = 1; /* in a namespace where nobody sees whether it lives */
+        }
         GR_CHECK_EQ(gr_region_join(region, "test", 1), 0);
+        GR_CHECK(slot < 0 || region->slot == slot);
+        for (int i = 0; i < GR_REGION_SLOTS && slot >= 0; i++)
+                if (i != slot)
+                        region->map->owners[i] = before[i];
         peers[pid] = GR_PEER_ALIVE;
         return region;
+}
+
+/* The first two are in the first slot and in the last one, where these are free. */
+static struct gr_region *join_as(uint32_t pid, const char *file)
+{
+        int slot = pid == 1 ? 0 : pid == 2 ? GR_REGION_SLOTS - 1 : -1;
+        struct gr_region look;
+
+        GR_CHECK_EQ(open_as(&look, pid, file), 0);
+        if (slot >= 0 && look.map->owners[slot] != 0)
+                slot = -1;
+        gr_region_close(&look);
+        return join_at(pid, file, slot);
 }
 
 static void drop(struct gr_region *region)
 {
         gr_region_leave(region);
+        GR_CHECK_EQ(region->slot, -1);
         gr_region_close(region);
+        GR_CHECK(region->slot == -1 && !region->map);
         free(region);
 }
 
@@ -177,6 +371,8 @@ static void test_names(void)
 
         GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, file, sizeof(file)), 0);
         GR_CHECK_STR(file, "a-b.c-00010203-0405-0607-0809-0a0b0c0d0eff.v5");
+        GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, other, strlen(file) + 1), 0);
+        GR_CHECK_EQ(gr_region_file_name("a-b.c", uuid, other, strlen(file)), -EINVAL);
         GR_CHECK_EQ(gr_region_parse_file_name(file, group, text), 0);
         GR_CHECK_STR(group, "a-b.c");
         GR_CHECK_STR(text, "00010203-0405-0607-0809-0a0b0c0d0eff");
@@ -291,13 +487,18 @@ static void test_hostile_files(void)
         GR_CHECK_EQ(gr_region_open(&region, &ops, &self, dir, "absent", false), -ENOENT);
 }
 
+static void sign(struct gr_region_ticket *ticket)
+{
+        const unsigned char *bytes = (const unsigned char *)ticket;
+
+        ticket->check = UINT64_C(0xcbf29ce484222325);
+        for (size_t i = 0; i < offsetof(struct gr_region_ticket, check); i++)
+                ticket->check = (ticket->check ^ bytes[i]) * UINT64_C(0x100000001b3);
+}
+
 static void write_ticket(const char *name, struct gr_region_ticket ticket)
 {
-        const unsigned char *bytes = (const unsigned char *)&ticket;
-
-        ticket.check = UINT64_C(0xcbf29ce484222325);
-        for (size_t i = 0; i < offsetof(struct gr_region_ticket, check); i++)
-                ticket.check = (ticket.check ^ bytes[i]) * UINT64_C(0x100000001b3);
+        sign(&ticket);
         put_file(name, &ticket, sizeof(ticket));
 }
 
@@ -346,18 +547,6 @@ static void test_file_changes(void)
         one = join_as(1, "cut");
         GR_CHECK_EQ(used_slots(one), 1);
         drop(one);
-}
-
-static int lock_error; /* what flock says instead of locking; 0: it locks */
-static unsigned locks;
-
-int flock(int fd, int how)
-{
-        locks++;
-        if (!lock_error)
-                return (int)syscall(SYS_flock, fd, how);
-        errno = lock_error;
-        return -1;
 }
 
 static void *let_go(void *arg)
@@ -414,16 +603,6 @@ static void test_made_at_once(void)
         lock_error = 0;
 }
 
-static int attach_error; /* what shmat says; 0: it attaches */
-
-void *shmat(int id, const void *at, int how)
-{
-        if (!attach_error)
-                return (void *)syscall(SYS_shmat, id, at, how);
-        errno = attach_error;
-        return (void *)-1;
-}
-
 /* The segment goes with its last process between a look at it and the use of it; or there is no room for it here. */
 static void test_not_attached(void)
 {
@@ -465,7 +644,6 @@ static void test_file_limit(void)
         GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
 }
 
-/* Tickets that are none of ours, with a right check. */
 /* Another user's segment that says it is ours, like the region but for the cookie; -1 where the test may not. */
 static int foreign_segment(const struct gr_region_map *like, uint64_t cookie)
 {
@@ -495,6 +673,7 @@ static int foreign_segment(const struct gr_region_map *like, uint64_t cookie)
         return found;
 }
 
+/* Tickets that are none of ours, with a right check. */
 static void test_hostile_tickets(void)
 {
         struct gr_region_ticket ticket = {.magic = GR_TICKET_MAGIC, .version = GR_REGION_VERSION, .cookie = 7};
@@ -502,6 +681,8 @@ static void test_hostile_tickets(void)
         struct gr_region region;
         struct stat status;
         int id = shmget(IPC_PRIVATE, sizeof(struct gr_region_map), IPC_CREAT | 0600), small, accounted;
+        struct shmid_ds segment;
+        void *like;
 
         small = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
         GR_CHECK(id >= 0 && small >= 0 && stat("/proc/self/ns/ipc", &status) == 0);
@@ -510,6 +691,11 @@ static void test_hostile_tickets(void)
         write_ticket("theirs2", ticket);
         GR_CHECK_EQ(open_as(&region, 1, "theirs2"), -EXDEV);
         ticket.ipc_namespace = status.st_ino;
+        /* The one that is too small begins as a region does. */
+        like = shmat(small, NULL, 0);
+        memcpy(like, (void *)one->map, offsetof(struct gr_region_map, owners));
+        ((struct gr_region_map *)like)->cookie = ticket.cookie;
+        shmdt(like);
         /* A segment of the right size that is none, one too small, one that is not there: made anew, they are left. */
         for (int i = 0; i < 3; i++) {
                 ticket.segment = i == 0 ? (uint32_t)id : i == 1 ? (uint32_t)small : UINT32_MAX;
@@ -518,6 +704,7 @@ static void test_hostile_tickets(void)
                 GR_CHECK(region.segment != (int)ticket.segment);
                 gr_region_close(&region);
         }
+        GR_CHECK(shmctl(id, IPC_STAT, &segment) == 0 && segment.shm_nattch == 0);
         /* A living region under a wrong cookie: not that one. */
         ticket.segment = (uint32_t)one->segment;
         write_ticket("anew", ticket);
@@ -535,6 +722,10 @@ static void test_hostile_tickets(void)
                 shmctl(accounted, IPC_RMID, NULL);
         }
         ticket.version = GR_REGION_VERSION + 1;
+        write_ticket("anew", ticket);
+        GR_CHECK_EQ(open_as(&region, 1, "anew"), -EPROTO);
+        ticket.version = GR_REGION_VERSION;
+        ticket.magic++;
         write_ticket("anew", ticket);
         GR_CHECK_EQ(open_as(&region, 1, "anew"), -EPROTO);
         drop(one);
@@ -605,10 +796,14 @@ static void test_slots(void)
         now_ns += UINT64_C(9000000000);
         GR_CHECK_EQ(gr_region_sweep(one), 0);
         gr_region_publish(three, NULL, false);
-        now_ns += UINT64_C(9000000000);
+        now_ns += UINT64_C(10000000000);
         GR_CHECK_EQ(gr_region_sweep(one), 0);
-        now_ns += UINT64_C(2000000000);
+        three->map->slots[three->slot].heartbeat_ns = 0; /* it has just claimed the slot */
+        GR_CHECK_EQ(gr_region_sweep(one), 0);
+        gr_region_publish(three, NULL, false);
+        now_ns += UINT64_C(10000000001);
         GR_CHECK_EQ(gr_region_sweep(one), 1);
+        gr_region_close(three);
         free(three);
 
         /* Together they find the dead, each looking after the next one. */
@@ -618,6 +813,14 @@ static void test_slots(void)
         gr_region_look_after_next(one);
         gr_region_look_after_next(two);
         GR_CHECK_EQ(used_slots(one), 2);
+        three = join_at(3, "slots", 100);
+        die(join_at(4, "slots", 99));
+        die(join_at(5, "slots", 101));
+        gr_region_look_after_next(one);
+        GR_CHECK_EQ(used_slots(one), 4); /* only as far as to the next one that lives */
+        gr_region_look_after_next(three);
+        GR_CHECK_EQ(used_slots(one), 3);
+        drop(three);
 
         /* The last one closes the door; a file that was removed is noticed. */
         snprintf(path, sizeof(path), "%s/slots", dir);
@@ -645,6 +848,19 @@ static void test_full(void)
                 }
         GR_CHECK_EQ(open_as(two, 2, "full"), 0);
         GR_CHECK_EQ(gr_region_join(two, "late", 1), -ENOSPC);
+        GR_CHECK_EQ(two->slot, -1);
+        /* Whichever slot is the only free one is found; one of a process that is gone is free. */
+        peers[9] = GR_PEER_GONE;
+        for (int i = 1; i < GR_REGION_SLOTS; i++) {
+                uint64_t word = one->map->owners[i];
+
+                one->map->owners[i] = i % 2 ? 0 : (one->token & ~UINT64_C(0x3fffff)) | 9;
+                GR_CHECK_EQ(gr_region_join(two, "late", 1), 0);
+                GR_CHECK_EQ(two->slot, i);
+                gr_region_leave(two);
+                GR_CHECK_EQ(used_slots(one), GR_REGION_SLOTS - 1);
+                one->map->owners[i] = word;
+        }
         now_ns += UINT64_C(11000000000);
         GR_CHECK_EQ(gr_region_join(two, "late", 1), 0);
         drop(two);
@@ -802,6 +1018,477 @@ static void test_find_dir(void)
         }
         GR_CHECK_EQ(rmdir(first), 0);
         GR_CHECK_EQ(rmdir(base), 0);
+}
+
+static void check_segment_gone(int id)
+{
+        struct shmid_ds status;
+
+        GR_CHECK(shmctl(id, IPC_STAT, &status) != 0);
+}
+
+/* A program without a standard input, or with one that it has closed, has the descriptor 0 to give. */
+static void test_descriptor_zero(void)
+{
+        char base[96], found[GR_REGION_PATH_BYTES], path[256];
+        int kept = fcntl(0, F_DUPFD_CLOEXEC, 3);
+
+        snprintf(path, sizeof(path), "%s/zero", dir);
+        snprintf(base, sizeof(base), "%s/zero-base", dir);
+        GR_CHECK_EQ(mkdir(base, 0700), 0);
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *one, *two;
+
+                close(0);
+                file_is_zero = i == 1;
+                one = join_as(1, "zero");
+                two = join_as(2, "zero");
+                GR_CHECK(gr_region_member(one) && gr_region_member(two));
+                GR_CHECK_EQ(used_slots(one), 2);
+                drop(two);
+                GR_CHECK_EQ(access(path, F_OK), 0);
+                GR_CHECK_EQ(truncate(path, 1), 0);
+                GR_CHECK(!gr_region_member(one));
+                die(one);
+                GR_CHECK_EQ(unlink(path), 0);
+                drop(join_as(1, "zero"));
+                GR_CHECK(access(path, F_OK) != 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+                GR_CHECK_EQ(rmdir(found), 0);
+                file_is_zero = false;
+                GR_CHECK(fcntl(0, F_GETFD) < 0);
+                if (dup2(kept, 0) != 0)
+                        abort();
+        }
+        close(kept);
+        GR_CHECK_EQ(rmdir(base), 0);
+}
+
+/* What can fail when a region is made: said as what it is, and the next one makes it. */
+static void test_not_made(void)
+{
+        static const struct {
+                const char *call;
+                int nth, error, rc;
+        } failures[] = {
+                {"open", 1, EMFILE, -EMFILE},   {"openat", 1, EMFILE, -EMFILE}, {"shmget", 1, ENOSPC, -ENOSPC},
+                {"pwrite", 1, ENOSPC, -ENOSPC}, {"pwrite", 1, EDQUOT, -ENOSPC}, {"pwrite", 1, EIO, -EIO},
+                {"pread", 1, EIO, -EIO},
+        };
+        struct gr_region region, other;
+        struct rlimit before, least;
+        char path[256], sub[GR_REGION_PATH_BYTES + 1], name[GR_REGION_FILE_BYTES + 1];
+        struct gr_identity self = identity(1);
+        struct stat status;
+
+        snprintf(path, sizeof(path), "%s/unmade", dir);
+        for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+                fail(failures[i].call, failures[i].nth, failures[i].error);
+                GR_CHECK_EQ(open_as(&region, 1, "unmade"), failures[i].rc);
+                GR_CHECK(!failure.call && !region.map);
+                if (stat(path, &status) == 0)
+                        GR_CHECK_EQ(status.st_size, 0);
+                GR_CHECK_EQ(open_as(&region, 1, "unmade"), 0);
+                gr_region_close(&region);
+                GR_CHECK_EQ(unlink(path), 0);
+        }
+        attach_error = ENOMEM;
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), -ENOMEM);
+        attach_error = 0;
+
+        /* No segment is left of one whose number could not be written, nor where the file cannot be emptied again. */
+        first_segment = true;
+        fail("pwrite", 1, EIO);
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), -EIO);
+        check_segment_gone(0);
+        first_segment = false;
+        segment_zero = -1;
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, RLIM_INFINITY}), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), -EFBIG);
+        GR_CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+        least = before;
+        least.rlim_cur = sizeof(struct gr_region_ticket);
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &least), 0);
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), 0); /* there is just enough room */
+        before.rlim_cur = before.rlim_max;
+        GR_CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+        gr_region_close(&region);
+        unlink(path);
+
+        /* The very first segment of a machine has the number 0. Two regions are told apart by more than their number. */
+        first_segment = true;
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), 0);
+        first_segment = false;
+        GR_CHECK_EQ(region.segment, 0);
+        GR_CHECK_EQ(open_as(&other, 2, "unmade"), 0);
+        GR_CHECK(other.segment == 0 && other.cookie == region.cookie && region.cookie != 0);
+        gr_region_close(&other);
+        gr_region_close(&region);
+        segment_zero = -1;
+        unlink(path);
+
+        /* Names that are too long, and a folder below a file. */
+        memset(sub, 'x', sizeof(sub));
+        sub[sizeof(sub) - 1] = '\0';
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, sub, "x", true), -ENAMETOOLONG);
+        memset(name, 'x', sizeof(name));
+        name[GR_REGION_FILE_BYTES] = '\0';
+        GR_CHECK_EQ(open_as(&region, 1, name), -ENAMETOOLONG);
+        GR_CHECK_EQ(open_as(&region, 1, "a/b"), -ENAMETOOLONG);
+        put_file("plain", "", 0);
+        snprintf(sub, sizeof(sub), "%s/plain/sub", dir);
+        GR_CHECK_EQ(gr_region_open(&region, &ops, &self, sub, "x", true), -ENOTDIR);
+}
+
+static struct gr_region beside;
+
+static void make_beside(void)
+{
+        GR_CHECK_EQ(open_as(&beside, 2, "meanwhile"), 0);
+}
+
+static int held_lock = -1;
+
+static void make_beside_and_lock(void)
+{
+        char path[256];
+
+        close(held_lock);
+        make_beside();
+        snprintf(path, sizeof(path), "%s/meanwhile", dir);
+        held_lock = open(path, O_RDWR | O_CLOEXEC);
+        GR_CHECK_EQ(flock(held_lock, LOCK_EX), 0);
+}
+
+static void replace_file(void)
+{
+        put_file("meanwhile", "", 0);
+}
+
+static void let_go_of_lock(void)
+{
+        close(held_lock);
+        held_lock = -1;
+}
+
+static void hold_lock(int how)
+{
+        char path[256];
+
+        snprintf(path, sizeof(path), "%s/meanwhile", dir);
+        held_lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        GR_CHECK(held_lock >= 0 && flock(held_lock, how) == 0);
+}
+
+/* What another process does between two steps of this one. */
+static void test_meanwhile(void)
+{
+        struct gr_region *one, *two, region;
+        char path[256];
+
+        snprintf(path, sizeof(path), "%s/meanwhile", dir);
+        /* It makes the region before this one has the lock, or while this one waits for it and never gets it. */
+        for (int i = 0; i < 2; i++) {
+                if (i == 0) {
+                        at_lock = make_beside;
+                } else {
+                        hold_lock(LOCK_EX);
+                        at_pause = make_beside_and_lock;
+                }
+                GR_CHECK_EQ(open_as(&region, 1, "meanwhile"), 0);
+                GR_CHECK(!at_lock && !at_pause);
+                GR_CHECK(region.segment == beside.segment && region.map != beside.map);
+                gr_region_close(&region);
+                gr_region_close(&beside);
+                if (held_lock >= 0)
+                        let_go_of_lock();
+                GR_CHECK_EQ(unlink(path), 0);
+        }
+
+        /* It leaves and removes the file just before this one joins: that would join what nobody finds. */
+        shared_locks = 0;
+        one = join_as(1, "meanwhile");
+        GR_CHECK(shared_locks > 0);
+        GR_CHECK_EQ(open_as(&region, 2, "meanwhile"), 0);
+        at_lock = replace_file;
+        GR_CHECK_EQ(gr_region_join(&region, "test", 1), -ESTALE);
+        GR_CHECK(!at_lock && region.slot == -1);
+        GR_CHECK_EQ(used_slots(one), 1);
+        gr_region_close(&region);
+        die(one);
+        unlink(path);
+
+        /* It leaves while this one joins: this one waits for a moment, and for the end of that. */
+        one = join_as(1, "meanwhile");
+        hold_lock(LOCK_EX);
+        at_pause = let_go_of_lock;
+        two = join_as(2, "meanwhile");
+        GR_CHECK(!at_pause);
+
+        /* While another joins, the file stays; and one who has left has nothing more to say. */
+        drop(two);
+        hold_lock(LOCK_SH);
+        gr_region_leave(one);
+        GR_CHECK_EQ(access(path, F_OK), 0);
+        let_go_of_lock();
+        GR_CHECK_EQ(used_slots(one), 0);
+        gr_region_leave(one);
+        GR_CHECK_EQ(access(path, F_OK), 0);
+        gr_region_close(one);
+        free(one);
+        unlink(path);
+}
+
+/* Where the file cannot be looked at it is as it was, unless it is known to be another one. */
+static void test_not_looked_at(void)
+{
+        struct gr_region *one = join_as(1, "look");
+        struct gr_region_ticket ticket;
+        char path[256], moved[256];
+        uint64_t before = one->cookie;
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/look", dir);
+        snprintf(moved, sizeof(moved), "%s/look-moved", dir);
+        GR_CHECK(gr_region_member(one));
+        fail("lstat", 1, EACCES);
+        GR_CHECK(gr_region_member(one) && !failure.call);
+        fail("open", 1, EMFILE);
+        GR_CHECK(gr_region_member(one) && !failure.call);
+        fail("openat", 1, EMFILE);
+        GR_CHECK(gr_region_member(one) && !failure.call);
+        fail("pread", 1, EIO);
+        GR_CHECK(gr_region_member(one) && !failure.call);
+        fail("open", 1, EMFILE);
+        GR_CHECK_EQ(gr_region_join(one, "test", 1), -ESTALE);
+
+        /* Another segment under the same number of the region, or the other way round. */
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        GR_CHECK_EQ(pread(fd, &ticket, sizeof(ticket), 0), (ssize_t)sizeof(ticket));
+        for (int i = 0; i < 2; i++) {
+                struct gr_region_ticket other = ticket;
+
+                if (i == 0)
+                        other.segment++;
+                else
+                        other.cookie++;
+                sign(&other);
+                GR_CHECK_EQ(pwrite(fd, &other, sizeof(other), 0), (ssize_t)sizeof(other));
+                GR_CHECK(!gr_region_member(one));
+        }
+        GR_CHECK_EQ(pwrite(fd, &ticket, sizeof(ticket), 0), (ssize_t)sizeof(ticket));
+        close(fd);
+        GR_CHECK(gr_region_member(one) && one->cookie == before);
+
+        /* Replaced, and no descriptor to look into it with. */
+        GR_CHECK_EQ(rename(path, moved), 0);
+        put_file("look", "", 0);
+        fail("open", 1, EMFILE);
+        GR_CHECK(!gr_region_member(one));
+        failure.call = NULL;
+        GR_CHECK_EQ(rename(moved, path), 0);
+        drop(one);
+        GR_CHECK(access(path, F_OK) != 0);
+}
+
+static _Atomic uint64_t *claimed_heartbeat;
+static uint64_t seen_heartbeat;
+
+static uint64_t now_at_claim(void)
+{
+        seen_heartbeat = *claimed_heartbeat;
+        return now_ns;
+}
+
+/* Who claims a slot takes over nothing of its last owner. */
+static void test_claim(void)
+{
+        struct gr_region_ops looking = ops;
+        struct gr_region *one = join_as(1, "claim"), *two = calloc(1, sizeof(*two));
+        char name[64] = "a name of more than thirty-one characters";
+        struct gr_request request;
+        struct gr_member member;
+        struct gr_slot *slot;
+
+        GR_CHECK_EQ(open_as(two, 2, "claim"), 0);
+        for (int i = 1; i < GR_REGION_SLOTS; i++) {
+                memset(&two->map->slots[i], 0x5a, sizeof(*slot));
+                two->map->accounts[i] = UINT64_C(0x5a5a5a5a5a5a5a5a);
+                two->map->owners[i] = i < GR_REGION_SLOTS - 1;
+        }
+        slot = &two->map->slots[GR_REGION_SLOTS - 1];
+        looking.now_ns = now_at_claim;
+        claimed_heartbeat = &slot->heartbeat_ns;
+        two->ops = &looking;
+        seen_heartbeat = 1;
+        now_ns += 3;
+        GR_CHECK_EQ(gr_region_join(two, name, 1000), 0);
+        two->ops = &ops;
+        GR_CHECK_EQ(two->slot, GR_REGION_SLOTS - 1);
+        GR_CHECK_EQ(seen_heartbeat, 0); /* it had none until all was written */
+        for (int i = 1; i < GR_REGION_SLOTS - 1; i++)
+                two->map->owners[i] = 0;
+        GR_CHECK(!gr_region_take(two, &request));
+        GR_CHECK_EQ(gr_region_read(one, GR_REGION_SLOTS - 1, &member), 0);
+        GR_CHECK_EQ(gr_region_read(one, GR_REGION_SLOTS, &member), -ENOENT);
+        GR_CHECK_EQ(member.slot, GR_REGION_SLOTS - 1);
+        GR_CHECK_EQ(member.owner, two->token);
+        GR_CHECK_EQ(slot->pid, 2);
+        GR_CHECK_EQ(member.identity.start_ticks, 1002);
+        GR_CHECK_EQ(member.identity.pid_namespace, two->self.pid_namespace);
+        GR_CHECK_EQ(member.share, 1000);
+        GR_CHECK_EQ(member.reserved_bytes, 0);
+        GR_CHECK_EQ(member.heartbeat_ns, now_ns);
+        GR_CHECK_EQ(member.active_ns, now_ns);
+        GR_CHECK_EQ(slot->name[GR_REGION_NAME_BYTES / 8 - 1] >> 56, 0);
+        name[GR_REGION_NAME_BYTES - 1] = '\0';
+        GR_CHECK_STR(member.name, name);
+        for (int i = 0; i < GR_SHARED_FIGURES; i++)
+                GR_CHECK_EQ(member.figures[i], i == GR_FIGURE_driver ? UINT64_MAX : 0);
+        gr_region_request(one, GR_REGION_SLOTS - 1, &(struct gr_request){0});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(request.orders == 0 && request.level == 0 && request.want_bytes == 0);
+        gr_region_answer(two, &request, 0);
+
+        /* What is in a slot is read with care: a share that may divide, names that may be shown. */
+        slot->share = 0;
+        GR_CHECK(gr_region_read(one, GR_REGION_SLOTS - 1, &member) == 0 && member.share == 1);
+        slot->share = 1001;
+        GR_CHECK(gr_region_read(one, GR_REGION_SLOTS - 1, &member) == 0 && member.share == 1);
+        slot->figures[0] = UINT64_C(1) << 62;
+        slot->figures[1] = (UINT64_C(1) << 62) - 1;
+        memcpy(name, "a b\x1f\x7e\x7f\xc3", 8);
+        memcpy((void *)slot->name, name, 8);
+        GR_CHECK_EQ(gr_region_read(one, GR_REGION_SLOTS - 1, &member), 0);
+        GR_CHECK_EQ(member.figures[0], 0);
+        GR_CHECK_EQ(member.figures[1], (UINT64_C(1) << 62) - 1);
+        GR_CHECK_STR(member.name, "a b?~??");
+        drop(two);
+        two = calloc(1, sizeof(*two));
+        GR_CHECK_EQ(open_as(two, 2, "claim"), 0);
+        GR_CHECK_EQ(gr_region_join(two, "", 1), 0);
+        GR_CHECK_EQ(gr_region_read(one, (unsigned)two->slot, &member), 0);
+        GR_CHECK_STR(member.name, "");
+        drop(two);
+        drop(one);
+}
+
+static void test_publish(void)
+{
+        struct gr_region *one = join_as(1, "publish"), *two = join_as(2, "publish");
+        uint64_t figures[GR_SHARED_FIGURES], joined = now_ns;
+        struct gr_member member;
+
+        for (uint64_t i = 0; i < GR_SHARED_FIGURES; i++)
+                figures[i] = 100 + i;
+        gr_region_waiting(one, 7);
+        for (int changed = 0; changed < 2; changed++) {
+                now_ns += 5;
+                gr_region_publish(one, figures, changed);
+                GR_CHECK_EQ(gr_region_read(two, 0, &member), 0);
+                GR_CHECK_EQ(member.heartbeat_ns, now_ns);
+                GR_CHECK_EQ(member.active_ns, changed ? now_ns : joined);
+        }
+        for (uint64_t i = 0; i < GR_SHARED_FIGURES; i++)
+                GR_CHECK_EQ(member.figures[i], i == GR_FIGURE_waiting ? 7 : 100 + i);
+        /* What a process that is gone was waiting for, nobody waits for any more. */
+        GR_CHECK(gr_region_awaited(two));
+        die(one);
+        gr_region_sweep(two);
+        GR_CHECK(!gr_region_awaited(two));
+        drop(two);
+}
+
+/* A process that is no member, or no longer, changes nothing of the region. */
+static void test_no_slot(void)
+{
+        static struct gr_region_map before;
+        struct gr_region *one = join_as(1, "none"), *lost = join_as(2, "none"), *dead = join_at(3, "none", 100);
+        uint64_t figures[GR_SHARED_FIGURES] = {1, 2, 3};
+        struct gr_request request = {.sequence = 4711};
+        struct gr_region never;
+
+        GR_CHECK_EQ(open_as(&never, 4, "none"), 0);
+        gr_region_waiting(one, MIB); /* so that whoever looks has somebody to see */
+        peers[3] = GR_PEER_GONE;
+        one->map->owners[lost->slot] = identity(9).pid; /* another one's by now */
+        gr_region_request(one, (unsigned)lost->slot, &(struct gr_request){.want_bytes = GIB});
+        memcpy(&before, (void *)one->map, sizeof(before));
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *none = i ? lost : &never;
+
+                gr_region_publish(none, figures, true);
+                gr_region_look_after_next(none);
+                gr_region_adjust(none, (int64_t)GIB);
+                GR_CHECK_EQ(gr_region_reserve(none, GIB, UINT64_MAX), -ENOTCONN);
+                GR_CHECK(!gr_region_take(none, &request));
+                GR_CHECK(!gr_region_member(none));
+        }
+        gr_region_waiting(&never, (int64_t)GIB);
+        gr_region_wake_self(&never);
+        gr_region_answer(&never, &request, GIB);
+        GR_CHECK_EQ(gr_region_seen(&never), 0);
+        gr_region_wait(&never, 0, 5);
+        GR_CHECK_EQ(gr_region_ask(&never, GIB, 100, false), 0);
+        gr_region_leave(&never);
+        GR_CHECK_EQ(memcmp(&before, (void *)one->map, sizeof(before)), 0);
+        gr_region_close(&never);
+        one->map->owners[lost->slot] = 0;
+        gr_region_close(lost);
+        free(lost);
+        die(dead);
+        drop(one);
+}
+
+/* Two threads of one process charge and release its account at once: no byte is lost. */
+static void *charge(void *arg)
+{
+        for (int i = 0; i < 200000; i++)
+                gr_region_adjust(arg, 4096);
+        return NULL;
+}
+
+static void test_two_threads(void)
+{
+        struct gr_region *one = join_as(1, "threads");
+        pthread_t thread;
+
+        pthread_create(&thread, NULL, charge, one);
+        charge(one);
+        pthread_join(thread, NULL);
+        GR_CHECK_EQ(gr_region_sum(one, false), 2 * UINT64_C(200000) * 4096);
+        drop(one);
+}
+
+static unsigned refusals;
+
+/* Each time that this process waits, another one has died that still had all of the limit. */
+static void die_once_more(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+{
+        struct gr_region *full = join_at(3, "tries", 200);
+
+        (void)word, (void)seen, (void)timeout_ns;
+        refusals++;
+        gr_region_adjust(full, (int64_t)GIB);
+        die(full);
+}
+
+/* The tries have an end. */
+static void test_tries(void)
+{
+        struct gr_region_ops dying = ops;
+        struct gr_region *one = join_as(1, "tries");
+
+        dying.wait = die_once_more;
+        one->ops = &dying;
+        die_once_more(NULL, 0, 0);
+        GR_CHECK_EQ(gr_region_reserve(one, MIB, GIB), -EDQUOT);
+        GR_CHECK(refusals > 2);
+        one->ops = &ops;
+        GR_CHECK_EQ(gr_region_sweep(one), 1);
+        GR_CHECK_EQ(gr_region_sum(one, false), 0);
+        drop(one);
 }
 
 #define RACERS 4
@@ -1058,7 +1745,7 @@ static void test_sweep_again(void)
         now_ns += UINT64_C(499000000);
         GR_CHECK_EQ(gr_region_sweep_again(one), 0);
         /* Silent for a second, and the last look at all less than half a second ago. */
-        one->swept_ns = now_ns += UINT64_C(2000000);
+        one->swept_ns = now_ns += UINT64_C(1000000);
         GR_CHECK_EQ(gr_region_sweep_again(one), 1);
         gr_region_waiting(one, -(int64_t)MIB);
         die(join_as(2, "again"));
@@ -1099,6 +1786,7 @@ static void test_orders(void)
         GR_CHECK_EQ(request.new_limit, 5 * GIB);
         GR_CHECK_EQ(request.want_bytes, 2 * GIB);
         GR_CHECK_EQ(request.level, 3);
+        GR_CHECK_EQ(request.new_threshold, 0);
         patience = (struct gr_patience){now_ns, 10, now_ns + 10};
         GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
         gr_region_answer(two, &request, 7);
@@ -1109,6 +1797,26 @@ static void test_orders(void)
                           &(struct gr_request){.want_bytes = UINT64_MAX, .level = UINT32_MAX});
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK(request.want_bytes <= UINT64_C(1) << 50);
+        GR_CHECK_EQ(request.level, 0);
+        gr_region_answer(two, &request, 0);
+
+        /* Each order with its own value, and none of it comes again. */
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){
+                                  .orders = GR_ORDER_THRESHOLD, .new_limit = 1, .new_threshold = 3 * GIB, .level = 32});
+        GR_CHECK(woken == &one->map->slots[two->slot].request);
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD);
+        GR_CHECK_EQ(request.new_threshold, 3 * GIB);
+        GR_CHECK_EQ(request.new_limit, 5 * GIB);
+        GR_CHECK_EQ(request.level, 32);
+        gr_region_answer(two, &request, 0);
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.level = 33});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK(request.orders == 0 && request.level == 0 && request.want_bytes == 0);
+        gr_region_answer(two, &request, 0);
+        gr_region_wake_self(two);
+        GR_CHECK(gr_region_take(two, &request));
         GR_CHECK_EQ(request.level, 0);
         drop(two);
         drop(one);
@@ -1129,6 +1837,15 @@ int main(void)
         test_file_changes();
         test_made_at_once();
         test_not_attached();
+        test_descriptor_zero();
+        test_not_made();
+        test_meanwhile();
+        test_not_looked_at();
+        test_claim();
+        test_publish();
+        test_no_slot();
+        test_two_threads();
+        test_tries();
         test_leave_replaced();
         test_file_limit();
         test_hostile_tickets();
