@@ -1,7 +1,6 @@
 /* The region: its layout, who may open it, and what its members do to each other, with scripted peers and time. */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -201,18 +200,28 @@ static struct gr_region *server; /* serves whenever somebody waits */
 static uint64_t server_gives;
 static uint64_t works_until_ns; /* before that it says that it works, and answers nothing */
 
-static void serve(struct gr_region *region)
+static struct gr_region *prompt[2]; /* answer at once, whatever the server does */
+
+static void answer(struct gr_region *region)
 {
         struct gr_request request;
         uint64_t given;
 
-        if (region && now_ns < works_until_ns)
-                gr_region_publish(region, NULL, false);
-        if (!region || now_ns < works_until_ns || !gr_region_take(region, &request))
+        if (!region || !gr_region_take(region, &request))
                 return;
         given = request.want_bytes < server_gives ? request.want_bytes : server_gives;
         server_gives -= given;
         gr_region_answer(region, &request, given);
+}
+
+static void serve(struct gr_region *region)
+{
+        if (region && now_ns < works_until_ns)
+                gr_region_publish(region, NULL, false);
+        else
+                answer(region);
+        answer(prompt[0]);
+        answer(prompt[1]);
 }
 
 /* Time goes by only here. */
@@ -1491,6 +1500,60 @@ static void test_tries(void)
         drop(one);
 }
 
+static char wanted_dir[160];
+static int base_lock = -1;
+
+static void make_wanted_dir(void)
+{
+        GR_CHECK_EQ(mkdir(wanted_dir, 0700), 0);
+        close(base_lock);
+}
+
+/* Errors other than that of a name which others have are told, and nothing is made elsewhere. */
+static void test_find_dir_fails(void)
+{
+        static const struct {
+                const char *call;
+                int nth, error;
+        } failures[] = {{"open", 1, EMFILE}, {"open", 2, EMFILE}, {"mkdir", 1, ENOSPC}};
+        char base[80], found[GR_REGION_PATH_BYTES], again[GR_REGION_PATH_BYTES];
+        int rc;
+
+        snprintf(base, sizeof(base), "%s/fails", dir);
+        snprintf(wanted_dir, sizeof(wanted_dir), "%s/gpureclaim-%lu", base, (unsigned long)geteuid());
+        GR_CHECK_EQ(mkdir(base, 0700), 0);
+        for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+                fail(failures[i].call, failures[i].nth, failures[i].error);
+                GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), -failures[i].error);
+                GR_CHECK(!failure.call);
+                GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), -ENOENT);
+        }
+
+        /* Another process of this user makes it, and has the lock: it is waited for, and its folder taken. */
+        base_lock = open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        GR_CHECK(base_lock >= 0 && flock(base_lock, LOCK_EX) == 0);
+        at_pause = make_wanted_dir;
+        memset(found, 'x', sizeof(found) - 1);
+        GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+        GR_CHECK(!at_pause);
+        GR_CHECK_STR(found, wanted_dir);
+        GR_CHECK_EQ(rmdir(found), 0);
+
+        /* A lock that is free is taken once. */
+        locks = 0;
+        GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
+        GR_CHECK(locks <= 2);
+        GR_CHECK_EQ(rmdir(wanted_dir), 0);
+        GR_CHECK_EQ(rmdir(base), 0);
+
+        memset(again, 'y', sizeof(again) - 1);
+        rc = gr_region_default_dir(false, again, sizeof(again));
+        memset(found, 'x', sizeof(found) - 1);
+        GR_CHECK_EQ(gr_region_find_dir("/dev/shm", false, found, sizeof(found)), rc);
+        if (rc == 0)
+                GR_CHECK_STR(again, found);
+}
+
 #define RACERS 4
 #define ROUNDS 2000
 
@@ -1554,11 +1617,20 @@ static void publish_cached(struct gr_region *region, uint64_t cached, uint64_t a
         region->map->slots[region->slot].active_ns = active_ns;
 }
 
+static _Atomic uint32_t *asked[2];
+static uint32_t asked_before;
+
+static void both_are_asked(void)
+{
+        GR_CHECK_EQ(*asked[0] + *asked[1], asked_before + 2);
+}
+
 static void test_ask(void)
 {
         struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask"), *three = join_as(3, "ask");
         struct gr_request request;
         uint64_t begin;
+        size_t heap;
 
         /* Who answers: the one with more cached, and only that one is woken. */
         now_ns += UINT64_C(5000000000);
@@ -1612,6 +1684,47 @@ static void test_ask(void)
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), GIB);
         GR_CHECK(!gr_region_take(two, &request));
 
+        /* Nothing is asked for nothing, or in no time; a byte, or a nanosecond, is something. */
+        GR_CHECK_EQ(gr_region_ask(one, 0, 100000000, false), 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 0, false), 0);
+        GR_CHECK(!gr_region_take(two, &request) && !gr_region_take(three, &request));
+        publish_cached(three, GIB, 0);
+        server_gives = GIB;
+        heap = mallinfo2().uordblks;
+        GR_CHECK_EQ(gr_region_ask(one, 1, 100000000, true), 1);
+        GR_CHECK_EQ(mallinfo2().uordblks, heap);
+        GR_CHECK_EQ(gr_region_ask(one, GIB / 2, 1, true), GIB / 2);
+
+        /* Who has cached memory comes first, busy as it may be; of a busy one the clock may be wrong. */
+        for (int i = 0; i < 2; i++) {
+                struct gr_region *first = i ? two : three, *last = i ? three : two;
+
+                publish_cached(first, GIB, now_ns);
+                publish_cached(last, 0, 0);
+                server = first;
+                server_gives = GIB;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(last, &request));
+                publish_cached(first, GIB, now_ns - UINT64_C(1000000000)); /* just long enough to be idle */
+                publish_cached(last, 9 * GIB, now_ns + UINT64_C(1000000000));
+                server_gives = GIB;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), GIB);
+                GR_CHECK(!gr_region_take(last, &request));
+        }
+
+        /* Where one is not enough, they are asked at once, before anybody is waited for. */
+        publish_cached(two, GIB, 0);
+        publish_cached(three, GIB, 0);
+        asked[0] = &two->map->slots[two->slot].request;
+        asked[1] = &three->map->slots[three->slot].request;
+        asked_before = *asked[0] + *asked[1];
+        at_wait = both_are_asked;
+        server = three;
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, true), GIB);
+        GR_CHECK(!at_wait);
+        serve(two);
+
         /* While one waits the others know; what began in a lost slot does not end below nothing. */
         GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
         gr_region_waiting(one, (int64_t)GIB);
@@ -1649,9 +1762,11 @@ static void test_ask(void)
         publish_cached(two, 0, 0);
         publish_cached(three, 9 * GIB, 0);
         peers[2] = peers[3] = GR_PEER_STOPPED;
+        asked_before = gr_region_seen(two) + gr_region_seen(three);
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
+        GR_CHECK_EQ(gr_region_seen(two) + gr_region_seen(three), asked_before);
         peers[2] = peers[3] = GR_PEER_ALIVE;
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
 
@@ -1669,6 +1784,8 @@ static void test_patience(void)
 {
         const uint64_t ms = 1000000, quiet = 100 * ms;
         struct gr_region *one = join_as(1, "patience"), *two = join_as(2, "patience"), *three = join_as(3, "patience");
+        struct gr_region *four;
+        struct gr_request request;
         uint64_t begin = now_ns;
 
         /* Both are asked at once; the one that works gives, and what the silent one costs is within that time. */
@@ -1695,6 +1812,41 @@ static void test_patience(void)
         GR_CHECK_EQ(now_ns - begin, 0);
         works_until_ns = 0;
         serve(two);
+
+        /* One that works without end leaves half of the time to those after it; so do those that are silent. */
+        three = join_as(3, "patience");
+        publish_cached(two, 2 * GIB, 0);
+        publish_cached(three, GIB, 0);
+        server = two;
+        prompt[0] = three;
+        server_gives = GIB;
+        works_until_ns = UINT64_MAX;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), GIB);
+        GR_CHECK_EQ(now_ns - begin, GR_REGION_ASK_NS / 2);
+        works_until_ns = 0;
+        serve(two);
+        prompt[0] = server = NULL;
+        publish_cached(two, 3 * GIB, 0);
+        publish_cached(three, 2 * GIB, 0);
+        four = join_as(4, "patience");
+        publish_cached(four, GIB, 0);
+        GR_CHECK_EQ(gr_region_ask(one, GIB, 2, true), 0);
+        GR_CHECK(gr_region_take(two, &request) && gr_region_take(three, &request) && !gr_region_take(four, &request));
+        for (int i = 0; i < 2; i++) {
+                prompt[i] = i ? three : two;
+                gr_region_answer(prompt[i], &(struct gr_request){.sequence = gr_region_seen(prompt[i])}, 0);
+        }
+
+        /* Those that answer at once, and give nothing, leave all of it to the last one. */
+        server_gives = 0;
+        begin = now_ns;
+        GR_CHECK_EQ(gr_region_ask(one, GIB, quiet, true), 0);
+        GR_CHECK_EQ(now_ns - begin, quiet);
+        prompt[0] = prompt[1] = NULL;
+        drop(four);
+        drop(three);
+        server = two;
 
         /* It dies, as far as can be seen, in the middle of the work. */
         begin = now_ns;
@@ -1822,12 +1974,20 @@ static void test_orders(void)
         drop(one);
 }
 
+static unsigned descriptors(void)
+{
+        unsigned count = 0;
+
+        for (int fd = 0; fd < 256; fd++)
+                count += fcntl(fd, F_GETFD) >= 0;
+        return count;
+}
+
 int main(void)
 {
+        unsigned before = descriptors();
         char command[96];
-        int lowest = dup(0), left;
 
-        close(lowest);
         strcpy(dir, "/tmp/gr-region-XXXXXX");
         if (!mkdtemp(dir))
                 return 1;
@@ -1854,14 +2014,14 @@ int main(void)
         test_full();
         test_accounts();
         test_find_dir();
+        test_find_dir_fails();
         test_lost_slot();
         test_race();
         test_ask();
         test_patience();
         test_sweep_again();
         test_orders();
-        left = dup(0);
-        GR_CHECK_EQ(left, lowest); /* no descriptor was lost */
+        GR_CHECK_EQ(descriptors(), before); /* none was lost */
         snprintf(command, sizeof(command), "rm -rf %s", dir);
         return system(command) != 0 || GR_CHECK_RESULT();
 }
