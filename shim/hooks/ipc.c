@@ -140,11 +140,9 @@ GR_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHand
 /* The driver's number of the memory that is open at ptr, new at each opening; 0: there is none. */
 static unsigned long long buffer_at(CUdeviceptr ptr)
 {
-        unsigned long long id = 0;
+        unsigned long long id;
 
-        if (gr_real.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr) != CUDA_SUCCESS)
-                return 0;
-        return id;
+        return gr_real.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr) == CUDA_SUCCESS ? id : 0;
 }
 
 /*

@@ -294,8 +294,15 @@ static void test_no_decay(void)
         GR_CHECK_EQ(status().cached_bytes, 16 * MIB);
 }
 
-/* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
- * the frees that pass the threshold go the fast path, and nothing else happens that could wake the helper. */
+static unsigned long (*call_count)(const char *symbol); /* of the driver's functions */
+
+static void find_call_count(void)
+{
+        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        if (!call_count)
+                gt_die("not the simulated device");
+}
+
 /* Whoever only asks about a block leaves it to be cached; of what is cached, ranges of a segment too, nobody is told.
  */
 static void test_questions(void)
@@ -307,8 +314,10 @@ static void test_questions(void)
         void *values[] = {&type, &range};
         CUmemGenericAllocationHandle handle;
         CUdeviceptr live, freed, base;
+        unsigned long calls;
         CUcontext context;
 
+        find_call_count();
         gt_open(&gt);
         live = allocate(bytes);
         freed = allocate(bytes);
@@ -328,7 +337,16 @@ static void test_questions(void)
                 GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live + at));
                 GR_CHECK_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, freed + at),
                             CUDA_ERROR_INVALID_VALUE);
+                /* Of an address that it does not know the driver says nothing here, and no error. */
+                range = 1;
+                GR_MUST(cuPointerGetAttributes(2, attributes, values, freed + at));
+                GR_CHECK_EQ(range, 0);
         }
+        /* About a first byte, which most questions are about, the driver is asked once. */
+        calls = call_count("cuPointerGetAttribute");
+        GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live));
+        GR_CHECK_EQ(call_count("cuPointerGetAttribute"), calls + 1);
+        GR_CHECK(cuIpcGetMemHandle(NULL, live) != CUDA_SUCCESS); /* nobody has got one */
         GR_MUST(cuMemFree(live));
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }
@@ -406,13 +424,11 @@ static void test_failing_hooks(void)
  */
 static void test_widths(void)
 {
-        unsigned long (*call_count)(const char *symbol), calls;
+        unsigned long calls;
         size_t pitch, told;
         CUdeviceptr ptr;
 
-        *(void **)&call_count = dlsym(RTLD_DEFAULT, "grSimCallCount");
-        if (!call_count)
-                gt_die("not the simulated device");
+        find_call_count();
         gt_open(&gt);
         GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
         for (unsigned element = 4; element <= 16; element *= 2) {
@@ -475,6 +491,8 @@ static void test_moves(void)
                 GR_MUST(cuMemFree(blocks[i]));
 }
 
+/* GPURECLAIM_RELEASE_THRESHOLD=64MiB GPURECLAIM_DECAY=0, on a card so large that no epoch is closed for what is freed:
+ * the frees that pass the threshold go the fast path, and nothing else happens that could wake the helper. */
 static void test_threshold(void)
 {
         enum { CLASSES = 3 };
@@ -510,6 +528,53 @@ static void test_threshold(void)
         for (int i = 0; i < 1000 && status().cached_bytes > 64 * MIB; i++)
                 gt_sleep_us(10000);
         GR_CHECK(status().cached_bytes <= 64 * MIB);
+}
+
+/* GPURECLAIM_SOFT_LIMIT=64MiB GPURECLAIM_DECAY=0: above it nothing is cached, and all of it may be in use. */
+static void test_soft_limit(void)
+{
+        CUdeviceptr blocks[3];
+
+        gt_open(&gt);
+        GR_CHECK_EQ(status().soft_limit_bytes, 64 * MIB);
+        for (int i = 0; i < 3; i++)
+                blocks[i] = allocate(48 * MIB);
+        for (int i = 0; i < 3; i++)
+                GR_MUST(cuMemFree(blocks[i]));
+        for (int i = 0; i < 1000 && status().reserved_bytes > 64 * MIB; i++)
+                gt_sleep_us(10000);
+        GR_CHECK(status().reserved_bytes <= 64 * MIB);
+}
+
+/* GPURECLAIM_POOL=auto. A program that asks for legacy IPC gets it of what it allocates from then on. */
+static void test_legacy_ipc(void)
+{
+        CUipcMemHandle handle;
+        CUdeviceptr ptr;
+
+        gt_open(&gt);
+        for (size_t i = 0; i < 60; i++) /* no size comes again, so bins waste it all */
+                GR_MUST(cuMemFree(allocate((3 + i) * MIB)));
+        ptr = allocate(101 * MIB);
+        GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE); /* it came from a segment */
+        GR_MUST(cuMemFree(ptr));
+        ptr = allocate(103 * MIB);
+        GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_SUCCESS);
+        GR_MUST(cuMemFree(ptr));
+}
+
+/* With a driver that tells no attributes: the size of a block is the one that was asked for, inside of it, too. */
+static void test_no_attributes(void)
+{
+        CUdeviceptr ptr, base = 0;
+        size_t size = 0;
+
+        gt_open(&gt);
+        ptr = allocate(3 * MIB + 512);
+        GR_MUST(cuMemGetAddressRange(&base, &size, ptr + MIB));
+        GR_CHECK_EQ(base, ptr);
+        GR_CHECK_EQ(size, 3 * MIB + 512);
+        GR_MUST(cuMemFree(ptr));
 }
 
 /* GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_SPILL=64MiB */
@@ -718,6 +783,12 @@ int main(int argc, char **argv)
                 test_moves();
         else if (strcmp(mode, "threshold") == 0)
                 test_threshold();
+        else if (strcmp(mode, "soft-limit") == 0)
+                test_soft_limit();
+        else if (strcmp(mode, "legacy-ipc") == 0)
+                test_legacy_ipc();
+        else if (strcmp(mode, "no-attributes") == 0)
+                test_no_attributes();
         else if (strcmp(mode, "spill") == 0)
                 test_spill();
         else if (strcmp(mode, "exit") == 0)
