@@ -106,7 +106,7 @@ int openat(int folder, const char *path, int flags, ...)
         if (fails("openat"))
                 return -1;
         fd = (int)syscall(SYS_openat, folder, path, flags, mode);
-        if (fd <= 0 || !file_is_zero || dup2(fd, 0) < 0)
+        if (fd <= 0 || !file_is_zero || fcntl(0, F_GETFD) >= 0 || dup2(fd, 0) < 0)
                 return fd;
         close(fd);
         return 0;
@@ -176,6 +176,7 @@ static unsigned locks, shared_locks;
 int flock(int fd, int how)
 {
         locks++;
+        GR_CHECK(fcntl(fd, F_GETFD) >= 0); /* it would be another one's by now */
         if (how & LOCK_SH)
                 shared_locks++;
         if (how & (LOCK_SH | LOCK_EX))
@@ -1058,7 +1059,7 @@ static void test_descriptor_zero(void)
                 GR_CHECK_EQ(access(path, F_OK), 0);
                 GR_CHECK_EQ(truncate(path, 1), 0);
                 GR_CHECK(!gr_region_member(one));
-                die(one);
+                drop(one);
                 GR_CHECK_EQ(unlink(path), 0);
                 drop(join_as(1, "zero"));
                 GR_CHECK(access(path, F_OK) != 0);
@@ -1322,8 +1323,9 @@ static void test_claim(void)
 
         GR_CHECK_EQ(open_as(two, 2, "claim"), 0);
         for (int i = 1; i < GR_REGION_SLOTS; i++) {
-                memset(&two->map->slots[i], 0x5a, sizeof(*slot));
-                two->map->accounts[i] = UINT64_C(0x5a5a5a5a5a5a5a5a);
+                memset(&two->map->slots[i], 5, sizeof(*slot));
+                two->map->slots[i].level = 3;
+                two->map->accounts[i] = UINT64_C(0x0505050505050505);
                 two->map->owners[i] = i < GR_REGION_SLOTS - 1;
         }
         slot = &two->map->slots[GR_REGION_SLOTS - 1];
@@ -1413,7 +1415,7 @@ static void test_publish(void)
 static void test_no_slot(void)
 {
         static struct gr_region_map before;
-        struct gr_region *one = join_as(1, "none"), *lost = join_as(2, "none"), *dead = join_at(3, "none", 100);
+        struct gr_region *one = join_at(1, "none", 200), *lost = join_as(2, "none"), *dead = join_at(3, "none", 0);
         uint64_t figures[GR_SHARED_FIGURES] = {1, 2, 3};
         struct gr_request request = {.sequence = 4711};
         struct gr_region never;
@@ -1451,9 +1453,14 @@ static void test_no_slot(void)
 }
 
 /* Two threads of one process charge and release its account at once: no byte is lost. */
+#define CHARGES 1000000
+
+static pthread_barrier_t together;
+
 static void *charge(void *arg)
 {
-        for (int i = 0; i < 200000; i++)
+        pthread_barrier_wait(&together);
+        for (int i = 0; i < CHARGES; i++)
                 gr_region_adjust(arg, 4096);
         return NULL;
 }
@@ -1463,10 +1470,12 @@ static void test_two_threads(void)
         struct gr_region *one = join_as(1, "threads");
         pthread_t thread;
 
+        pthread_barrier_init(&together, NULL, 2);
         pthread_create(&thread, NULL, charge, one);
         charge(one);
         pthread_join(thread, NULL);
-        GR_CHECK_EQ(gr_region_sum(one, false), 2 * UINT64_C(200000) * 4096);
+        pthread_barrier_destroy(&together);
+        GR_CHECK_EQ(gr_region_sum(one, false), (uint64_t)2 * CHARGES * 4096);
         drop(one);
 }
 
