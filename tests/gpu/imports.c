@@ -258,6 +258,10 @@ static void legacy(void)
                 return;
         }
         gt_footprint(&gt, &footprint);
+        GR_MUST(cuMemAlloc(&p, 2 * MIB)); /* where nothing is opened, what lies at the old address is not imported */
+        printf("%s: with a flag that there is not %d\n", name, (int)cuIpcOpenMemHandle(&p, offer.handle, 77));
+        imported("not opened", 0);
+        GR_MUST(cuMemFree(p));
         result = cuIpcOpenMemHandle(&p, offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         printf("%s: opened %d\n", name, (int)result);
         if (result != CUDA_SUCCESS) {
@@ -394,7 +398,7 @@ static void own_by_descriptor(void)
         const char *name = "own memory by its descriptor";
         CUmemGenericAllocationHandle memory, handles[2];
         size_t live = status().live_bytes;
-        CUdeviceptr mapped[2];
+        CUdeviceptr mapped[2], twice[2];
         CUresult result;
         int fd, count = 0;
 
@@ -412,6 +416,7 @@ static void own_by_descriptor(void)
                 if (result != CUDA_SUCCESS)
                         break;
                 mapped[count] = map(handles[count]);
+                twice[count] = map(handles[count]);
                 FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged for %d mappings",
                        gt_mib(status().live_bytes) - gt_mib(live), count + 1);
                 imported(name, 0);
@@ -419,6 +424,7 @@ static void own_by_descriptor(void)
         close(fd);
         while (count--) {
                 unmap(mapped[count]);
+                unmap(twice[count]);
                 GR_MUST(cuMemRelease(handles[count]));
         }
         FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",

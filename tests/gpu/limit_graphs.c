@@ -3,6 +3,7 @@
  * is never refused, and the memory of graphs that are gone makes room for others.
  *
  *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limit_graphs --limit=1GiB
+ *   ... limit_graphs --limit=1GiB --unordered     with a driver that does not tell the order of the nodes
  *
  * One line per check; exit status 1 when one failed.
  */
@@ -117,6 +118,15 @@ static void check_footprint(const char *name)
         else
                 gt_check(bytes <= limit + gt.context_bytes + slack_bytes, name, "%.1f MiB held (%s)", gt_mib(bytes),
                          gt_footprint_source(&gt));
+}
+
+static unsigned long launches(void)
+{
+        static unsigned long (*count)(const char *symbol);
+
+        if (!count)
+                *(void **)&count = dlsym(RTLD_DEFAULT, "grSimCallCount");
+        return count ? count("cuGraphLaunch") : 0;
 }
 
 /* Another way to say it: code 2 or 0, nothing else. */
@@ -250,7 +260,10 @@ static void while_it_is_held_up(CUgraphExec half)
         GR_MUST(cuMemAlloc(&rest, limit / 16 * 7));
         GR_MUST(cuLaunchHostFunc(stream, wait_for, &gate));
         for (int trimmed = 0; trimmed < 2; trimmed++) {
+                unsigned long before = launches();
+
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched, %d trims", trimmed);
+                gt_check(launches() <= before + 1, "held up", "the driver launches it once");
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched again, %d trims", trimmed);
                 GR_MUST(cuDeviceGraphMemTrim(gt.device));
         }
@@ -263,6 +276,81 @@ static void while_it_is_held_up(CUgraphExec half)
         GR_MUST(cuStreamDestroy(beside));
         sem_destroy(&gate);
         gt_sleep_us(BYPASS_US);
+}
+
+/* A graph that finds its memory gone gets it again, and runs once. */
+static void launched_once(CUgraphExec half)
+{
+        unsigned long before = launches();
+
+        gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "after a trim", "launched");
+        gt_check(launches() <= before + 1, "after a trim", "the driver launches it once");
+        GR_MUST(cuStreamSynchronize(stream));
+}
+
+/* The largest comes first and is gone when the last one comes: what counts is what there is at most at a time. */
+static void largest_first(void)
+{
+        CUgraphExec exec;
+        CUdeviceptr p;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        for (int i = 0; i < 2; i++) {
+                GR_MUST(cuMemAllocAsync(&p, i == 0 ? limit / 4 * 5 : GT_PAGE, stream));
+                GR_MUST(cuMemFreeAsync(p, stream));
+        }
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        launch("the largest first", exec, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuGraphExecDestroy(exec));
+        gt_sleep_us(BYPASS_US);
+}
+
+/* A graph in a graph, which drivers have since CUDA 12.9 where it allocates. */
+static void within_another(size_t bytes, CUresult expected)
+{
+#if CUDA_VERSION >= 12090
+        __typeof__(&cuGraphAddNode_v2) add_node;
+        void *found = dlsym(RTLD_DEFAULT, "cuGraphAddNode_v2");
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH,
+                                    .graph = {.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+        CUgraphExec exec;
+        CUgraphNode node;
+        CUgraph graph;
+
+        memcpy(&add_node, &found, sizeof add_node);
+        GR_MUST(cuGraphCreate(&graph, 0));
+        capture(bytes, 1, true, &params.graph.graph);
+        if (!add_node || add_node(&node, graph, NULL, NULL, 0, &params) != CUDA_SUCCESS) {
+                printf("-      a graph in a graph: this driver refuses it\n");
+                GR_MUST(cuGraphDestroy(params.graph.graph));
+                GR_MUST(cuGraphDestroy(graph));
+                return;
+        }
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        launch("a graph in a graph", exec, expected);
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        gt_sleep_us(BYPASS_US);
+#else
+        (void)bytes, (void)expected;
+#endif
+}
+
+/* Where the order of the nodes is not known, what might fit is not refused, and what cannot is. */
+static void without_an_order(void)
+{
+        CUgraphExec serial = build(limit / 4 * 3, 2, true), large = build(limit / 4 * 5, 1, true);
+
+        launch("one after the other, in an order that is not told", serial, CUDA_SUCCESS);
+        GR_MUST(cuStreamSynchronize(stream));
+        launch("too large in any order", large, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuGraphExecDestroy(serial));
+        GR_MUST(cuGraphExecDestroy(large));
 }
 
 /* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
@@ -363,15 +451,23 @@ static void against_creation(void)
 int main(int argc, char **argv)
 {
         CUgraphExec half, serial, both, many, other;
+        bool unordered = false;
         CUdeviceptr p;
         size_t before;
         void *block;
 
-        GT_OPTIONS(argc, argv, "--limit=SIZE", GT_OPTION("limit", limit));
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--unordered]", GT_OPTION("limit", limit),
+                   GT_OPTION("unordered", unordered));
         if (!limit)
                 gt_die("limit_graphs needs --limit=SIZE");
         gt_open(&gt);
         stream = gt_stream();
+        if (unordered) {
+                without_an_order();
+                GR_MUST(cuStreamDestroy(stream));
+                gt_close(&gt);
+                return GR_CHECK_RESULT();
+        }
         before = available();
 
         GR_MUST(cuMemAllocAsync(&p, limit / 8, stream));
@@ -398,8 +494,10 @@ int main(int argc, char **argv)
         beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
+        while_it_is_held_up(half); /* before any trim */
         while_it_runs(half);
-        while_it_is_held_up(half);
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        launched_once(half);
         after_another();
         keeps_nothing();
 
@@ -441,6 +539,9 @@ int main(int argc, char **argv)
         gt_sleep_us(BYPASS_US);
         uploaded_at_once(limit / 4 * 3, true);
         against_creation();
+        largest_first();
+        within_another(limit / 2, CUDA_SUCCESS);
+        within_another(limit / 4 * 5, CUDA_ERROR_OUT_OF_MEMORY);
         check_footprint("in the end");
         GR_MUST(cuStreamDestroy(stream));
         gt_close(&gt);

@@ -472,9 +472,16 @@ static void even_arrays(void)
 static void wrong_at_the_limit(void)
 {
         CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 64, .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmemAllocationProp wrong = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}}, prop = wrong;
+        CUmemGenericAllocationHandle handle;
         CUmipmappedArray array;
         CUdeviceptr p;
 
+        prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        gt_check(cuMemCreate(&handle, 2 * limit, &prop, 1) == CUDA_ERROR_INVALID_VALUE &&
+                         cuMemCreate(&handle, 2 * limit + 1, &prop, 0) == CUDA_ERROR_INVALID_VALUE &&
+                         cuMemCreate(&handle, 2 * limit, &wrong, 0) == CUDA_ERROR_INVALID_VALUE,
+                 "created memory with flags, of no whole pages, of no kind", "refused by the driver");
         gt_check(cuMemAllocManaged(&p, 2 * limit, 0) == CUDA_ERROR_INVALID_VALUE, "managed memory without flags",
                  "refused by the driver");
         GR_MUST(cuCtxSetCurrent(NULL));

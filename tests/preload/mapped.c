@@ -10,12 +10,14 @@
  *              mapping free memory a second time, with GPURECLAIM_POOL=split
  */
 #include <cuda.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -117,6 +119,30 @@ static void rounds(const char *name, void (*round)(void))
         printf("\n");
 }
 
+/*
+ * Memory of the host that was exported and comes back under another handle, which nobody counts, in front of the
+ * device's: both go with one call.
+ */
+static void host_memory_in_front(void)
+{
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                    .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};
+        CUmemGenericAllocationHandle host, again, handle = create();
+        int fd;
+
+        GR_MUST(cuMemCreate(&host, piece_bytes, &prop, 0));
+        GR_MUST(cuMemExportToShareableHandle(&fd, host, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        GR_MUST(cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        close(fd);
+        GR_MUST(cuMemMap(range, piece_bytes, 0, again, 0));
+        GR_MUST(cuMemMap(range + piece_bytes, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemRelease(host));
+        GR_MUST(cuMemRelease(again));
+        GR_MUST(cuMemRelease(handle));
+        printf(" %d", (int)cuMemUnmap(range, 2 * piece_bytes));
+}
+
 /* Under the limit there is room for them as long as each counts as what it is: whole steps of 64 KiB. */
 static void managed(void)
 {
@@ -137,12 +163,19 @@ static void managed(void)
 /* This one was not made to be exported. */
 static void export_refused(void)
 {
-        CUmemGenericAllocationHandle handle = create();
-        int fd = -1;
+        CUmemGenericAllocationHandle handle = create(), none = 4711;
+        int ends[2], fd;
 
+        if (pipe(ends) != 0)
+                exit(EXIT_FAILURE);
+        fd = ends[0]; /* a descriptor of the program's that has nothing to do with it */
         printf("export: %d\n",
                (int)cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        printf("that descriptor is as it was: %d %d\n", fd == ends[0], fcntl(fd, F_GETOWN));
         GR_MUST(cuMemRelease(handle));
+        printf("retained where nothing is mapped: %d",
+               (int)cuMemRetainAllocationHandle(&none, (void *)range)); /* NOLINT */
+        printf(", the handle is as it was: %d\n", none == 4711);
 }
 
 static void *map_and_unmap(void *arg)
@@ -206,6 +239,7 @@ int main(int argc, char **argv)
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);
         rounds("two mappings", two_mappings);
+        rounds("memory of the host in front", host_memory_in_front);
         managed();
         export_refused();
         GR_MUST(cuMemGetInfo(&after, &total));

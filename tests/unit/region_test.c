@@ -1041,7 +1041,7 @@ static void check_segment_gone(int id)
 static void test_descriptor_zero(void)
 {
         char base[96], found[GR_REGION_PATH_BYTES], path[256];
-        int kept = fcntl(0, F_DUPFD_CLOEXEC, 3);
+        int kept = fcntl(0, F_DUPFD_CLOEXEC, 3), other;
 
         snprintf(path, sizeof(path), "%s/zero", dir);
         snprintf(base, sizeof(base), "%s/zero-base", dir);
@@ -1057,6 +1057,16 @@ static void test_descriptor_zero(void)
                 GR_CHECK_EQ(used_slots(one), 2);
                 drop(two);
                 GR_CHECK_EQ(access(path, F_OK), 0);
+                other = open(path, O_RDWR | O_CLOEXEC);
+                if (other == 0) {
+                        other = fcntl(0, F_DUPFD_CLOEXEC, 3);
+                        close(0);
+                }
+                GR_CHECK_EQ(flock(other, LOCK_SH), 0); /* somebody joins */
+                drop(one);
+                close(other);
+                GR_CHECK_EQ(access(path, F_OK), 0);
+                one = join_as(1, "zero");
                 GR_CHECK_EQ(truncate(path, 1), 0);
                 GR_CHECK(!gr_region_member(one));
                 drop(one);
@@ -1477,6 +1487,38 @@ static void test_two_threads(void)
         pthread_barrier_destroy(&together);
         GR_CHECK_EQ(gr_region_sum(one, false), (uint64_t)2 * CHARGES * 4096);
         drop(one);
+}
+
+/* Behind the last owner lies the first account, which is no owner, whatever it holds. */
+static void test_behind_owners(void)
+{
+        struct gr_region *one = join_as(1, "behind"), *two = join_as(2, "behind");
+        struct gr_region *nine = join_as(9, "behind");
+        uint64_t token = nine->token;
+        char path[256];
+
+        drop(nine);
+        snprintf(path, sizeof(path), "%s/behind", dir);
+        one->map->accounts[0] = token;
+        peers[9] = GR_PEER_GONE;
+        gr_region_request(two, 0, &(struct gr_request){0});
+        GR_CHECK_EQ(gr_region_sweep(one), 0);
+        GR_CHECK_EQ(gr_region_sum(one, true), 0);
+        GR_CHECK_EQ(one->map->accounts[0], token);
+        /* The first slot is looked at, too. */
+        one->map->owners[0] = token;
+        gr_region_waiting(two, MIB);
+        gr_region_sweep(two);
+        one->map->owners[0] = token;
+        one->map->slots[0].heartbeat_ns = 0;
+        GR_CHECK_EQ(gr_region_sweep_again(two), 1);
+        GR_CHECK_EQ(one->map->accounts[0], token);
+        peers[9] = GR_PEER_ALIVE;
+        gr_region_close(one);
+        free(one);
+        drop(two);
+        GR_CHECK(access(path, F_OK) != 0);
+        peers[9] = GR_PEER_GONE;
 }
 
 static unsigned refusals;
@@ -2015,6 +2057,7 @@ int main(void)
         test_no_slot();
         test_two_threads();
         test_tries();
+        test_behind_owners();
         test_leave_replaced();
         test_file_limit();
         test_hostile_tickets();

@@ -135,6 +135,8 @@ CUgraph sim_graph_new(void)
 void sim_graph_free(CUgraph graph)
 {
         for (size_t i = 0; i < graph->count; i++) {
+                if (graph->nodes[i]->child)
+                        sim_graph_free(graph->nodes[i]->child);
                 free(graph->nodes[i]->after);
                 free(graph->nodes[i]);
         }
@@ -172,20 +174,24 @@ CUgraphNode sim_graph_add_graph(CUgraph graph, CUgraph child, const struct sim_f
 {
         struct sim_op join = {.kind = SIM_OP_JOIN};
         CUgraphNode root = sim_graph_add(graph, &join, after), node = root;
-        size_t first = graph->count;
 
         ret_all->index = malloc((child->count + 1) * sizeof *ret_all->index);
         for (size_t i = 0; node && i < child->count; i++) {
                 CUgraphNode from = child->nodes[i];
                 struct sim_frontier at_root = {&root->index, 1}, moved = {calloc(from->n_after + 1, sizeof(size_t)), 0};
+                struct sim_frontier inner = {0};
 
                 if (!moved.index || !ret_all->index) {
                         free(moved.index);
                         return NULL;
                 }
                 for (size_t k = 0; k < from->n_after; k++)
-                        moved.index[moved.count++] = first + from->after[k];
-                node = sim_graph_add(graph, &from->op, moved.count ? &moved : &at_root);
+                        moved.index[moved.count++] = ret_all->index[from->after[k]];
+                if (from->child)
+                        node = sim_graph_add_graph(graph, from->child, moved.count ? &moved : &at_root, &inner);
+                if (node)
+                        node = sim_graph_add(graph, &from->op, inner.count ? &inner : moved.count ? &moved : &at_root);
+                sim_frontier_clear(&inner);
                 free(moved.index);
                 if (node)
                         ret_all->index[ret_all->count++] = node->index;
@@ -359,7 +365,7 @@ SIM_API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
                 *type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
                 break;
         default:
-                *type = CU_GRAPH_NODE_TYPE_EMPTY;
+                *type = node->child ? CU_GRAPH_NODE_TYPE_GRAPH : CU_GRAPH_NODE_TYPE_EMPTY;
         }
         return CUDA_SUCCESS;
 }
@@ -656,7 +662,7 @@ SIM_API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
         return add_node(node, graph, after, n_after, &op);
 }
 
-/* Adds a node for memory or a host function; other kinds are not supported. */
+/* Adds a node for memory, a host function, or a graph, which the node owns then; other kinds are not supported. */
 static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n_after,
                         CUgraphNodeParams *params)
 {
@@ -678,12 +684,19 @@ static CUresult add_any(CUgraphNode *node, CUgraph graph, const CUgraphNode *aft
                     sim_device_check(op.u.memory.device) != CUDA_SUCCESS)
                         return CUDA_ERROR_INVALID_VALUE;
                 break;
+        case CU_GRAPH_NODE_TYPE_GRAPH:
+                if (!params->graph.graph || params->graph.graph->magic != MAGIC_GRAPH || params->graph.graph == graph)
+                        return CUDA_ERROR_INVALID_VALUE;
+                op = (struct sim_op){.kind = SIM_OP_JOIN};
+                break;
         default:
                 return CUDA_ERROR_NOT_SUPPORTED;
         }
         rc = add_node(node, graph, after, n_after, &op);
         if (rc == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
                 params->alloc.dptr = op.u.memory.base;
+        if (rc == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+                (*node)->child = params->graph.graph;
         return rc;
 }
 
@@ -741,12 +754,14 @@ SIM_API cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *dptr)
         return CUDA_SUCCESS;
 }
 
-/* The nodes of a child graph were added to the graph itself, so there is no child to return. */
+/* Of a launch that was captured the nodes were added to the graph itself. */
 SIM_API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
 {
         SIM_ENTER(cuGraphChildGraphNodeGetGraph);
-        (void)node, (void)graph;
-        return CUDA_ERROR_INVALID_VALUE;
+        if (!node || !graph || !node->child)
+                return CUDA_ERROR_INVALID_VALUE;
+        *graph = node->child;
+        return CUDA_SUCCESS;
 }
 
 /* Also trims memory of live graphs that do not run: their next launch reserves it again. */

@@ -458,6 +458,7 @@ struct CUgraphNode_st {
         size_t index;   /* in the graph's list of nodes, which is sorted by dependencies */
         size_t created; /* how many nodes were created before */
         struct sim_op op;
+        CUgraph child; /* a node that is a graph; NULL: it is none */
         size_t *after;
         size_t n_after;
 };
