@@ -22,7 +22,7 @@
 
 struct memory {
         UT_hash_handle hh;
-        CUmemGenericAllocationHandle handle; /* key; in the table while refs > 0 */
+        CUmemGenericAllocationHandle handle; /* key, not always of one alone; in the table while refs > 0 */
         struct gr_device *device;
         enum gr_memory_kind kind;
         uint64_t bytes;    /* 0 for imported memory until it is mapped */
@@ -364,11 +364,11 @@ static struct memory *imported(CUmemGenericAllocationHandle handle, void *os_han
         return memory;
 }
 
-/* Memory of this process may be imported under the handle that it already has. */
+/* An import gets an entry of its own, also under a handle that is in the table already: each release takes one. */
 GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
                                                           CUmemAllocationHandleType type)
 {
-        struct memory *memory, *fresh;
+        struct memory *fresh;
         GR_KEEP_ERRNO;
         CUresult result;
 
@@ -379,10 +379,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         gr_ipc_memory_shared();
         fresh = imported(*handle, os_handle, type);
         gr_lock(&gr_mappings);
-        memory = find(*handle);
-        if (memory)
-                memory->refs++;
-        else if (fresh && enter_table(fresh))
+        if (fresh && enter_table(fresh))
                 fresh = NULL;
         gr_unlock(&gr_mappings);
         free(fresh);

@@ -482,6 +482,8 @@ int main(int argc, char **argv)
                 GR_MUST(cuGraphLaunch(half, stream));
         GR_MUST(cuStreamSynchronize(stream));
 
+        while_it_is_held_up(half); /* before any trim, which a refusal leads to */
+
         both = build(limit / 4 * 3, 2, false);
         gt_check(cuGraphUpload(both, stream) == CUDA_ERROR_OUT_OF_MEMORY, "upload of one that does not fit", "refused");
         launch("launch of one that does not fit", both, CUDA_ERROR_OUT_OF_MEMORY);
@@ -494,7 +496,6 @@ int main(int argc, char **argv)
         beside_a_capture(both);
         launch("the first one after that", half, CUDA_SUCCESS);
         gt_sleep_us(BYPASS_US);
-        while_it_is_held_up(half); /* before any trim */
         while_it_runs(half);
         GR_MUST(cuDeviceGraphMemTrim(gt.device));
         launched_once(half);
