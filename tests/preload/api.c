@@ -347,6 +347,8 @@ static void test_questions(void)
         GR_MUST(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, live));
         GR_CHECK_EQ(call_count("cuPointerGetAttribute"), calls + 1);
         GR_CHECK(cuIpcGetMemHandle(NULL, live) != CUDA_SUCCESS); /* nobody has got one */
+        attributes[1] = (CUpointer_attribute)4711;
+        GR_CHECK(cuPointerGetAttributes(2, attributes, values, live) != CUDA_SUCCESS);
         GR_MUST(cuMemFree(live));
         GR_CHECK_EQ(status().cached_bytes, 2 * bytes);
 }

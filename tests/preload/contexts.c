@@ -775,14 +775,20 @@ static void abandoned_captures(void)
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
 static void fill(int device, size_t share)
 {
+        CUresult (*total_mem)(unsigned *bytes, CUdevice device);
         CUdeviceptr blocks[256];
         size_t total, available;
         CUcontext context;
         CUresult result;
+        unsigned bytes;
         int count = 0;
 
         GR_MUST(cuDeviceTotalMem(&total, device));
         GR_CHECK_EQ(total, share);
+        if (old_symbol("cuDeviceTotalMem", &total_mem)) {
+                GR_MUST(total_mem(&bytes, device));
+                GR_CHECK_EQ(bytes, share);
+        }
         GR_MUST(cuDevicePrimaryCtxRetain(&context, device));
         GR_MUST(cuCtxSetCurrent(context));
         GR_MUST(cuMemGetInfo(&available, &total));

@@ -41,14 +41,15 @@ static enum gr_peer fake_peer(uint32_t pid, uint64_t *ret_start)
 static struct {
         const char *call;
         int nth, error;
-} failure;
+} failure, next_failure;
 
 static bool fails(const char *call)
 {
         if (!failure.call || strcmp(failure.call, call) != 0 || --failure.nth > 0)
                 return false;
-        failure.call = NULL;
         errno = failure.error;
+        failure = next_failure;
+        next_failure.call = NULL;
         return true;
 }
 
@@ -1116,6 +1117,11 @@ static void test_not_made(void)
         attach_error = ENOMEM;
         GR_CHECK_EQ(open_as(&region, 1, "unmade"), -ENOMEM);
         attach_error = 0;
+        fail("ftruncate", 1, EIO);
+        next_failure = failure;
+        fail("pwrite", 1, ENOSPC); /* so the file may hold anything */
+        GR_CHECK_EQ(open_as(&region, 1, "unmade"), -EIO);
+        GR_CHECK(!failure.call);
 
         /* No segment is left of one whose number could not be written, nor where the file cannot be emptied again. */
         first_segment = true;

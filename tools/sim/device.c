@@ -82,6 +82,20 @@ SIM_API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
         return get_uuid(uuid, device);
 }
 
+/* The form of programs from before CUDA 3.2; cuda.h gives its name to the newer one. */
+#undef cuDeviceTotalMem
+SIM_API cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+{
+        size_t all;
+        CUresult rc;
+
+        SIM_ENTER(cuDeviceTotalMem);
+        rc = bytes ? cuDeviceTotalMem_v2(&all, device) : CUDA_ERROR_INVALID_VALUE;
+        if (rc == CUDA_SUCCESS)
+                *bytes = all < UINT32_MAX ? (unsigned)all : UINT32_MAX;
+        return rc;
+}
+
 SIM_API cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
         SIM_ENTER(cuDeviceTotalMem_v2);
