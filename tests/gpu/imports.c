@@ -348,6 +348,57 @@ static void mapped(void)
         finish(name, MAPPED, true);
 }
 
+static CUresult export(CUmemGenericAllocationHandle memory, int *ret_fd)
+{
+        return cuMemExportToShareableHandle(ret_fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+}
+
+/* Released, and still mapped when it is imported; beside it memory of its size that was not exported. */
+static void own_while_mapped(void)
+{
+        const char *name = "own memory imported while it is mapped";
+        CUmemGenericAllocationHandle beside, memory, again;
+        size_t live = status().live_bytes;
+        CUdeviceptr block, p, q;
+        CUresult result;
+        int fd;
+
+        if (create(&beside) != CUDA_SUCCESS)
+                return;
+        GR_MUST(create(&memory));
+        block = map(beside);
+        p = map(memory);
+        GR_MUST(cuMemRelease(beside));
+        result = export(memory, &fd);
+        printf("%s: exported %d\n", name, (int)result);
+        GR_MUST(cuMemRelease(memory));
+        if (result == CUDA_SUCCESS) {
+                result = cuMemImportFromShareableHandle(&again, (void *)(intptr_t)fd,
+                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                close(fd);
+                printf("%s: imported %d\n", name, (int)result);
+        }
+        if (result == CUDA_SUCCESS) {
+                q = map(again);
+                imported(name, 0);
+                FIGURE(status().live_bytes == live + 2 * BYTES, name, "%.1f MiB charged",
+                       gt_mib(status().live_bytes) - gt_mib(live));
+                unmap(block);
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged without the other one",
+                       gt_mib(status().live_bytes) - gt_mib(live));
+                unmap(p);
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged for the import alone",
+                       gt_mib(status().live_bytes) - gt_mib(live));
+                unmap(q);
+                GR_MUST(cuMemRelease(again));
+        } else {
+                unmap(p);
+                unmap(block);
+        }
+        FIGURE(status().live_bytes == live, name, "%.1f MiB charged when all of it was released",
+               gt_mib(status().live_bytes) - gt_mib(live));
+}
+
 /* The process's own memory back under whatever handle: in its account once. */
 static void own_again(void)
 {
@@ -591,6 +642,7 @@ int main(int argc, char **argv)
         external();
         let_go();
         own_again();
+        own_while_mapped();
         own_by_descriptor();
         outside();
         close(other);

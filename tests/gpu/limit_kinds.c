@@ -560,6 +560,30 @@ static void scattered(void)
         gt_sleep_us(BYPASS_US);
 }
 
+/* Two mappings side by side, a large and a small one, of the second of which there is a handle again. */
+static void neighbours(size_t before)
+{
+        size_t small = limit / 8 / GT_PAGE * GT_PAGE, large = 4 * small, counted;
+        CUmemGenericAllocationHandle again;
+        uint64_t handles[2];
+        CUdeviceptr p;
+
+        GR_MUST(get_created(large, &handles[0]));
+        GR_MUST(get_created(small, &handles[1]));
+        GR_MUST(cuMemAddressReserve(&p, large + small, 0, 0, 0));
+        GR_MUST(cuMemMap(p, large, 0, handles[0], 0));
+        GR_MUST(cuMemMap(p + large, small, 0, handles[1], 0));
+        GR_MUST(cuMemRelease(handles[0]));
+        GR_MUST(cuMemRelease(handles[1]));
+        GR_MUST(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(p + large)));
+        GR_MUST(cuMemUnmap(p, large + small));
+        counted = before - available();
+        gt_check(counted <= small + slack_bytes, "the handle of the second one alone", "%.1f MiB counted of %.1f",
+                 gt_mib(counted), gt_mib(small));
+        GR_MUST(cuMemRelease(again));
+        GR_MUST(cuMemAddressFree(p, large + small));
+}
+
 /* A mapping, a second handle and the first one: as long as one of them is there the memory counts. */
 static void references(void)
 {
@@ -576,6 +600,7 @@ static void references(void)
         gt_check(least + slack_bytes >= bytes, "unmapped, a handle retained", "%.1f MiB counted", gt_mib(least));
         GR_MUST(cuMemRelease(again));
         gt_check(available() + slack_bytes >= before, "all released", "%.1f MiB free", gt_mib(available()));
+        neighbours(before);
 }
 
 /*

@@ -548,6 +548,34 @@ static void test_soft_limit(void)
         GR_CHECK(status().reserved_bytes <= 64 * MIB);
 }
 
+/*
+ * GPURECLAIM_HARD_LIMIT=64MiB. Pinned memory is none of the card's: where what is cached there and what the driver's
+ * pools keep is enough, it stays.
+ */
+static void test_pinned_stays(void)
+{
+        cuuint64_t keep_all = UINT64_MAX;
+        unsigned long calls;
+        CUdeviceptr ptr;
+        CUmemoryPool pool;
+        void *pinned;
+
+        find_call_count();
+        gt_open(&gt);
+        GR_MUST(cuMemAllocHost(&pinned, 16 * MIB));
+        GR_MUST(cuMemFreeHost(pinned));
+        GR_MUST(cuDeviceGetDefaultMemPool(&pool, gt.device));
+        GR_MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all));
+        GR_MUST(cuMemAllocAsync(&ptr, 32 * MIB, NULL));
+        GR_MUST(cuMemFreeAsync(ptr, NULL));
+        GR_MUST(cuMemFree(allocate(16 * MIB)));
+        GR_MUST(cuCtxSynchronize());
+        calls = call_count("cuMemFreeHost");
+        ptr = allocate(56 * MIB);
+        GR_CHECK_EQ(call_count("cuMemFreeHost"), calls);
+        GR_MUST(cuMemFree(ptr));
+}
+
 /* GPURECLAIM_POOL=auto. A program that asks for legacy IPC gets it of what it allocates from then on. */
 static void test_legacy_ipc(void)
 {
@@ -792,6 +820,8 @@ int main(int argc, char **argv)
                 test_threshold();
         else if (strcmp(mode, "soft-limit") == 0)
                 test_soft_limit();
+        else if (strcmp(mode, "pinned-stays") == 0)
+                test_pinned_stays();
         else if (strcmp(mode, "legacy-ipc") == 0)
                 test_legacy_ipc();
         else if (strcmp(mode, "range") == 0)

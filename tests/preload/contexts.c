@@ -775,7 +775,10 @@ static void abandoned_captures(void)
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
 static void fill(int device, size_t share)
 {
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
         CUresult (*total_mem)(unsigned *bytes, CUdevice device);
+        CUmemGenericAllocationHandle handle;
         CUdeviceptr blocks[256];
         size_t total, available;
         CUcontext context;
@@ -808,6 +811,12 @@ static void fill(int device, size_t share)
                 GR_MUST(cuMemFree(blocks[i]));
         GR_MUST(cuMemAlloc(&blocks[0], share)); /* as one block: what is cached has to go */
         GR_MUST(cuMemFree(blocks[0]));
+        /* With the other device's context current it goes, too. */
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, !device));
+        GR_MUST(cuCtxSetCurrent(context));
+        prop.location.id = device;
+        GR_MUST(cuMemCreate(&handle, share, &prop, 0));
+        GR_MUST(cuMemRelease(handle));
         printf("device %d: %d blocks of 16 MiB\n", device, count);
 }
 

@@ -11,6 +11,7 @@
  */
 #include <cuda.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -140,7 +141,31 @@ static void host_memory_in_front(void)
         GR_MUST(cuMemRelease(host));
         GR_MUST(cuMemRelease(again));
         GR_MUST(cuMemRelease(handle));
+        GR_MUST(cuMemRetainAllocationHandle(&again, (void *)range)); /* NOLINT: an address of the device's */
+        GR_MUST(cuMemRelease(again));
         printf(" %d", (int)cuMemUnmap(range, 2 * piece_bytes));
+}
+
+/* Memory that is gone, or was refused, leaves nothing in the heap. */
+static void keeps_nothing(void)
+{
+        enum { MANY = 40, LEAST_BYTES = 32 };
+        CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+        CUmemGenericAllocationHandle handle;
+        size_t before = 0;
+
+        for (int i = 0; i < 2 * MANY; i++) {
+                if (i == MANY)
+                        before = mallinfo2().uordblks;
+                handle = create();
+                GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
+                GR_MUST(cuMemRelease(handle));
+                GR_MUST(cuMemUnmap(range, piece_bytes));
+                if (cuMemCreate(&handle, (size_t)1 << 40, &prop, 0) != CUDA_ERROR_OUT_OF_MEMORY)
+                        printf("a TiB is not refused\n");
+        }
+        printf("the heap keeps something of it: %d\n", mallinfo2().uordblks >= before + MANY * LEAST_BYTES);
 }
 
 /* Under the limit there is room for them as long as each counts as what it is: whole steps of 64 KiB. */
@@ -242,6 +267,7 @@ int main(int argc, char **argv)
         rounds("memory of the host in front", host_memory_in_front);
         managed();
         export_refused();
+        keeps_nothing();
         GR_MUST(cuMemGetInfo(&after, &total));
         printf("%zu MiB left\n", (before - after) >> 20);
         return EXIT_SUCCESS;
