@@ -120,13 +120,22 @@ static void check_footprint(const char *name)
                          gt_footprint_source(&gt));
 }
 
-static unsigned long launches(void)
+/* How often the driver was called; 0 where it does not count that. */
+static unsigned long calls(const char *symbol)
 {
         static unsigned long (*count)(const char *symbol);
 
         if (!count)
                 *(void **)&count = dlsym(RTLD_DEFAULT, "grSimCallCount");
-        return count ? count("cuGraphLaunch") : 0;
+        return count ? count(symbol) : 0;
+}
+
+static size_t available(void)
+{
+        size_t bytes, total;
+
+        GR_MUST(cuMemGetInfo(&bytes, &total));
+        return bytes;
 }
 
 /* Another way to say it: code 2 or 0, nothing else. */
@@ -151,14 +160,6 @@ static void beside_a_capture(CUgraphExec exec)
         GR_MUST(cuStreamEndCapture(blocking, &graph));
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuStreamDestroy(blocking));
-}
-
-static size_t available(void)
-{
-        size_t bytes, total;
-
-        GR_MUST(cuMemGetInfo(&bytes, &total));
-        return bytes;
 }
 
 /* An instantiation that uploads at once: what does not fit is refused, and what fits has its memory then. */
@@ -260,10 +261,10 @@ static void while_it_is_held_up(CUgraphExec half)
         GR_MUST(cuMemAlloc(&rest, limit / 16 * 7));
         GR_MUST(cuLaunchHostFunc(stream, wait_for, &gate));
         for (int trimmed = 0; trimmed < 2; trimmed++) {
-                unsigned long before = launches();
+                unsigned long before = calls("cuGraphLaunch");
 
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched, %d trims", trimmed);
-                gt_check(launches() <= before + 1, "held up", "the driver launches it once");
+                gt_check(calls("cuGraphLaunch") <= before + 1, "held up", "the driver launches it once");
                 gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "held up", "launched again, %d trims", trimmed);
                 GR_MUST(cuDeviceGraphMemTrim(gt.device));
         }
@@ -281,11 +282,36 @@ static void while_it_is_held_up(CUgraphExec half)
 /* A graph that finds its memory gone gets it again, and runs once. */
 static void launched_once(CUgraphExec half)
 {
-        unsigned long before = launches();
+        unsigned long before = calls("cuGraphLaunch");
 
         gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS, "after a trim", "launched");
-        gt_check(launches() <= before + 1, "after a trim", "the driver launches it once");
+        gt_check(calls("cuGraphLaunch") <= before + 1, "after a trim", "the driver launches it once");
         GR_MUST(cuStreamSynchronize(stream));
+        available(); /* looks at the card, which is no trim */
+        before = calls("cuDeviceGetGraphMemAttribute");
+        gt_check(cuGraphLaunch(half, stream) == CUDA_SUCCESS && calls("cuDeviceGetGraphMemAttribute") == before,
+                 "after a look", "launched, and not checked again");
+        GR_MUST(cuStreamSynchronize(stream));
+}
+
+/* The memory of a graph that is gone is the next one's, without a trim and where all of the limit is in use. */
+static void after_one_that_is_gone(void)
+{
+        CUgraphExec first = build(limit / 4 * 3, 1, true), second = build(limit / 4 * 3, 1, true);
+        unsigned long trims;
+        CUdeviceptr rest;
+
+        launch("one that goes", first, CUDA_SUCCESS);
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(first));
+        GR_MUST(cuMemAlloc(&rest, available() / GT_PAGE * GT_PAGE - limit / 4 * 3));
+        trims = calls("cuDeviceGraphMemTrim");
+        launch("the next one", second, CUDA_SUCCESS);
+        gt_check(calls("cuDeviceGraphMemTrim") == trims, "the next one", "without a trim");
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuMemFree(rest));
+        GR_MUST(cuGraphExecDestroy(second));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
 }
 
 /* The largest comes first and is gone when the last one comes: what counts is what there is at most at a time. */
@@ -349,6 +375,8 @@ static void without_an_order(void)
         launch("one after the other, in an order that is not told", serial, CUDA_SUCCESS);
         GR_MUST(cuStreamSynchronize(stream));
         launch("too large in any order", large, CUDA_ERROR_OUT_OF_MEMORY);
+        gt_check(available() >= limit / 4 - slack_bytes && available() <= limit, "then", "%.1f MiB are free",
+                 gt_mib(available()));
         GR_MUST(cuGraphExecDestroy(serial));
         GR_MUST(cuGraphExecDestroy(large));
 }
@@ -541,6 +569,7 @@ int main(int argc, char **argv)
         uploaded_at_once(limit / 4 * 3, true);
         against_creation();
         largest_first();
+        after_one_that_is_gone();
         within_another(limit / 2, CUDA_SUCCESS);
         within_another(limit / 4 * 5, CUDA_ERROR_OUT_OF_MEMORY);
         check_footprint("in the end");
