@@ -4,6 +4,7 @@
  *
  *   GPURECLAIM_HARD_LIMIT=1GiB LD_PRELOAD=... limit_graphs --limit=1GiB
  *   ... limit_graphs --limit=1GiB --unordered     with a driver that does not tell the order of the nodes
+ *   ... limit_graphs --limit=1GiB --two-devices   with a simulated device that has a neighbour
  *
  * One line per check; exit status 1 when one failed.
  */
@@ -381,6 +382,51 @@ static void without_an_order(void)
         GR_MUST(cuGraphExecDestroy(large));
 }
 
+/* An allocation of so many bytes on each device, one after the other; 0: none there. */
+static CUgraphExec build_on_two(const size_t bytes[2])
+{
+        CUgraphNode before = NULL, alloc, release;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuGraphCreate(&graph, 0));
+        for (int device = 0; device < 2; device++) {
+                CUDA_MEM_ALLOC_NODE_PARAMS params = {
+                        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}},
+                        .bytesize = bytes[device]};
+
+                if (!bytes[device])
+                        continue;
+                GR_MUST(cuGraphAddMemAllocNode(&alloc, graph, &before, before ? 1 : 0, &params));
+                GR_MUST(cuGraphAddMemFreeNode(&release, graph, &alloc, 1, params.dptr));
+                before = alloc;
+        }
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        return exec;
+}
+
+/* Each device has a limit of its own; what is on the device of the first allocation is known beforehand. */
+static void on_two_devices(void)
+{
+        const size_t on_both[2] = {limit / 2, limit / 4 * 3}, on_second[2] = {0, limit / 4 * 5};
+        CUgraphExec both = build_on_two(on_both), second = build_on_two(on_second);
+        CUcontext popped, context;
+
+        GR_MUST(cuDevicePrimaryCtxRetain(&context, 1)); /* the other device is in use */
+        GR_MUST(cuCtxPushCurrent(context));
+        available();
+        GR_MUST(cuCtxPopCurrent(&popped));
+        gt_check(cuGraphLaunch(second, stream) == CUDA_ERROR_OUT_OF_MEMORY, "too large on the second device",
+                 "refused");
+        gt_check(cuGraphLaunch(both, stream) == CUDA_SUCCESS, "on each device what fits there", "launched");
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(both));
+        GR_MUST(cuGraphExecDestroy(second));
+        GR_MUST(cuDevicePrimaryCtxRelease(1));
+}
+
 /* Graphs that allocate nothing are not taken for one that does not fit, whose handle one of them may have now. */
 static void after_another(void)
 {
@@ -479,19 +525,22 @@ static void against_creation(void)
 int main(int argc, char **argv)
 {
         CUgraphExec half, serial, both, many, other;
-        bool unordered = false;
+        bool unordered = false, two_devices = false;
         CUdeviceptr p;
         size_t before;
         void *block;
 
-        GT_OPTIONS(argc, argv, "--limit=SIZE [--unordered]", GT_OPTION("limit", limit),
-                   GT_OPTION("unordered", unordered));
+        GT_OPTIONS(argc, argv, "--limit=SIZE [--unordered|--two-devices]", GT_OPTION("limit", limit),
+                   GT_OPTION("unordered", unordered), GT_OPTION("two-devices", two_devices));
         if (!limit)
                 gt_die("limit_graphs needs --limit=SIZE");
         gt_open(&gt);
         stream = gt_stream();
-        if (unordered) {
-                without_an_order();
+        if (unordered || two_devices) {
+                if (unordered)
+                        without_an_order();
+                else
+                        on_two_devices();
                 GR_MUST(cuStreamDestroy(stream));
                 gt_close(&gt);
                 return GR_CHECK_RESULT();

@@ -895,7 +895,9 @@ static void test_accounts(void)
         GR_CHECK_EQ(gr_region_reserve(two, 3 * GIB, 4 * GIB), 0);
         GR_CHECK_EQ(gr_region_sum(two, false), 4 * GIB);
         GR_CHECK_EQ(gr_region_reserve(two, 1, 4 * GIB), -EDQUOT);
-        one = join_as(1, "accounts");
+        die(join_at(3, "accounts", 100));
+        one = join_as(1, "accounts"); /* looks at nobody, as there was a free slot */
+        GR_CHECK_EQ(used_slots(one), 3);
         GR_CHECK_EQ(gr_region_sum(one, false), 4 * GIB);
         drop(two);
         GR_CHECK_EQ(gr_region_sum(one, false), 0);
@@ -1333,6 +1335,10 @@ static void test_claim(void)
         struct gr_region_ops looking = ops;
         struct gr_region *one = join_as(1, "claim"), *two = calloc(1, sizeof(*two));
         char name[64] = "a name of more than thirty-one characters";
+        struct {
+                struct gr_member member;
+                uint64_t behind;
+        } room = {.behind = 4711};
         struct gr_request request;
         struct gr_member member;
         struct gr_slot *slot;
@@ -1359,6 +1365,7 @@ static void test_claim(void)
         GR_CHECK(!gr_region_take(two, &request));
         GR_CHECK_EQ(gr_region_read(one, GR_REGION_SLOTS - 1, &member), 0);
         GR_CHECK_EQ(gr_region_read(one, GR_REGION_SLOTS, &member), -ENOENT);
+        GR_CHECK(gr_region_read(one, GR_REGION_SLOTS - 1, &room.member) == 0 && room.behind == 4711);
         GR_CHECK_EQ(member.slot, GR_REGION_SLOTS - 1);
         GR_CHECK_EQ(member.owner, two->token);
         GR_CHECK_EQ(slot->pid, 2);
