@@ -1,8 +1,8 @@
 /*
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
- * "nameless" tells no card's UUID; "short" tells too short a one. Built as GRNVML_OLD it is as it was before the second
- * form of the figures of memory, and before indices.
+ * "nameless" tells no card's UUID; "short" tells too short a one; "far" numbers the cards from 64 on. Built as GRNVML_OLD
+ * it is as it was before the second form of the figures of memory, and before indices.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -138,7 +138,7 @@ int nvmlDeviceGetIndex(void *device, unsigned *ret)
                 return UNINITIALIZED;
         if (!exists(card(device)) || !ret)
                 return INVALID;
-        *ret = (unsigned)card(device);
+        *ret = (unsigned)card(device) + (strcmp(mode(), "far") == 0 ? 64 : 0);
         return 0;
 }
 #endif
