@@ -148,7 +148,7 @@ int gr_region_find_dir(const char *base, bool create, char *buf, size_t buf_byte
         int rc, fd;
 
         snprintf(name, sizeof(name), "gpureclaim-%lu", (unsigned long)geteuid());
-        if (strlen(base) + sizeof(name) + NAME_MAX >= buf_bytes)
+        if (strlen(base) + 1 + NAME_MAX >= buf_bytes)
                 return -ENAMETOOLONG;
         rc = find_dir(base, name, buf, buf_bytes);
         if (rc != -ENOENT || !create)

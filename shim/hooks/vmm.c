@@ -135,7 +135,6 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         struct request request = {.bytes = bytes, .prop = prop, .flags = flags};
         enum gr_memory_kind kind = GR_MEMORY_MAPPED;
         struct gr_device *device = NULL;
-        struct gr_context *context;
         struct memory *memory, *stale;
         GR_KEEP_ERRNO;
         int rc;
@@ -159,11 +158,9 @@ GR_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, siz
         if (!device || !gr_real.cuMemCreate || flags || bytes % GR_PAGE_BYTES ||
             prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
                 return GR_REAL(cuMemCreate, handle, bytes, prop, flags);
-        context = gr_context_current();
-        if (context && context->device != device)
-                context = NULL;
         memory = calloc(1, sizeof(*memory));
-        rc = memory ? gr_charge_accounted(&gr_core, device, context, kind, bytes, create, &request) : -ENOMEM;
+        rc = memory ? gr_charge_accounted(&gr_core, device, gr_context_current(), kind, bytes, create, &request)
+                    : -ENOMEM;
         if (rc) {
                 free(memory);
                 return gr_result(rc);

@@ -1,6 +1,7 @@
 /* The region: its layout, who may open it, and what its members do to each other, with scripted peers and time. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -982,6 +983,9 @@ static void test_find_dir(void)
         GR_CHECK_EQ(mkdir(base, 0700), 0);
         GR_CHECK_EQ(gr_region_find_dir(base, false, found, sizeof(found)), -ENOENT);
         GR_CHECK_EQ(gr_region_find_dir(base, true, tiny, sizeof(tiny)), -ENAMETOOLONG);
+        /* There must be room for the longest name that there may be in base. */
+        GR_CHECK_EQ(gr_region_find_dir(base, true, found, strlen(base) + 1 + NAME_MAX), -ENAMETOOLONG);
+        GR_CHECK_EQ(gr_region_find_dir(base, false, found, strlen(base) + 1 + NAME_MAX + 1), -ENOENT);
         GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
         GR_CHECK_STR(found, first);
         GR_CHECK(stat(found, &status) == 0 && (status.st_mode & 07777) == 0700);
