@@ -71,6 +71,43 @@ static size_t fill(size_t most)
         return count * BLOCK;
 }
 
+/* Each way to load code, and how it is unloaded. */
+static CUresult load(int way, void **ret)
+{
+        CUmodule *module = (CUmodule *)ret;
+        CUlibrary *library = (CUlibrary *)ret;
+
+        switch (way) {
+        case 0:
+                return cuModuleLoad(module, "file");
+        case 1:
+                return cuModuleLoadDataEx(module, "image", 0, NULL, NULL);
+        case 2:
+                return cuModuleLoadFatBinary(module, "image");
+        case 3:
+                return cuLibraryLoadData(library, "image", NULL, NULL, 0, NULL, NULL, 0);
+        default:
+                return cuLibraryLoadFromFile(library, "file", NULL, NULL, 0, NULL, NULL, 0);
+        }
+}
+
+static void loaders(void)
+{
+        enum { WAYS = 5 };
+        void *loaded[8] = {0};
+
+        for (int way = 0; way < WAYS; way++) {
+                size_t count = 0;
+
+                while (count < 8 && load(way, &loaded[count]) == CUDA_SUCCESS)
+                        count++;
+                GR_CHECK_EQ(count, (LIMIT - CONTEXT) / MODULE);
+                GR_CHECK_EQ(used(), CONTEXT + count * MODULE);
+                while (count-- > 0)
+                        GR_MUST(way < 3 ? cuModuleUnload(loaded[count]) : cuLibraryUnload(loaded[count]));
+        }
+}
+
 static void counted(void)
 {
         CUmodule modules[8] = {0};
@@ -93,6 +130,7 @@ static void counted(void)
         GR_MUST(cuMemFree(blocks[0]));
         while (loaded)
                 GR_MUST(cuModuleUnload(modules[--loaded]));
+        loaders();
         GR_MUST(cuCtxCreate(&second, NULL, 0, 0));
         GR_CHECK(fill(MOST) <= LIMIT - 2 * CONTEXT);
         GR_MUST(cuCtxDestroy(second));

@@ -203,21 +203,55 @@ SIM_API cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
         return CUDA_SUCCESS;
 }
 
+static int charged_libraries; /* guarded by sim_lock() */
+
+/* Where a context is current its code is loaded there and then. */
+static CUresult load_library(CUlibrary *library, const void *code)
+{
+        CUresult rc = load((void **)library, code);
+
+        if (rc == CUDA_ERROR_INVALID_CONTEXT) {
+                *library = (CUlibrary)(void *)&the_module;
+                return CUDA_SUCCESS;
+        }
+        if (rc == CUDA_SUCCESS) {
+                sim_lock();
+                charged_libraries++;
+                sim_unlock();
+        }
+        return rc;
+}
+
 SIM_API cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned n_jit,
                           CUlibraryOption *options, void **values, unsigned n_options)
 {
         SIM_ENTER(cuLibraryLoadData);
         (void)jit, (void)jit_values, (void)n_jit, (void)options, (void)values, (void)n_options;
-        if (!library || !code)
-                return CUDA_ERROR_INVALID_VALUE;
-        *library = (CUlibrary)(void *)&the_module;
-        return CUDA_SUCCESS;
+        return load_library(library, code);
+}
+
+SIM_API cuLibraryLoadFromFile(CUlibrary *library, const char *file, CUjit_option *jit, void **jit_values,
+                              unsigned n_jit, CUlibraryOption *options, void **values, unsigned n_options)
+{
+        SIM_ENTER(cuLibraryLoadFromFile);
+        (void)jit, (void)jit_values, (void)n_jit, (void)options, (void)values, (void)n_options;
+        return load_library(library, file);
 }
 
 SIM_API cuLibraryUnload(CUlibrary library)
 {
+        CUcontext ctx;
+
         SIM_ENTER(cuLibraryUnload);
-        return (void *)library == &the_module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+        if ((void *)library != &the_module)
+                return CUDA_ERROR_INVALID_HANDLE;
+        sim_lock();
+        if (charged_libraries > 0 && sim_current(&ctx) == CUDA_SUCCESS) {
+                charged_libraries--;
+                sim_heap_uncharge(ctx->device, sim_config()->module_bytes);
+        }
+        sim_unlock();
+        return CUDA_SUCCESS;
 }
 
 SIM_API cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
