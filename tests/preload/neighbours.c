@@ -223,6 +223,9 @@ static void obey(int in, int out)
                 case 'g':
                         reply.result = cuMemGetInfo(&free_bytes, &total_bytes) ? -1 : (int)(total_bytes / MIB);
                         break;
+                case 't':
+                        reply.result = cuDeviceTotalMem(&total_bytes, 0) ? -1 : (int)(total_bytes / MIB);
+                        break;
                 default:
                         exit(0);
                 }
@@ -898,6 +901,8 @@ static void mode_orders(void)
         if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 500 * MIB}) !=
             500)
                 fail("an order does not change the limit", 0);
+        if (ask(&worker, 't', 0).result != 500 || ask(&worker, 'g', 0).result != 500)
+                fail("the device is not as large as its new limit", 0);
         if (limit_after(&worker, &region, &(struct gr_request){.orders = GR_ORDER_REFRESH}) != 500)
                 fail("what is no order changes the limit", 0);
         if (limit_after(&worker, &region, &(struct gr_request){.want_bytes = MIB}) != 500)
