@@ -382,10 +382,11 @@ static void without_an_order(void)
         GR_MUST(cuGraphExecDestroy(large));
 }
 
-/* An allocation of so many bytes on each device, one after the other; 0: none there. */
+/* An allocation of so many bytes on each device, of which both are there at a time; 0: none there. */
 static CUgraphExec build_on_two(const size_t bytes[2])
 {
-        CUgraphNode before = NULL, alloc, release;
+        CUgraphNode last = NULL, release;
+        CUdeviceptr ptrs[2] = {0};
         CUgraphExec exec;
         CUgraph graph;
 
@@ -398,10 +399,12 @@ static CUgraphExec build_on_two(const size_t bytes[2])
 
                 if (!bytes[device])
                         continue;
-                GR_MUST(cuGraphAddMemAllocNode(&alloc, graph, &before, before ? 1 : 0, &params));
-                GR_MUST(cuGraphAddMemFreeNode(&release, graph, &alloc, 1, params.dptr));
-                before = alloc;
+                GR_MUST(cuGraphAddMemAllocNode(&last, graph, &last, last ? 1 : 0, &params));
+                ptrs[device] = params.dptr;
         }
+        for (int device = 0; device < 2; device++)
+                if (ptrs[device])
+                        GR_MUST(cuGraphAddMemFreeNode(&release, graph, &last, 1, ptrs[device]));
         GR_MUST(cuGraphInstantiate(&exec, graph, 0));
         GR_MUST(cuGraphDestroy(graph));
         return exec;

@@ -248,8 +248,8 @@ static void beside(void)
 
 int main(int argc, char **argv)
 {
-        const CUmemAllocationProp there = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                           .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 64}};
+        CUmemAllocationProp there = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                     .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
         CUmemGenericAllocationHandle nowhere;
         size_t before, after, total;
 
@@ -261,11 +261,14 @@ int main(int argc, char **argv)
                 beside();
                 return EXIT_SUCCESS;
         }
+        for (int id = -1; id <= 64; id += 65) {
+                there.location.id = id;
+                printf("on device %d: %d\n", id, (int)cuMemCreate(&nowhere, piece_bytes, &there, 0));
+        }
         if (argc > 1 && strcmp(argv[1], "gone") == 0) {
                 keeps_nothing();
                 return EXIT_SUCCESS;
         }
-        printf("on a device that is not there: %d\n", (int)cuMemCreate(&nowhere, piece_bytes, &there, 0));
         GR_MUST(cuMemGetInfo(&before, &total));
         rounds("handle and mapping", handle_and_mapping);
         rounds("two references", two_references);
