@@ -1501,8 +1501,8 @@ static void test_two_threads(void)
         pthread_create(&thread, NULL, charge, one);
         charge(one);
         pthread_join(thread, NULL);
-        pthread_barrier_destroy(&together);
         GR_CHECK_EQ(gr_region_sum(one, false), (uint64_t)2 * CHARGES * 4096);
+        pthread_barrier_destroy(&together);
         drop(one);
 }
 
@@ -2030,6 +2030,12 @@ static void test_orders(void)
         GR_CHECK_EQ(request.new_threshold, 3 * GIB);
         GR_CHECK_EQ(request.new_limit, 5 * GIB);
         GR_CHECK_EQ(request.level, 32);
+        gr_region_answer(two, &request, 0);
+        gr_region_request(one, (unsigned)two->slot,
+                          &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 6 * GIB, .new_threshold = 1});
+        GR_CHECK(gr_region_take(two, &request));
+        GR_CHECK_EQ(request.new_threshold, 3 * GIB);
+        GR_CHECK_EQ(request.new_limit, 6 * GIB);
         gr_region_answer(two, &request, 0);
         gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.level = 33});
         GR_CHECK(gr_region_take(two, &request));
