@@ -561,11 +561,12 @@ static void test_file_changes(void)
         drop(one);
 }
 
-static void *let_go(void *arg)
+static int held_lock = -1;
+
+static void let_go_of_lock(void)
 {
-        usleep(20000);
-        close(*(int *)arg);
-        return NULL;
+        close(held_lock);
+        held_lock = -1;
 }
 
 /* Another process is about to make the region: it is waited for, and the memory is attached once. */
@@ -575,9 +576,7 @@ static void test_made_at_once(void)
         struct gr_region region;
         struct shmid_ds status;
         struct stat folder;
-        pthread_t other;
         char path[256];
-        int fd;
 
         /* The folder as well; nobody else may look into it. */
         snprintf(path, sizeof(path), "%s/new", dir);
@@ -587,11 +586,11 @@ static void test_made_at_once(void)
         GR_CHECK(stat(path, &folder) == 0 && (folder.st_mode & 0777) == 0700);
 
         snprintf(path, sizeof(path), "%s/made", dir);
-        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        GR_CHECK(fd >= 0 && flock(fd, LOCK_EX) == 0);
-        GR_CHECK_EQ(pthread_create(&other, NULL, let_go, &fd), 0);
+        held_lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        GR_CHECK(held_lock >= 0 && flock(held_lock, LOCK_EX) == 0);
+        at_pause = let_go_of_lock;
         GR_CHECK_EQ(open_as(&region, 1, "made"), 0);
-        pthread_join(other, NULL);
+        GR_CHECK(!at_pause);
         GR_CHECK(shmctl(region.segment, IPC_STAT, &status) == 0 && status.shm_nattch == 1);
         gr_region_close(&region);
         GR_CHECK(shmctl(region.segment, IPC_STAT, &status) != 0); /* gone with the last process */
@@ -1180,8 +1179,6 @@ static void make_beside(void)
         GR_CHECK_EQ(open_as(&beside, 2, "meanwhile"), 0);
 }
 
-static int held_lock = -1;
-
 static void make_beside_and_lock(void)
 {
         char path[256];
@@ -1196,12 +1193,6 @@ static void make_beside_and_lock(void)
 static void replace_file(void)
 {
         put_file("meanwhile", "", 0);
-}
-
-static void let_go_of_lock(void)
-{
-        close(held_lock);
-        held_lock = -1;
 }
 
 static void hold_lock(int how)
