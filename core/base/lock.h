@@ -19,8 +19,9 @@
 #else
 #define GR_LOCK_ATTRIBUTE(attribute)
 #endif
-#define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock))          /* behind a variable's name */
-#define GR_HELD(lock)       GR_LOCK_ATTRIBUTE(requires_capability(lock)) /* before a function */
+#define GR_GUARDED_BY(lock) GR_LOCK_ATTRIBUTE(guarded_by(lock)) /* behind a variable's name */
+/* Before a function, or behind its declaration where the lock is one of several, by a parameter. */
+#define GR_HELD(lock) GR_LOCK_ATTRIBUTE(requires_capability(lock))
 /*
  * Before a function that clang cannot check: it locks under a condition, or releases its caller's lock for a while, or
  * a comment at it says why.

@@ -55,12 +55,25 @@ static unsigned retained[GR_DEVICES_MAX] GR_GUARDED_BY(lock);
 static struct gr_lock primary_locks[GR_DEVICES_MAX] = {
         [0 ... GR_DEVICES_MAX - 1] = {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, GR_RANK_PRIMARY}};
 
+/* A primary context that is about to be released or reset. */
+struct release {
+        CUcontext primary; /* NULL: not seen */
+        bool reset, ends;
+};
+
+static CUcontext primary_of(CUdevice dev) GR_HELD(primary_locks[dev]);
+static void primary_retained(CUdevice dev, CUcontext primary) GR_HELD(primary_locks[dev]);
+static bool still_active(CUdevice dev) GR_HELD(primary_locks[dev]);
+static struct release before_release(CUdevice dev, bool reset) GR_HELD(primary_locks[dev]);
+static void after_release(CUdevice dev, const struct release *release, CUresult result) GR_HELD(primary_locks[dev]);
+
 static CUcontext primary_of(CUdevice dev)
 {
         CUcontext primary = NULL;
         unsigned int flags;
         int active = 0;
 
+        gr_assert_locked(&primary_locks[dev]);
         if (!gr_real.cuDevicePrimaryCtxGetState || !gr_real.cuDevicePrimaryCtxRetain ||
             !gr_real.cuDevicePrimaryCtxRelease_v2 ||
             gr_real.cuDevicePrimaryCtxGetState(dev, &flags, &active) != CUDA_SUCCESS || !active)
@@ -351,6 +364,15 @@ GR_EXPORT CUresult CUDAAPI cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int 
         return made(GR_REAL(cuVDPAUCtxCreate_v2, context, flags, dev, vdp_device, vdp_get_proc_address), context, dev);
 }
 
+static void primary_retained(CUdevice dev, CUcontext primary)
+{
+        gr_assert_locked(&primary_locks[dev]);
+        gr_lock(&lock);
+        primaries[dev] = primary;
+        retained[dev]++;
+        gr_unlock(&lock);
+}
+
 GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev)
 {
         CUresult result;
@@ -359,12 +381,8 @@ GR_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice
                 return GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
         gr_lock(&primary_locks[dev]);
         result = GR_REAL(cuDevicePrimaryCtxRetain, context, dev);
-        if (result == CUDA_SUCCESS) {
-                gr_lock(&lock);
-                primaries[dev] = *context;
-                retained[dev]++;
-                gr_unlock(&lock);
-        }
+        if (result == CUDA_SUCCESS)
+                primary_retained(dev, *context);
         has(result, context, dev, false);
         gr_unlock(&primary_locks[dev]);
         return result;
@@ -458,6 +476,7 @@ static bool still_active(CUdevice dev)
         unsigned int flags;
         int active = 1;
 
+        gr_assert_locked(&primary_locks[dev]);
         if (!gr_real.cuDevicePrimaryCtxGetState)
                 return true;
         /* A wrong answer could hand out memory of a destroyed context, so a failed call is repeated once. */
@@ -467,17 +486,10 @@ static bool still_active(CUdevice dev)
         return active;
 }
 
-/* A primary context that is about to be released or reset. */
-struct release {
-        CUdevice dev;
-        CUcontext primary; /* NULL: not seen */
-        bool reset, ends;
-};
-
-/* The last release ends the context. The driver has the count, but hooks see all retains. Primary lock held. */
+/* The last release ends the context. The driver has the count, but hooks see all retains. */
 static struct release before_release(CUdevice dev, bool reset)
 {
-        struct release release = {.dev = dev, .reset = reset};
+        struct release release = {.reset = reset};
 
         gr_assert_locked(&primary_locks[dev]);
         gr_lock(&lock);
@@ -489,22 +501,20 @@ static struct release before_release(CUdevice dev, bool reset)
         return release;
 }
 
-/* After before_release and the driver's call. Primary lock held since before_release. */
-static void after_release(const struct release *release, CUresult result)
+/* After before_release and the driver's call, with the lock held since before_release. */
+static void after_release(CUdevice dev, const struct release *release, CUresult result)
 {
-        gr_assert_locked(&primary_locks[release->dev]);
+        gr_assert_locked(&primary_locks[dev]);
         if (result == CUDA_SUCCESS) {
-                unsigned *count = &retained[release->dev];
-
                 gr_lock(&lock);
                 /*
                  * After a reset the count is unknown. With a count that is too low the library only prepares for an end
                  * that does not come.
                  */
-                *count = release->reset || *count == 0 ? 0 : *count - 1;
+                retained[dev] = release->reset || retained[dev] == 0 ? 0 : retained[dev] - 1;
                 gr_unlock(&lock);
         }
-        if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(release->dev)))
+        if (release->primary && result == CUDA_SUCCESS && (release->reset || !still_active(dev)))
                 ended(release->primary);
         else if (release->primary && release->ends)
                 stays(release->primary);
@@ -523,7 +533,7 @@ static CUresult primary_ends(CUdevice dev, __typeof__(cuDevicePrimaryCtxRelease_
         gr_lock(&primary_locks[dev]);
         release = before_release(dev, reset);
         result = real(dev);
-        after_release(&release, result);
+        after_release(dev, &release, result);
         gr_unlock(&primary_locks[dev]);
         return result;
 }
@@ -682,7 +692,7 @@ GR_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx handle)
                 gr_lock(&primary_locks[dev]);
                 release = before_release(dev, false);
                 result = green_destroy(handle);
-                after_release(&release, result);
+                after_release(dev, &release, result);
                 gr_unlock(&primary_locks[dev]);
         } else {
                 result = green_destroy(handle);

@@ -518,16 +518,21 @@ GR_HELD(frees_lock) static void find_frees(CUmemoryPool handle)
         }
 }
 
+/* frees_lock held. What is being freed counts as orphaned memory of the device. */
+GR_HELD(frees_lock) static void orphan_free(struct gr_stream_ordered_free *free, int device, uint64_t bytes)
+{
+        gr_assert_locked(&frees_lock);
+        free->device = device;
+        free->orphan_bytes = bytes;
+}
+
 /* frees_lock held. The pool was destroyed: what find_frees has noted is orphaned until it is freed. */
 GR_HELD(frees_lock) static void orphan_frees(void)
 {
         gr_assert_locked(&frees_lock);
-        for (struct gr_stream_ordered_free *free = frees; free; free = free->next) {
-                if (free->found_bytes == 0)
-                        continue;
-                free->device = free->found_device;
-                free->orphan_bytes = free->found_bytes;
-        }
+        for (struct gr_stream_ordered_free *free = frees; free; free = free->next)
+                if (free->found_bytes > 0)
+                        orphan_free(free, free->found_device, free->found_bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle)
@@ -612,7 +617,6 @@ static uint64_t orphan_of(CUdeviceptr ptr, int *ret_device)
 /* Uncharges orphaned memory that was freed. */
 static void orphan_freed(int device, uint64_t bytes)
 {
-        struct orphans *orphan = &orphans[device];
         uint64_t keep;
 
         if (bytes == 0)
@@ -620,16 +624,16 @@ static void orphan_freed(int device, uint64_t bytes)
         assert(device >= 0 && device < GR_DEVICES_MAX);
         bytes = (bytes + 511) & ~UINT64_C(511);
         gr_lock(&lock);
-        if (orphan->used_bytes > 0) {
-                orphan->used_bytes -= bytes < orphan->used_bytes ? bytes : orphan->used_bytes;
-                keep = whole_pages(orphan->used_bytes);
-                if (keep < orphan->reserved_bytes) {
+        if (orphans[device].used_bytes > 0) {
+                orphans[device].used_bytes -= gr_min(bytes, orphans[device].used_bytes);
+                keep = whole_pages(orphans[device].used_bytes);
+                if (keep < orphans[device].reserved_bytes) {
                         gr_budget_uncharge(&gr_core.devices[device], GR_MEMORY_STREAM_ORDERED,
-                                           orphan->reserved_bytes - keep);
-                        orphan->reserved_bytes = keep;
+                                           orphans[device].reserved_bytes - keep);
+                        orphans[device].reserved_bytes = keep;
                 }
                 assert(atomic_load(&orphan_devices) > 0); /* this one was among them */
-                if (orphan->used_bytes == 0)
+                if (orphans[device].used_bytes == 0)
                         atomic_fetch_sub(&orphan_devices, 1);
         }
         gr_unlock(&lock);
@@ -651,8 +655,7 @@ void gr_stream_ordered_free_begin(struct gr_stream_ordered_free *free, CUdevicep
         if (bytes == 0)
                 return;
         gr_lock(&frees_lock);
-        free->device = device;
-        free->orphan_bytes = bytes;
+        orphan_free(free, device, bytes);
         gr_unlock(&frees_lock);
 }
 
