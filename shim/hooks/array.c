@@ -80,7 +80,7 @@ static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int lev
         if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) || width > UINT32_MAX ||
             height > UINT32_MAX || depth > UINT32_MAX || shape->NumChannels > 4)
                 return 0;
-        for (unsigned int level = 0; level < at_least_one(levels) && level < 32; level++) {
+        for (unsigned int level = 0; level < levels && level < 32; level++) {
                 uint64_t row =
                         round_up(at_least_one(width) * channel_bytes(shape->Format) * shape->NumChannels, TILE_BYTES);
                 uint64_t tiles = round_up(at_least_one(height), TILE_ROWS) / TILE_ROWS, slices = depth, rows, size;
@@ -191,7 +191,7 @@ GR_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *handle, cons
         CUresult result;
 
         if (gr_shim_ready() && gr_real.cuMipmappedArrayCreate && handle && descriptor) {
-                bytes = footprint(descriptor, levels);
+                bytes = footprint(descriptor, levels ? levels : 1);
                 context = gr_context_current();
         }
         if (!context || !bytes)

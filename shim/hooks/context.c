@@ -434,13 +434,11 @@ static bool is_alive(CUcontext ctx, unsigned long long id)
 static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool counted)
 {
         GR_KEEP_ERRNO;
-        unsigned long long id = 0;
+        unsigned long long id = id_of(ctx);
         CUresult result;
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (gr_shim_ready() && counted)
-                id = id_of(ctx);
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);

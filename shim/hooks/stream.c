@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +158,7 @@ GR_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream)
 static bool is_without_work(const void *creator)
 {
         FILE *maps = fopen("/proc/self/maps", "re"); /* dladdr would wait for the loader, which may wait for us */
-        char line[512];
+        char line[PATH_MAX];
         bool without_work = false;
 
         while (maps && fgets(line, sizeof(line), maps)) {

@@ -413,14 +413,24 @@ static void odd_arrays(void)
                 {.Width = 1 << 17, .Height = 9, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
                 {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
         };
-        /* Wider and higher than the driver makes any, and beyond every limit: the error is the driver's. */
-        static const CUDA_ARRAY3D_DESCRIPTOR refused = {
-                .Width = 1 << 20, .Height = 1 << 20, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+        /* Larger than the driver makes any, and beyond every limit: the error is the driver's. */
+        static const CUDA_ARRAY3D_DESCRIPTOR refused[] = {
+                {.Width = 1 << 20, .Height = 1 << 20, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
+                {.Width = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 64, .Height = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 64, .Depth = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 1 << 30, .Height = 1 << 30, .Depth = 1 << 30, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 1 << 17, .Height = 1 << 13, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 5},
+        };
         enum { EACH_SHAPE = 8 };
         CUarray none;
-        CUresult result = cuArray3DCreate(&none, &refused);
 
-        gt_check(result == CUDA_ERROR_INVALID_VALUE, "an array larger than the driver makes", "error %d", (int)result);
+        for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+                CUresult result = cuArray3DCreate(&none, &refused[i]);
+
+                gt_check(result == CUDA_ERROR_INVALID_VALUE, "an array larger than the driver makes",
+                         "no. %zu: error %d", i, (int)result);
+        }
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
                 CUarray arrays[EACH_SHAPE];
                 struct figures before, now;
@@ -440,31 +450,78 @@ static void odd_arrays(void)
         }
 }
 
-/* Those that fill their tiles and blocks take what they hold, and not more; the layers of one are no block. */
+/* Of each what is accounted: rows of whole tiles and slices of whole blocks, of each level, in whole pages. */
 static void even_arrays(void)
 {
-        static const CUDA_ARRAY3D_DESCRIPTOR shapes[] = {
-                {.Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
-                {.Width = 1 << 14,
-                 .Height = 16,
-                 .Depth = 6,
-                 .Format = CU_AD_FORMAT_FLOAT,
-                 .NumChannels = 4,
-                 .Flags = CUDA_ARRAY3D_LAYERED},
+        enum { PLAIN = -1 }; /* no mipmapped array */
+        static const struct {
+                CUDA_ARRAY3D_DESCRIPTOR shape;
+                int levels;
+                unsigned mib;
+        } arrays[] = {
+                {{.Width = 1 << 17, .Height = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 32},
+                {{.Width = 1 << 17, .Height = 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 2},
+                {{.Width = 1 << 17, .Height = 0, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 2},
+                {{.Width = 1 << 17, .Height = 2, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 16},
+                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 1}, PLAIN, 8},
+                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_SIGNED_INT8, .NumChannels = 1}, PLAIN, 8},
+                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_UNSIGNED_INT16, .NumChannels = 1}, PLAIN, 16},
+                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_SIGNED_INT16, .NumChannels = 1}, PLAIN, 16},
+                {{.Width = 1 << 17, .Height = 64, .Format = CU_AD_FORMAT_HALF, .NumChannels = 2}, PLAIN, 32},
+                {{.Width = 1 << 14,
+                  .Height = 16,
+                  .Depth = 6,
+                  .Format = CU_AD_FORMAT_FLOAT,
+                  .NumChannels = 4,
+                  .Flags = CUDA_ARRAY3D_LAYERED},
+                 PLAIN,
+                 24},
+                {{.Width = 512,
+                  .Height = 512,
+                  .Depth = 6,
+                  .Format = CU_AD_FORMAT_FLOAT,
+                  .NumChannels = 4,
+                  .Flags = CUDA_ARRAY3D_CUBEMAP},
+                 PLAIN,
+                 24},
+                {{.Width = 512, .Height = 512, .Depth = 6, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4}, PLAIN, 32},
+                /* The layers of a lower level are as many, the slices half of them. */
+                {{.Width = 4096,
+                  .Height = 128,
+                  .Depth = 8,
+                  .Format = CU_AD_FORMAT_FLOAT,
+                  .NumChannels = 1,
+                  .Flags = CUDA_ARRAY3D_LAYERED},
+                 2,
+                 20},
+                {{.Width = 1024, .Height = 256, .Depth = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 2, 18},
+                {{.Width = 4096, .Height = 256, .Depth = 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 2, 6},
+                {{.Width = 4096, .Height = 128, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 0, 2},
+                {{.Width = 4096, .Height = 128, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1}, 9, 4},
         };
 
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-                double bytes =
-                        16. * (double)(shapes[i].Width * shapes[i].Height * (shapes[i].Depth ? shapes[i].Depth : 1));
+        for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+                const CUDA_ARRAY3D_DESCRIPTOR *shape = &arrays[i].shape;
                 struct figures before, now;
+                CUmipmappedArray levels;
                 CUarray array;
                 bool told = look(&before);
 
-                GR_MUST(cuArray3DCreate(&array, &shapes[i]));
+                if (arrays[i].levels == PLAIN)
+                        GR_MUST(cuArray3DCreate(&array, shape));
+                else
+                        GR_MUST(cuMipmappedArrayCreate(&levels, shape, (unsigned)arrays[i].levels));
                 if (told && look(&now) && own_figure())
-                        gt_check(now.accounted - before.accounted == bytes, "an array that fills its tiles",
-                                 "%+.1f MiB accounted of %.1f", (now.accounted - before.accounted) / MIB, bytes / MIB);
-                GR_MUST(cuArrayDestroy(array));
+                        gt_check(now.accounted - before.accounted == (double)arrays[i].mib * MIB &&
+                                         (!gt.simulated || now.on_card - before.on_card <= (double)arrays[i].mib * MIB),
+                                 "an array that fills its tiles",
+                                 "no. %zu, %d levels: %+.1f MiB accounted of %u, %+.1f on the card", i,
+                                 arrays[i].levels, (now.accounted - before.accounted) / MIB, arrays[i].mib,
+                                 (now.on_card - before.on_card) / MIB);
+                if (arrays[i].levels == PLAIN)
+                        GR_MUST(cuArrayDestroy(array));
+                else
+                        GR_MUST(cuMipmappedArrayDestroy(levels));
         }
 }
 

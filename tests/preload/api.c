@@ -430,6 +430,8 @@ static void test_widths(void)
         size_t pitch, told;
         CUdeviceptr ptr;
 
+        enum { REMEMBERED = 4096, WIDTHS = REMEMBERED + 100 };
+
         find_call_count();
         gt_open(&gt);
         GR_CHECK_EQ(cuMemAllocPitch(&ptr, &pitch, 1000, (size_t)1 << 29, 4), CUDA_ERROR_OUT_OF_MEMORY);
@@ -446,6 +448,17 @@ static void test_widths(void)
                 }
                 GR_CHECK_EQ(call_count("cuMemAllocPitch_v2"), calls + 1);
                 reclaim(gt.device, "trim", 0);
+        }
+        /* No more of them than that are remembered, three from before; for the rest the driver is asked each time. */
+        for (int round = 0; round < 2; round++) {
+                calls = call_count("cuMemAllocPitch_v2");
+                for (size_t width = 1001; width <= 1000 + WIDTHS; width++) {
+                        GR_MUST(cuMemAllocPitch(&ptr, &pitch, width, 1, 4));
+                        GR_CHECK_EQ(pitch, (width + 511) / 512 * 512);
+                        GR_MUST(cuMemFree(ptr));
+                }
+                calls = call_count("cuMemAllocPitch_v2") - calls;
+                GR_CHECK_EQ(calls, round ? WIDTHS - (REMEMBERED - 3) : WIDTHS);
         }
 }
 

@@ -10,6 +10,7 @@
  *   contexts green PLUGIN
  *                        a green context that the plug-in makes and ends behind the library, while the driver does not
  *                        tell once who owns its memory; under the library alone
+ *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include <cuda.h>
@@ -89,11 +90,15 @@ static void *ask_without(void *block)
         void *host = NULL;
         const CUDA_ARRAY3D_DESCRIPTOR shape = {
                 .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-        CUmipmappedArray array = NULL;
+        const CUDA_ARRAY_DESCRIPTOR flat = {
+                .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUmipmappedArray levels = NULL;
+        CUarray array = NULL;
 
         printf("managed memory with none current: %d", (int)cuMemAllocManaged(&ptr, BLOCK, CU_MEM_ATTACH_GLOBAL));
         printf(", pitched %d", (int)cuMemAllocPitch(&ptr, &size, 1000, 1000, 4));
-        printf(", layered %d", (int)cuMipmappedArrayCreate(&array, &shape, 2));
+        printf(", layered %d", (int)cuMipmappedArrayCreate(&levels, &shape, 2));
+        printf(", an array %d and %d", (int)cuArrayCreate(&array, &flat), (int)cuArray3DCreate(&array, &shape));
         printf(", of the host %d", (int)cuMemAllocHost(&host, BLOCK));
         printf(", told %d\n", ptr != 0 || host);
 
@@ -712,11 +717,35 @@ static void ends(void)
                 "cuCtxDestroy_v2 ");
 }
 
+/* Leaves the second context current. */
+static CUstream begin_capture_of(CUcontext owner, CUcontext current)
+{
+        CUstream stream;
+
+        GR_MUST(cuCtxSetCurrent(owner));
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        GR_MUST(cuCtxSetCurrent(current));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        return stream;
+}
+
+/* Memory comes and goes beside a capture that must go on. */
+static void leave_alone(void)
+{
+        for (int i = 0; i < 3; i++) {
+                CUdeviceptr ptr;
+
+                GR_MUST(cuMemAlloc(&ptr, 16 * MIB));
+                GR_MUST(cuMemFree(ptr));
+        }
+}
+
 /* Captures that nobody ends: they go with their stream, their thread, or their context. */
 static void abandoned_captures(void)
 {
         CUcontext primary, other;
         pthread_t thread;
+        CUstream stream;
         CUgraph graph;
 
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
@@ -738,12 +767,7 @@ static void abandoned_captures(void)
         GR_MUST(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
         GR_MUST(cuGraphDestroy(graph));
         printf("the end of no capture: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
-        for (int i = 0; i < 3; i++) { /* nothing that reaches into the capture that goes on */
-                CUdeviceptr ptr;
-
-                GR_MUST(cuMemAlloc(&ptr, 16 * MIB));
-                GR_MUST(cuMemFree(ptr));
-        }
+        leave_alone();
         GR_MUST(cuCtxSetCurrent(other));
         printf("the end of the other one's: %d\n", cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
         GR_MUST(cuGraphDestroy(graph));
@@ -753,6 +777,20 @@ static void abandoned_captures(void)
         GR_MUST(cuGraphDestroy(graph));
         GR_MUST(cuCtxDestroy(other));
         reuses("a context with a capture, another one's ended");
+        /* A stream's context need not be the current one. */
+        other = create();
+        stream = begin_capture_of(other, primary);
+        GR_MUST(cuCtxDestroy(other));
+        reuses("another context with a capture");
+        other = create();
+        GR_MUST(cuCtxSetCurrent(primary));
+        stream = begin_capture_of(primary, other);
+        GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(primary));
+        leave_alone();
+        printf("the end of a capture that another context's end left alone: %d\n", cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(stream));
         other = create();
         for (int i = 0; i < MANY_CAPTURES; i++)
                 begin_capture();
@@ -770,6 +808,28 @@ static void abandoned_captures(void)
         GR_MUST(cuCtxSetCurrent(primary));
         reuses("the last release with a capture");
         GR_MUST(cuDevicePrimaryCtxRelease(0));
+}
+
+/* A context that the library cannot manage yet is no reason to serve the thread from the one before. */
+static void untold(void)
+{
+        CUcontext first, second;
+
+        GR_MUST(cuCtxCreate(&first, NULL, 0, 0));
+        work("the first device");
+        GR_MUST(cuCtxCreate(&second, NULL, 0, 1));
+        for (int i = 0; i < 3; i++) {
+                CUdeviceptr ptr;
+                int ordinal = -1;
+
+                GR_MUST(cuMemAlloc(&ptr, BLOCK));
+                GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr));
+                printf("memory of the second device is on device %d\n", ordinal);
+                GR_MUST(cuMemFree(ptr));
+        }
+        work("the second device");
+        GR_MUST(cuCtxDestroy(second));
+        GR_MUST(cuCtxDestroy(first));
 }
 
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
@@ -896,6 +956,8 @@ int main(int argc, char **argv)
                 of_threads();
         } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
                 ends();
+        } else if (argc > 1 && strcmp(argv[1], "untold") == 0) {
+                untold();
         } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
                 int skipped = devices();
 

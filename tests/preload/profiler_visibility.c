@@ -52,6 +52,26 @@ static void in_another_context(void)
         }
 }
 
+/* The library has these functions for each runtime that there is, also for one that the process has not loaded. */
+static void not_loaded(void)
+{
+        void *found[] = {dlvsym(RTLD_DEFAULT, "cudaMalloc", "libcudart.so.12"),
+                         dlvsym(RTLD_DEFAULT, "cudaFree", "libcudart.so.12"),
+                         dlvsym(RTLD_DEFAULT, "cudaSetDevice", "libcudart.so.12")};
+        cudaError_t (*allocate)(void **, size_t), (*give_back)(void *), (*choose)(int);
+        void *ptr = &ptr;
+
+        GR_CHECK(found[0] && found[1] && found[2]);
+        if (!found[0] || !found[1] || !found[2])
+                return;
+        memcpy(&allocate, &found[0], sizeof(allocate));
+        memcpy(&give_back, &found[1], sizeof(give_back));
+        memcpy(&choose, &found[2], sizeof(choose));
+        GR_CHECK_EQ(allocate(&ptr, BYTES), cudaErrorInitializationError);
+        GR_CHECK_EQ(give_back(ptr), cudaErrorInitializationError);
+        GR_CHECK_EQ(choose(0), cudaErrorInitializationError);
+}
+
 static int count_purge(void *arg, int device, uint64_t want_bytes)
 {
         (void)device;
@@ -130,7 +150,7 @@ int main(int argc, char **argv)
         else if (strcmp(mode, "refused") == 0)
                 return refused(), GR_CHECK_RESULT();
         else
-                return in_another_context(), GR_CHECK_RESULT();
+                return in_another_context(), not_loaded(), GR_CHECK_RESULT();
         GR_CHECK_EQ(seen_of_pairs(PAIRS), 2 * PAIRS);
         return GR_CHECK_RESULT();
 }

@@ -95,12 +95,17 @@ static size_t blocks_of(size_t count, size_t most)
         return (count + block - 1) / block * block;
 }
 
+static bool is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+        return shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+}
+
 /* Tiles lie in blocks: up to 16 on top of each other, or 4 in each of up to 8 slices; fewer if that holds all tiles. */
 static size_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
         size_t row = (shape->Width * texel_bytes(shape) + 63) / 64 * 64, slices = shape->Depth ? shape->Depth : 1;
         size_t tiles = (shape->Height + 7) / 8;
-        bool deep = slices > 1 && !(shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP));
+        bool deep = slices > 1 && !is_layered(shape);
 
         return row * (shape->Height > 1 ? 8 * blocks_of(tiles, deep ? 4 : 16) : 1) *
                (deep ? blocks_of(slices, 8) : slices);
@@ -253,7 +258,8 @@ SIM_API cuMipmappedArrayCreate(CUmipmappedArray *ret_array, const CUDA_ARRAY3D_D
                 bytes += level_bytes(&at);
                 at.Width = half(at.Width);
                 at.Height = half(at.Height);
-                at.Depth = half(at.Depth);
+                if (!is_layered(&at))
+                        at.Depth = half(at.Depth);
         } while (array->n_levels < n_levels && array->n_levels < MOST_LEVELS);
         sim_lock();
         rc = make(&array->whole, bytes);
