@@ -18,6 +18,7 @@
 #include "gputest.h"
 
 CUresult CUDAAPI cuStreamSynchronize_ptsz(CUstream stream);
+CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext context);
 
 static gpureclaim_register_function *enlist;
 static gpureclaim_unregister_function *unlist;
@@ -726,6 +727,10 @@ static void test_early(bool proactive)
         gt_sleep_us(100000);
         GR_MUST(cuEventSynchronize(event));
         GR_CHECK_EQ(purges, 4);
+        atomic_store(&held, allocate(48 * MIB));
+        gt_sleep_us(100000);
+        GR_MUST(cuCtxSynchronize_v2(context));
+        GR_CHECK_EQ(purges, 5);
 }
 
 static _Atomic bool hook_started, hook_ended, late_hook_ended;

@@ -52,24 +52,29 @@ static void in_another_context(void)
         }
 }
 
-/* The library has these functions for each runtime that there is, also for one that the process has not loaded. */
+/* The library has these functions for each version that there is, also for one that the process has not loaded. */
 static void not_loaded(void)
 {
         void *found[] = {dlvsym(RTLD_DEFAULT, "cudaMalloc", "libcudart.so.12"),
                          dlvsym(RTLD_DEFAULT, "cudaFree", "libcudart.so.12"),
                          dlvsym(RTLD_DEFAULT, "cudaSetDevice", "libcudart.so.12")};
+        void *cupti = dlvsym(RTLD_DEFAULT, "cuptiEnableCallback", "libcupti.so.12");
         cudaError_t (*allocate)(void **, size_t), (*give_back)(void *), (*choose)(int);
+        __typeof__(&cuptiEnableCallback) enable;
         void *ptr = &ptr;
 
-        GR_CHECK(found[0] && found[1] && found[2]);
-        if (!found[0] || !found[1] || !found[2])
+        GR_CHECK(found[0] && found[1] && found[2] && cupti);
+        if (!found[0] || !found[1] || !found[2] || !cupti)
                 return;
+        memcpy(&enable, &cupti, sizeof(enable));
         memcpy(&allocate, &found[0], sizeof(allocate));
         memcpy(&give_back, &found[1], sizeof(give_back));
         memcpy(&choose, &found[2], sizeof(choose));
         GR_CHECK_EQ(allocate(&ptr, BYTES), cudaErrorInitializationError);
         GR_CHECK_EQ(give_back(ptr), cudaErrorInitializationError);
         GR_CHECK_EQ(choose(0), cudaErrorInitializationError);
+        GR_CHECK_EQ(enable(1, 2, 3, 4), 999); /* CUPTI's for an error that it does not know */
+        GR_CHECK(dlerror() == NULL);          /* the library's own searches are none of the program's */
 }
 
 static int count_purge(void *arg, int device, uint64_t want_bytes)
