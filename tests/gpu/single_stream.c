@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define BYTES (64 * MIB) /* too much to be spared a fence */
@@ -48,6 +49,27 @@ static void created(void)
         GR_CHECK_EQ(after, before + 1);
         close(after);
         close(before);
+}
+
+/* What the driver refuses to make is no stream. */
+static void refused_stream(void)
+{
+        CUstream stream;
+
+        if (cuStreamCreate(&stream, ~0u) == CUDA_SUCCESS || cuStreamCreateWithPriority(&stream, ~0u, 0) == CUDA_SUCCESS)
+                gt_die("a stream was made with flags that are none");
+}
+
+/* Where no file can be opened, nothing is known of who makes it. */
+static void created_without_files(void)
+{
+        struct rlimit limit, none;
+
+        GR_CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        none = (struct rlimit){0, limit.rlim_max};
+        GR_CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+        gt_stream();
+        GR_CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 static void with_priority(void)
@@ -284,6 +306,8 @@ static const struct way {
         {"a pool that is not to be shared", refused_share, .overlaps = false},
         {"a pool that nobody shares", refused_import, .overlaps = false},
         {"a stream", created, .overlaps = true},
+        {"a stream that is refused", refused_stream, .overlaps = false},
+        {"a stream, made without a file", created_without_files, .overlaps = true},
         {"one with priority", with_priority, .overlaps = true},
         {"a host function", host_function, .overlaps = true},
         {"a green context", green, .overlaps = true},

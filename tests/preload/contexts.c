@@ -11,6 +11,7 @@
  *                        green contexts that the plug-in makes and ends behind the library, while the driver does not
  *                        tell once who owns its memory; under the library alone
  *   contexts untold      on two devices, of which the driver does not tell the second one's size at first
+ *   contexts keys        where no key for data of a thread is left: a thread that captures finds none of its own at its end
  *   contexts limits      on two devices, with GPURECLAIM_HARD_LIMIT=0=64MiB,1=25% and 1 GiB each: what each may take
  */
 #include <cuda.h>
@@ -761,6 +762,15 @@ static void abandoned_captures(void)
 
         GR_MUST(cuDevicePrimaryCtxRetain(&primary, 0));
         GR_MUST(cuCtxSetCurrent(primary));
+        /* The process's first one. */
+        other = create();
+        stream = begin_capture_of(primary, other);
+        GR_MUST(cuCtxDestroy(other));
+        GR_MUST(cuCtxSetCurrent(primary));
+        leave_alone();
+        printf("the end of a capture that another context's end left alone: %d\n", cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuStreamDestroy(stream));
         GR_MUST(cuStreamDestroy(begin_capture()));
         reuses("a stream that captured");
         GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -794,18 +804,9 @@ static void abandoned_captures(void)
         reuses("a context with a capture, another one's ended");
         /* A stream's context need not be the current one. */
         other = create();
-        stream = begin_capture_of(other, primary);
+        begin_capture_of(other, primary);
         GR_MUST(cuCtxDestroy(other));
         reuses("another context with a capture");
-        other = create();
-        GR_MUST(cuCtxSetCurrent(primary));
-        stream = begin_capture_of(primary, other);
-        GR_MUST(cuCtxDestroy(other));
-        GR_MUST(cuCtxSetCurrent(primary));
-        leave_alone();
-        printf("the end of a capture that another context's end left alone: %d\n", cuStreamEndCapture(stream, &graph));
-        GR_MUST(cuGraphDestroy(graph));
-        GR_MUST(cuStreamDestroy(stream));
         other = create();
         for (int i = 0; i < MANY_CAPTURES; i++)
                 begin_capture();
@@ -845,6 +846,28 @@ static void untold(void)
         work("the second device");
         GR_MUST(cuCtxDestroy(second));
         GR_MUST(cuCtxDestroy(first));
+}
+
+static void not_ours(void *value)
+{
+        printf("a thread's data: %d\n", value != NULL);
+}
+
+/* A key that was not made is another one's. */
+static void keys(void)
+{
+        static char set_here;
+        CUcontext context = create();
+        pthread_key_t key;
+        pthread_t thread;
+
+        while (pthread_key_create(&key, not_ours) == 0)
+                GR_CHECK_EQ(pthread_setspecific(key, &set_here), 0);
+        GR_CHECK_EQ(pthread_key_delete(key), 0); /* for the simulated driver, which comes first */
+        GR_MUST(pthread_create(&thread, NULL, leave_capture, context));
+        GR_MUST(pthread_join(thread, NULL));
+        GR_MUST(cuCtxDestroy(context));
+        printf("all keys are taken\n");
 }
 
 /* How many blocks of 16 MiB fit, and what the device says of itself. */
@@ -980,6 +1003,8 @@ int main(int argc, char **argv)
                 of_threads();
         } else if (argc > 1 && strcmp(argv[1], "ends") == 0) {
                 ends();
+        } else if (argc > 1 && strcmp(argv[1], "keys") == 0) {
+                keys();
         } else if (argc > 1 && strcmp(argv[1], "untold") == 0) {
                 untold();
         } else if (argc > 1 && strcmp(argv[1], "devices") == 0) {
