@@ -91,6 +91,16 @@ static CUresult by_graph(CUstream stream)
         return launched(made, add(&one, made, NULL, 0, &node), stream);
 }
 
+static CUresult by_captured_function(CUstream stream)
+{
+        CUgraph made;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(by_function(stream));
+        GR_MUST(cuStreamEndCapture(stream, &made));
+        return launched(made, CUDA_SUCCESS, stream);
+}
+
 /* cuGraphAddNode as it was in a version of CUDA; NULL where the driver has none. */
 static void (*add_node_of(int version))(void)
 {
@@ -309,6 +319,7 @@ int main(int argc, char **argv)
                 const char *name;
                 CUresult (*hold)(CUstream);
         } ways[] = {
+                {"a function that was captured", by_captured_function}, /* first, before other graphs with such nodes */
                 {"a word in memory", by_word},
                 {"a batch of words", by_words},
                 {"a function", by_function},
