@@ -136,73 +136,6 @@ static void alone(void)
         printf("all gone: active %d\n", active());
 }
 
-/* More than a table has room for at first, which end in the order in which they were made. */
-static void many(void)
-{
-        enum { MANY = 20 };
-        struct gt_green greens[MANY];
-        CUdeviceptr blocks[MANY];
-        CUcontext popped;
-        unsigned count = 0, wrong = 0;
-
-        while (count < MANY && gt_green_open(gt.device, &greens[count])) {
-                GR_MUST(cuCtxPushCurrent(greens[count].ctx));
-                GR_MUST(cuMemAlloc(&blocks[count], BLOCK));
-                GR_MUST(cuMemsetD32(blocks[count], count, BLOCK / 4));
-                GR_MUST(cuCtxPopCurrent(&popped));
-                count++;
-        }
-        printf("%u green contexts: active %d\n", count, active());
-        for (unsigned i = 0; i < count; i++) {
-                GR_MUST(cuCtxPushCurrent(greens[i].ctx));
-                wrong += wrong_words(blocks[i], i);
-                GR_MUST(cuMemFree(blocks[i]));
-                leave(&greens[i]);
-        }
-        printf("all gone: active %d, %u words wrong\n", active(), wrong);
-        gr_check_failures += wrong > 0;
-}
-
-/* Whether what is freed comes back to the next who asks: while a capture is open, each would get a new address. */
-static bool is_reused(void)
-{
-        enum { ROUNDS = 40 };
-        CUdeviceptr seen[ROUNDS];
-        unsigned count = 0;
-
-        for (unsigned i = 0; i < ROUNDS; i++) {
-                unsigned at = 0;
-
-                GR_MUST(cuMemAlloc(&seen[count], BLOCK));
-                GR_MUST(cuMemFree(seen[count]));
-                GR_MUST(cuCtxSynchronize());
-                while (seen[at] != seen[count])
-                        at++;
-                count += at == count;
-        }
-        return count < ROUNDS / 2;
-}
-
-/* A capture that nobody ends goes with the primary context, whose stream it is on. */
-static void abandoned_capture(void)
-{
-        __typeof__(&cuGreenCtxStreamCreate) create = GT_OPTIONAL(cuGreenCtxStreamCreate);
-        struct gt_green green;
-        CUstream stream;
-
-        for (int i = 0; i < 2; i++) {
-                enter(&green);
-                printf("memory is used again: %d\n", is_reused());
-                GR_MUST(create(&stream, green.green, CU_STREAM_NON_BLOCKING, 0));
-                GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-                leave(&green);
-                printf("gone, with a stream that captures: active %d\n", active());
-        }
-        enter(&green);
-        printf("memory is used again: %d\n", is_reused());
-        leave(&green);
-}
-
 /* Blocks of a context of its own, touched from a green one whose primary context nothing was ever allocated in. */
 static void fence(void)
 {
@@ -263,15 +196,11 @@ int main(int argc, char **argv)
                 return GT_SKIPPED;
         }
         GR_MUST(cuDeviceGet(&gt.device, 0));
-        memcpy(&misuses, &found, sizeof misuses);
-        if (argc > 1) {
+        if (argc > 1)
                 fence();
-        } else {
-                if (misuses) /* what a driver does with such a capture has not been seen */
-                        abandoned_capture();
-                many();
+        else
                 alone();
-        }
+        memcpy(&misuses, &found, sizeof misuses);
         if (misuses && misuses())
                 gt_die("green: the simulated device saw %lu misuses", misuses());
         return GR_CHECK_RESULT();
