@@ -405,6 +405,43 @@ static void free_lost(CUdeviceptr live, CUdeviceptr cached)
         printf("free of the lost cached block: %d\n", (int)cuMemFree(cached));
 }
 
+typedef CUresult push_function(CUcontext);
+typedef CUresult pop_function(CUcontext *);
+
+/*
+ * What is current changes while there is one context only, whose pool each thread remembers.
+ */
+static void alone(push_function *push, pop_function *pop)
+{
+        CUcontext context = create(), popped;
+        CUdeviceptr ptr;
+
+        for (int i = 0; i < 3; i++) {
+                for (uint32_t k = 0; k < 4; k++) /* from the second one on it comes from the cache */
+                        use_block(k);
+                GR_MUST(pop(&popped));
+                printf("popped the only one: %d, allocated then: %d", popped == context,
+                       (int)cuMemAlloc(&ptr, SMALL_BLOCK));
+                GR_MUST(push(context));
+                use_block(2);
+                GR_MUST(cuCtxSetCurrent(NULL));
+                printf(", with none current: %d\n", (int)cuMemAlloc(&ptr, SMALL_BLOCK));
+                GR_MUST(push(context));
+                use_block(3);
+        }
+        GR_MUST(cuCtxDestroy(context));
+        printf("destroyed, allocated then: %d\n", (int)cuMemAlloc(&ptr, SMALL_BLOCK));
+}
+
+static void old_alone(void)
+{
+        push_function *push;
+        pop_function *pop;
+
+        if (old_symbol("cuCtxPushCurrent", &push) && old_symbol("cuCtxPopCurrent", &pop))
+                alone(push, pop);
+}
+
 static void old_context(void)
 {
         CUresult (*ctx_create)(CUcontext *, unsigned int, CUdevice), (*ctx_destroy)(CUcontext);
@@ -981,6 +1018,7 @@ int main(int argc, char **argv)
                 fill(1, 256 * MIB);
                 fill(0, 64 * MIB); /* the other device's use is not this one's */
         } else if (argc > 1 && strcmp(argv[1], "old") == 0) {
+                old_alone();
                 for (int i = 0; i < 3; i++) {
                         old_context();
                         old_primary();
@@ -1003,6 +1041,7 @@ int main(int argc, char **argv)
                 if (skipped)
                         return skipped;
         } else {
+                alone(cuCtxPushCurrent, cuCtxPopCurrent);
                 freed_elsewhere();
                 destroyed();
                 many();

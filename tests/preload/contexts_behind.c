@@ -6,6 +6,7 @@
  *   contexts_behind PLUGIN           the lines; with two devices
  *   contexts_behind PLUGIN refused   under the library, on a driver that refuses what it asks first
  *   contexts_behind PLUGIN stream    a line of a stream whose context is the only one
+ *   contexts_behind PLUGIN FUNCTION  a line of a context that is the second one and made current by it; two devices
  *   contexts_behind PLUGIN released  lines of a primary context, on a driver that does not tell at once what is left
  */
 #include <cuda.h>
@@ -534,12 +535,34 @@ static void of_a_stream(void)
         GR_MUST(behind_end(context));
 }
 
+/* The library knows one context, in which the thread's memory comes from the cache, when this one becomes current. */
+static void pushed(const char *function)
+{
+        CUresult (*push)(CUcontext);
+        CUcontext context, hidden;
+        CUdeviceptr block;
+        int ordinal;
+
+        find(RTLD_DEFAULT, function, &push);
+        GR_MUST(cuCtxCreate(&context, NULL, 0, 0));
+        for (int i = 0; i < ROUNDS; i++)
+                GR_MUST(cuMemFree(leave_two(1).live));
+        GR_MUST(behind_create(&hidden, 1));
+        GR_MUST(push(hidden));
+        GR_MUST(cuMemAlloc(&block, BLOCK));
+        GR_MUST(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block));
+        printf("%s: memory of device %d\n", function, ordinal);
+        GR_MUST(cuMemFree(block));
+        GR_MUST(cuCtxDestroy(hidden));
+        GR_MUST(cuCtxDestroy(context));
+}
+
 int main(int argc, char **argv)
 {
         void *plugin = argc == 2 || argc == 3 ? dlopen(argv[1], RTLD_NOW | RTLD_DEEPBIND) : NULL;
 
         if (!plugin) {
-                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released | stream]\n");
+                fprintf(stderr, "usage: contexts_behind PLUGIN [refused | released | stream | FUNCTION]\n");
                 return 2;
         }
         find(plugin, "behind_green", &behind_green);
@@ -558,8 +581,10 @@ int main(int argc, char **argv)
                         released();
                 else if (strcmp(argv[2], "stream") == 0)
                         of_a_stream();
-                else
+                else if (strcmp(argv[2], "refused") == 0)
                         refused();
+                else
+                        pushed(argv[2]);
                 return GR_CHECK_RESULT();
         }
         greens_alone();

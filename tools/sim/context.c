@@ -255,6 +255,12 @@ static CUresult create(CUcontext *ret_ctx, unsigned flags, CUdevice device, unsi
         return ctx ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+SIM_API cuCtxCreate(CUcontext *ctx, unsigned flags, CUdevice device)
+{
+        SIM_ENTER(cuCtxCreate);
+        return create(ctx, flags, device, 3010);
+}
+
 SIM_API cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice device)
 {
         SIM_ENTER(cuCtxCreate_v2);
@@ -326,6 +332,12 @@ static CUresult destroy(CUcontext ctx, bool counted)
         return rc;
 }
 
+SIM_API cuCtxDestroy(CUcontext ctx)
+{
+        SIM_ENTER(cuCtxDestroy);
+        return destroy(ctx, false);
+}
+
 SIM_API cuCtxDestroy_v2(CUcontext ctx)
 {
         SIM_ENTER(cuCtxDestroy_v2);
@@ -338,11 +350,10 @@ SIM_API cuCtxDetach(CUcontext ctx)
         return destroy(ctx, true);
 }
 
-SIM_API cuCtxPushCurrent_v2(CUcontext ctx)
+static CUresult push(CUcontext ctx)
 {
         CUresult rc;
 
-        SIM_ENTER(cuCtxPushCurrent_v2);
         if (!ctx)
                 return CUDA_ERROR_INVALID_VALUE;
         sim_lock();
@@ -355,15 +366,38 @@ SIM_API cuCtxPushCurrent_v2(CUcontext ctx)
         return rc;
 }
 
-SIM_API cuCtxPopCurrent_v2(CUcontext *ret_ctx)
+SIM_API cuCtxPushCurrent(CUcontext ctx)
 {
-        SIM_ENTER(cuCtxPopCurrent_v2);
+        SIM_ENTER(cuCtxPushCurrent);
+        return push(ctx);
+}
+
+SIM_API cuCtxPushCurrent_v2(CUcontext ctx)
+{
+        SIM_ENTER(cuCtxPushCurrent_v2);
+        return push(ctx);
+}
+
+static CUresult pop(CUcontext *ret_ctx)
+{
         if (thread.depth == 0)
                 return CUDA_ERROR_INVALID_CONTEXT;
         thread.depth--;
         if (ret_ctx)
                 *ret_ctx = thread.stack[thread.depth];
         return CUDA_SUCCESS;
+}
+
+SIM_API cuCtxPopCurrent(CUcontext *ret_ctx)
+{
+        SIM_ENTER(cuCtxPopCurrent);
+        return pop(ret_ctx);
+}
+
+SIM_API cuCtxPopCurrent_v2(CUcontext *ret_ctx)
+{
+        SIM_ENTER(cuCtxPopCurrent_v2);
+        return pop(ret_ctx);
 }
 
 SIM_API cuCtxSetCurrent(CUcontext ctx)
