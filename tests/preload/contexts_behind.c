@@ -485,8 +485,10 @@ static void refused(void)
         GR_CHECK_EQ(calls_of("cuMemFreeAsync"), 1); /* what was allocated to learn whose it is */
         from_the_cache(green.context);
         before = calls_of("cuCtxGetCurrent");
-        for (int i = 0; i < ROUNDS; i++)
+        for (int i = 0; i < ROUNDS; i++) {
+                GR_MUST(cuCtxSetCurrent(green.context));
                 GR_MUST(cuMemFree(leave_two(1).live));
+        }
         GR_CHECK_EQ(calls_of("cuCtxGetCurrent"), before);
         GR_MUST(cuCtxSetCurrent(NULL));
         GR_MUST(cuGreenCtxDestroy(green.handle));
