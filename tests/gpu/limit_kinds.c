@@ -917,18 +917,21 @@ static bool find_newer_pools(void)
 static void pinned_to_the_page(void)
 {
         void *memory = NULL;
-        CUresult fits, more;
+        CUresult fits, beside = CUDA_SUCCESS, more;
 
         if (posix_memalign(&memory, 4096, pinned_limit + 4096) != 0)
                 gt_die("no memory");
         fits = cuMemHostRegister(memory, pinned_limit, 0);
-        if (fits == CUDA_SUCCESS)
+        if (fits == CUDA_SUCCESS) {
+                beside = cuMemHostRegister((char *)memory + pinned_limit, 1, 0);
                 GR_MUST(cuMemHostUnregister(memory));
+        }
         more = cuMemHostRegister(memory, pinned_limit + 1, 0);
         if (more == CUDA_SUCCESS)
                 GR_MUST(cuMemHostUnregister(memory));
-        gt_check(fits == CUDA_SUCCESS && more == CUDA_ERROR_OUT_OF_MEMORY, "pinned memory, to the page",
-                 "all of the limit: %d, a byte more: %d", (int)fits, (int)more);
+        gt_check(fits == CUDA_SUCCESS && beside == CUDA_ERROR_OUT_OF_MEMORY && more == CUDA_ERROR_OUT_OF_MEMORY,
+                 "pinned memory, to the page", "all of the limit: %d, a byte beside it: %d, a byte more: %d", (int)fits,
+                 (int)beside, (int)more);
         free(memory);
 }
 
