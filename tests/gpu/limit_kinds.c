@@ -527,6 +527,30 @@ static void even_arrays(void)
         }
 }
 
+/* Small pieces of managed memory count in steps of 64 KiB, others in whole pages, so all of these as 2 MiB. */
+static void managed_sizes(void)
+{
+        static const struct {
+                size_t bytes;
+                int count;
+        } pieces[] = {{1, 32}, {64 * KIB, 32}, {64 * KIB + 1, 16}, {MIB, 2}, {MIB + 1, 1}, {2 * MIB, 1}};
+
+        for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+                uint64_t managed[32];
+                struct figures before, now;
+                bool told = look(&before);
+
+                for (int k = 0; k < pieces[i].count; k++)
+                        GR_MUST(get_managed(pieces[i].bytes, &managed[k]));
+                if (told && look(&now))
+                        gt_check(now.accounted - before.accounted == 2. * MIB, "managed memory of a size",
+                                 "%d of %zu bytes: %+.3f MiB accounted", pieces[i].count, pieces[i].bytes,
+                                 (now.accounted - before.accounted) / MIB);
+                for (int k = 0; k < pieces[i].count; k++)
+                        GR_MUST(cuMemFree(managed[k]));
+        }
+}
+
 /* What the driver refuses as it is asked gets the driver's error, also where it would pass the limit. */
 static void wrong_at_the_limit(void)
 {
@@ -973,6 +997,7 @@ int main(int argc, char **argv)
         if (!card)
                 odd_arrays();
         even_arrays();
+        managed_sizes();
         wrong_at_the_limit();
         make_room_while_busy();
         scattered();
