@@ -466,6 +466,48 @@ static void test_widths(void)
         }
 }
 
+/*
+ * Of pinned memory that the cache serves the flags are those of the request, whatever the driver says of the slab that
+ * it lies in. Of other memory they are the driver's.
+ */
+static void test_flags(void)
+{
+        static const unsigned asked[] = {0, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
+                                         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_WRITECOMBINED};
+        const unsigned mapped = CU_MEMHOSTALLOC_DEVICEMAP, slab = CU_MEMHOSTALLOC_WRITECOMBINED;
+        static _Alignas(4096) char own[4096];
+        void (*tell)(unsigned) = NULL;
+        unsigned flags = 0;
+        CUdeviceptr ptr;
+        char *block;
+
+        *(void **)&tell = dlsym(RTLD_DEFAULT, "grSimHostFlags");
+        if (!tell)
+                gt_die("not the simulated device");
+        gt_open(&gt);
+        tell(slab);
+        for (int round = 0; round < 2; round++) /* new, and out of the cache */
+                for (unsigned i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+                        GR_MUST(cuMemHostAlloc((void **)&block, 64 * KIB, asked[i]));
+                        GR_MUST(cuMemHostGetFlags(&flags, block));
+                        GR_CHECK_EQ(flags, asked[i] | mapped);
+                        GR_MUST(cuMemHostGetFlags(&flags, block + 4096));
+                        GR_CHECK_EQ(flags, asked[i] | mapped);
+                        GR_MUST(cuMemFreeHost(block));
+                        flags = 4711;
+                        GR_CHECK_EQ(cuMemHostGetFlags(&flags, block), CUDA_ERROR_INVALID_VALUE);
+                        GR_CHECK_EQ(flags, 4711);
+                }
+        GR_MUST(cuMemAllocHost((void **)&block, 64 * KIB));
+        GR_MUST(cuMemHostGetFlags(&flags, block));
+        GR_CHECK_EQ(flags, slab | mapped);
+        GR_MUST(cuMemFreeHost(block));
+        ptr = allocate(64 * KIB);
+        GR_CHECK_EQ(cuMemHostGetFlags(&flags, (void *)(uintptr_t)ptr), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuMemFree(ptr));
+        GR_CHECK_EQ(cuMemHostGetFlags(&flags, own), CUDA_ERROR_INVALID_VALUE);
+}
+
 /* What this process exported and imports again is in its account already, under each name that descriptors have. */
 static void test_own_import(void)
 {
@@ -831,6 +873,8 @@ int main(int argc, char **argv)
                 test_questions();
         else if (strcmp(mode, "widths") == 0)
                 test_widths();
+        else if (strcmp(mode, "flags") == 0)
+                test_flags();
         else if (strcmp(mode, "failing") == 0)
                 test_failing_hooks();
         else if (strcmp(mode, "own-import") == 0)

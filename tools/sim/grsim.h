@@ -30,5 +30,6 @@ unsigned long grSimCallCount(const char *symbol); /* calls of an exported symbol
 size_t grSimUsedBytes(int device); /* bytes of whole pages in use, by all who share the card; 0 for an unknown device */
 unsigned long grSimRuntimeCount(void);           /* calls of the stand-in runtime's cudaMalloc and cudaFree */
 void grSimUuid(int card, unsigned char ret[16]); /* of a card by its number without CUDA_VISIBLE_DEVICES */
+void grSimHostFlags(unsigned flags); /* from now on all pinned memory is told to have been asked for with these */
 
 #endif

@@ -1,6 +1,8 @@
 /* cuMemAlloc and its family: device, managed and pinned host memory. */
+#include "grsim.h"
 #include "sim.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -297,6 +299,13 @@ SIM_API cuMemHostGetDevicePointer_v2(CUdeviceptr *dptr, void *p, unsigned flags)
         return CUDA_SUCCESS;
 }
 
+static _Atomic unsigned slab_flags = ~0u; /* a driver answers with those of the first block of a slab; ~0: none */
+
+__attribute__((visibility("default"))) void grSimHostFlags(unsigned flags)
+{
+        atomic_store(&slab_flags, flags);
+}
+
 SIM_API cuMemHostGetFlags(unsigned *flags, void *p)
 {
         unsigned made_with;
@@ -304,6 +313,8 @@ SIM_API cuMemHostGetFlags(unsigned *flags, void *p)
         SIM_ENTER(cuMemHostGetFlags);
         if (!flags || kind_of((uintptr_t)p, &made_with) != SIM_ALLOC_HOST)
                 return CUDA_ERROR_INVALID_VALUE;
+        if (atomic_load(&slab_flags) != ~0u)
+                made_with = atomic_load(&slab_flags);
         *flags = made_with | CU_MEMHOSTALLOC_DEVICEMAP; /* unified addressing maps all of it */
         return CUDA_SUCCESS;
 }
