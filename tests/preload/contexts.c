@@ -91,7 +91,7 @@ static void *ask_without(void *block)
 {
         CUdeviceptr base = 0, ptr = 0;
         size_t size = 0;
-        void *host = NULL;
+        void *host = block;
         const CUDA_ARRAY3D_DESCRIPTOR shape = {
                 .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
         const CUDA_ARRAY_DESCRIPTOR flat = {
@@ -104,7 +104,8 @@ static void *ask_without(void *block)
         printf(", layered %d", (int)cuMipmappedArrayCreate(&levels, &shape, 2));
         printf(", an array %d and %d", (int)cuArrayCreate(&array, &flat), (int)cuArray3DCreate(&array, &shape));
         printf(", of the host %d", (int)cuMemAllocHost(&host, BLOCK));
-        printf(", told %d\n", ptr != 0 || host);
+        printf(" and %d", (int)cuMemHostAlloc(&host, BLOCK, CU_MEMHOSTALLOC_PORTABLE));
+        printf(", told %d\n", ptr != 0 || host != block);
 
         printf("its range with none current: %d",
                (int)cuMemGetAddressRange(&base, &size, *(CUdeviceptr *)block + BLOCK / 2));
