@@ -425,9 +425,11 @@ static void own_again(void)
                        result == CUDA_SUCCESS && again == memory);
         }
         if (result == CUDA_SUCCESS) {
-                p = map(memory);
-                q = map(again);
+                q = map(again); /* while nothing but the handle holds the memory */
                 imported(name, 0);
+                FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged with the import mapped alone",
+                       gt_mib(status().live_bytes) - gt_mib(live));
+                p = map(memory);
                 FIGURE(status().live_bytes == live + BYTES, name, "%.1f MiB charged",
                        gt_mib(status().live_bytes) - gt_mib(live));
                 fill(p, 77);

@@ -6,7 +6,7 @@
  *
  *   mapped     as a rule with GRSIM_LATENCY=cuMemRelease=...: the other thread is done while a handle is given back
  *   mapped gone
- *              what is left in the heap of memory that is gone
+ *              what is left of memory that is gone, with GRSIM_FAULT=cuMemRetainAllocationHandle:*=1
  *   mapped beside
  *              one thread maps and unmaps its memory, while another one takes blocks that the library finds only by
  *              mapping free memory a second time, with GPURECLAIM_POOL=split
@@ -148,6 +148,17 @@ static void host_memory_in_front(void)
         printf(" %d", (int)cuMemUnmap(range, 2 * piece_bytes));
 }
 
+/* The mapping alone holds the memory, and the driver gives no handle of it again. */
+static void not_retained(void)
+{
+        CUmemGenericAllocationHandle handle = create(), again;
+
+        GR_MUST(cuMemMap(range, piece_bytes, 0, handle, 0));
+        GR_MUST(cuMemRelease(handle));
+        printf(" %d", (int)cuMemRetainAllocationHandle(&again, (void *)range)); /* NOLINT: an address of the device's */
+        GR_MUST(cuMemUnmap(range, piece_bytes));
+}
+
 /* Memory that is gone, or was refused, leaves nothing in the heap. */
 static void keeps_nothing(void)
 {
@@ -266,6 +277,7 @@ int main(int argc, char **argv)
                 printf("on device %d: %d\n", id, (int)cuMemCreate(&nowhere, piece_bytes, &there, 0));
         }
         if (argc > 1 && strcmp(argv[1], "gone") == 0) {
+                rounds("a handle again", not_retained);
                 keeps_nothing();
                 return EXIT_SUCCESS;
         }

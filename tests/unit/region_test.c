@@ -1684,11 +1684,23 @@ static void both_are_asked(void)
         GR_CHECK_EQ(*asked[0] + *asked[1], asked_before + 2);
 }
 
+static struct gr_region *liar;
+static uint64_t lie_bytes;
+
+static void lie(void)
+{
+        struct gr_request request;
+
+        GR_CHECK(gr_region_take(liar, &request));
+        gr_region_answer(liar, &request, lie_bytes);
+}
+
 static void test_ask(void)
 {
         struct gr_region *one = join_as(1, "ask"), *two = join_as(2, "ask"), *three = join_as(3, "ask");
         struct gr_request request;
         uint64_t begin;
+        uint32_t seen;
         size_t heap;
 
         /* Who answers: the one with more cached, and only that one is woken. */
@@ -1780,9 +1792,30 @@ static void test_ask(void)
         at_wait = both_are_asked;
         server = three;
         server_gives = GIB;
-        GR_CHECK_EQ(gr_region_ask(one, 2 * GIB, 100000000, true), GIB);
+        seen = gr_region_seen(one);
+        GR_CHECK_EQ(gr_region_ask(one, 3 * GIB, 100000000, true), GIB);
         GR_CHECK(!at_wait);
+        GR_CHECK_EQ(gr_region_seen(one), seen); /* nobody else */
         serve(two);
+
+        /* The one in the first slot is asked, too. */
+        publish_cached(one, GIB, 0);
+        publish_cached(three, 0, 0);
+        server = one;
+        server_gives = GIB;
+        GR_CHECK_EQ(gr_region_ask(two, GIB, 100000000, true), GIB);
+        publish_cached(one, 0, 0);
+
+        /* Who says that it gave more than there is has given nothing. */
+        publish_cached(two, GIB, 0);
+        server = NULL;
+        liar = two;
+        for (int i = 0; i < 2; i++) {
+                lie_bytes = (UINT64_C(1) << 50) + (uint64_t)i;
+                at_wait = lie;
+                GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, true), i ? 0 : lie_bytes);
+                GR_CHECK(!at_wait);
+        }
 
         /* While one waits the others know; what began in a lost slot does not end below nothing. */
         GR_CHECK(!gr_region_awaited(one) && !gr_region_awaited(two));
@@ -1821,6 +1854,7 @@ static void test_ask(void)
         publish_cached(two, 0, 0);
         publish_cached(three, 9 * GIB, 0);
         peers[2] = peers[3] = GR_PEER_STOPPED;
+        two->map->slots[two->slot].request = two->map->slots[two->slot].answer = UINT32_C(0x80000005);
         asked_before = gr_region_seen(two) + gr_region_seen(three);
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
