@@ -75,7 +75,6 @@ int gr_expandable_open(struct gr_context *context, bool small)
         gr_lock(&split->lock);
         if (!split->expandable[small] && gr_segments_add(split, segment)) {
                 split->expandable[small] = segment;
-                gr_budget_end_grants(context->device);
                 note_expandable(context->core, small, ptr, bytes);
                 gr_extent_hole_enter(range);
                 added = true;

@@ -47,8 +47,10 @@ int gr_extent_reserve(struct gr_context *context, uint64_t bytes, uint64_t *ret_
 {
         int rc = gr_budget_reserve(context->device, bytes, ret_reserved_bytes);
 
-        if (!rc)
+        if (!rc) {
+                gr_budget_end_grants(context->device); /* no keeper counts what segments have cached */
                 gr_budget_cache(context->device, bytes);
+        }
         return rc;
 }
 

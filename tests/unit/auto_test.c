@@ -532,11 +532,11 @@ static void test_locked(void)
 
 /* Bins ask what all have only where they pass what they were granted. What split has is granted to nobody, so each who
  * frees asks. */
-static void test_threshold(void)
+static void test_threshold(enum gr_pool_kind pool)
 {
         uint64_t blocks[5];
 
-        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        gpu_begin(pool, GR_REUSE_AUTO);
         core.wake = gpu_wake;
         gr_budget_set_threshold(gpu_device(), 256 * MIB);
         for (int i = 0; i < 5; i++)
@@ -576,7 +576,8 @@ int main(int argc, char **argv)
 {
         gpu_mapping = argc == 2 && !strcmp(argv[1], "mapped");
         test_auto();
-        test_threshold();
+        test_threshold(GR_POOL_AUTO);
+        test_threshold(GR_POOL_SPLIT);
         if (!gpu_mapping)
                 return GR_CHECK_RESULT();
         test_exact();
