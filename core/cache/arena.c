@@ -19,6 +19,7 @@
 #include "fence/fence.h"
 
 #define NOTE_LIVE_HITS      64                  /* hits between looks at the peak of live memory */
+#define GENERATIONS         64                  /* that an arena takes at once */
 #define FASTBIN_SHARE       256                 /* of the peak of live memory, for the fastbins of all arenas ... */
 #define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* ... and for each at least so much, ... */
 #define FASTBIN_ONE_SHARE   16                  /* ... or one block of this share, where several threads allocate */
@@ -215,7 +216,10 @@ static inline void remember_arena(struct gr_arena *own)
 /* The generation of the next range that this arena hands out; no other arena has the same. Arena lock held. */
 static uint32_t next_generation(struct gr_arena *arena)
 {
-        return ++arena->generation * GR_SHARDS + arena->shard;
+        gr_lock_rank_assert_held(GR_RANK_ARENA);
+        if (arena->generation % GENERATIONS == 0) /* all that it took are used up */
+                arena->generation = atomic_fetch_add(&arena->context->generations, GENERATIONS);
+        return ++arena->generation;
 }
 
 bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes)

@@ -64,7 +64,7 @@ struct gr_arena {
         struct gr_cached cached; /* footprint of the blocks in the bins */
         struct gr_bin bins[GR_CLASS_COUNT];
         struct gr_fastbins fastbins;
-        uint32_t generation; /* of the ranges that it handed out; see gr_arena_generation */
+        uint32_t generation; /* of the range that it handed out last; see gr_arena_generation */
         /* LIVE blocks whose home is this arena, each at the hash of its address; or NULL. */
         struct gr_block *recent[1u << GR_RECENT_LOG2];
 } __attribute__((aligned(GR_LINE_BYTES)));

@@ -55,6 +55,7 @@ struct gr_context {
          * Written with the split's lock held.
          */
         _Atomic bool fastbins_closed;
+        _Atomic uint32_t generations; /* how many of its ranges' its arenas have taken, to hand them out */
         /*
          * Freed in the order of a stream, charged as cached until the stream gets there. Guarded by first_arena's lock.
          */

@@ -310,17 +310,25 @@ static uint32_t handouts_of(uint64_t ptr)
         return info.generation;
 }
 
-/* Whatever way a block is handed out: no other had its number. */
+/*
+ * Whatever way a block is handed out, and by whichever arena: no other had its number. Few numbers are left out, as the
+ * program is told 24 bits of them.
+ */
 static void test_handouts(void)
 {
         enum { TIMES = 300 };
         static uint32_t seen[3 * TIMES];
+        unsigned shards[2];
         uint64_t a, rest;
         size_t count = 0;
 
+        shards[0] = gr_shard();
+        shards[1] = gr_shard_assign();
+        GR_CHECK(shards[0] != shards[1]);
         begin_auto();
         rest = gpu_take(80 * MIB);
         for (unsigned i = 0; i < TIMES; i++) {
+                gr_thread.shard = shards[i % 2] + 1;
                 a = gpu_take(6 * MIB); /* behind a barrier */
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 6 * MIB);
@@ -332,10 +340,13 @@ static void test_handouts(void)
                 seen[count++] = handouts_of(a);
                 gpu_give(a, 200 * KIB);
         }
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = 0; i < count; i++) {
+                GR_CHECK(seen[i] < 2 * count);
                 for (size_t j = 0; j < i; j++)
                         if (seen[i] == seen[j])
                                 GR_CHECK_EQ(seen[i], UINT32_MAX);
+        }
+        gr_thread.shard = shards[0] + 1;
         gpu_give(rest, 80 * MIB);
         gpu_settle();
         gpu_end();
