@@ -70,6 +70,7 @@ static bool maintain_one(struct gr_context *context, void *arg)
         if (gr_fence_close(context->fence) == -ENOTSUP)
                 gr_fence_sync(context->fence); /* an older driver: only this thread waits */
         gr_fence_poll(context->fence);
+        gr_split_trim_settle(context); /* what fastbins keep from the driver is excess, too */
         gr_trim(context, gr_budget_excess(context->device));
         if (gr_budget_excess(context->device) > 0 && gr_fence_waiting(context->fence))
                 *waiting = true;

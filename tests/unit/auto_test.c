@@ -563,6 +563,33 @@ static void test_threshold(enum gr_pool_kind pool)
         gpu_end();
 }
 
+/* What is free beside blocks in fastbins goes back with them, and not only as much as they are themselves. */
+static void test_excess(void)
+{
+        uint64_t blocks[4], rest;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        rest = gpu_take(2048 * MIB);
+        atomic_store(&context->split->ahead_refused, false); /* each extent is larger than its block from here on */
+        for (int i = 0; i < 4; i++)
+                blocks[i] = gpu_take(i % 2 ? 2 * MIB : 30 * MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, (2048 + 64) * MIB);
+        for (int i = 0; i < 4; i += 2) /* which do not fit into fastbins */
+                gpu_give(blocks[i], 30 * MIB);
+        for (int i = 1; i < 4; i += 2)
+                gpu_give(blocks[i], 2 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 4 * MIB);
+        gr_budget_set_threshold(gpu_device(), 0);
+        gpu_sync();
+        GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
+        gr_trim_excess(&core);
+        GR_CHECK_EQ(gr_budget_excess(gpu_device()), 0);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 2048 * MIB);
+        gpu_give(rest, 2048 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Of blocks of other sizes in its list a search passes so many, and no more: other threads wait for its lock. */
 static void test_passed(void)
 {
@@ -601,6 +628,7 @@ int main(int argc, char **argv)
         test_slight();
         test_waits();
         test_ends();
+        test_excess();
         test_locked();
         return GR_CHECK_RESULT();
 }
