@@ -132,6 +132,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
                 core->contexts = context;
         }
         context->handle = handle;
+        gr_split_begin(context);
         context->alive = context->coming = true;
         added = true;
 out:

@@ -36,22 +36,25 @@
 #define NOTE_LIVE_HITS 16 /* the peak of live memory is looked at once in so many requests */
 #define SEGMENT_TIMES  4  /* a segment that serves a request is at most four times as large */
 
-/* Whether segments serve a new context. Pool kind auto has bins where no memory can be mapped. */
-static bool is_wanted(const struct gr_core *core)
-{
-        return !atomic_load(&core->split_barred) &&
-               (core->config.pool == GR_POOL_SPLIT || (core->config.pool == GR_POOL_AUTO && core->driver->mem_reserve));
-}
-
 void gr_split_init(struct gr_context *context)
 {
         struct gr_split *split = context->split;
 
         memset(split, 0, sizeof(*split));
         gr_lock_init(&split->lock, GR_RANK_SPLIT);
-        atomic_init(&context->split_active, is_wanted(context->core));
         atomic_init(&context->split_least_bytes,
                     context->core->config.pool == GR_POOL_AUTO ? GR_SPLIT_LEAST_AUTO_BYTES : GR_SPLIT_LEAST_BYTES);
+}
+
+void gr_split_begin(struct gr_context *context)
+{
+        const struct gr_core *core = context->core;
+        bool wanted = core->config.pool == GR_POOL_SPLIT;
+
+        gr_assert_locked(&core->contexts_lock);
+        if (core->config.pool == GR_POOL_AUTO)
+                wanted = core->driver->mem_reserve; /* bins where no memory can be mapped */
+        atomic_store(&context->split_active, wanted && !atomic_load(&core->split_barred));
 }
 
 void gr_split_destroy(struct gr_context *context)
@@ -130,7 +133,6 @@ void gr_split_drop(struct gr_context *context)
         split->surplus_bytes = split->surplus_low_bytes = 0;
         atomic_store(&split->waiting_bytes, 0);
         atomic_store(&split->ahead_epoch, 0);
-        atomic_store(&context->split_active, is_wanted(context->core));
         gr_unlock(&split->lock);
         for (int small = 0; small < 2; small++)
                 if (expandable[small])
@@ -497,15 +499,11 @@ void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
         gr_unlock(&split->lock);
 }
 
-static bool bar_one(struct gr_context *context, void *arg)
-{
-        (void)arg;
-        atomic_store(&context->split_active, false);
-        return true;
-}
-
 void gr_split_bar(struct gr_core *core)
 {
         atomic_store(&core->split_barred, true);
-        gr_context_each(core, -1, bar_one, NULL); /* every time, as a context may have been added since */
+        gr_lock(&core->contexts_lock); /* a context that comes now is in the list, or knows that they are barred */
+        for (struct gr_context *context = core->contexts; context; context = context->next)
+                atomic_store(&context->split_active, false);
+        gr_unlock(&core->contexts_lock);
 }

@@ -65,6 +65,9 @@ struct gr_split_place {
 /* Makes context->split one without segments. */
 void gr_split_init(struct gr_context *context);
 
+/* A context begins, or an ended one serves for another: whether segments serve it. contexts_lock is held. */
+void gr_split_begin(struct gr_context *context);
+
 /* Frees the structures, except those of used ranges, which the ledger owns. */
 void gr_split_destroy(struct gr_context *context);
 

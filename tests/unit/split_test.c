@@ -856,15 +856,22 @@ static void test_all(void)
         test_threads(GR_POOL_AUTO, GR_REUSE_AUTO, false);
 }
 
-/* Who asked for legacy IPC gets allocations of their own from then on, in contexts that come later, too. */
+/* Who asked for legacy IPC gets allocations of their own from then on, in contexts that come later, too, also where one
+ * that has ended serves for them. */
 static void test_barred(void)
 {
-        struct gr_context *later;
+        struct gr_context *later, *ended;
         struct gr_block_info info;
         uint64_t ptr;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        ended = gr_core_context_add(&core, sg_context_new(2), 2);
+        GR_CHECK(gr_pool_kind_is_split(ended));
+        sg_context_destroy(ended->handle);
+        gr_core_context_drop(ended);
         gr_split_bar(&core);
+        GR_CHECK(gr_core_context_add(&core, sg_context_new(2), 2) == ended);
+        GR_CHECK(!gr_pool_kind_is_split(ended));
         GR_CHECK(!gr_pool_kind_is_split(context));
         later = gr_core_context_add(&core, sg_context_new(1), 1);
         GR_CHECK(!gr_pool_kind_is_split(later));
