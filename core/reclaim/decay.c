@@ -126,7 +126,7 @@ void gr_decay_look(struct gr_context *context, uint64_t now_ns)
         first = !decay->stepped_ns;
         if (!first && now_ns < decay->stepped_ns + GR_DECAY_LOOK_NS)
                 return;
-        for (unsigned class = 0; class < GR_CLASS_COUNT; class ++)
+        for (unsigned class = 0; class < GR_DECAY_KINDS; class ++)
                 idle_bytes += gr_trim_unneeded(context, class);
         /* At the first look it is not known for how long the memory has been idle. */
         atomic_store_explicit(&decay->idle_bytes, first ? 0 : idle_bytes, memory_order_relaxed);

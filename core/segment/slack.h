@@ -24,9 +24,9 @@ bool gr_slack_has_room(struct gr_context *context, size_t request_bytes, uint64_
 bool gr_slack_is_exceeded(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 
 /*
- * The same, measured by the recent peak of live memory (by the peak since the beginning where decay is off). For growth
- * that no request needs: a program that once needed more would else come to hold that much again after decay has
- * returned it.
+ * The same, measured by the recent peak of live memory (by the peak since the beginning where neither decay nor
+ * proactive reclaim has looked at it). For growth that no request needs: a program that once needed more would else
+ * come to hold that much again after it was returned.
  */
 bool gr_slack_is_exceeded_recently(struct gr_context *context, size_t request_bytes, uint64_t growth_bytes);
 

@@ -590,6 +590,25 @@ static void test_excess(void)
         gpu_end();
 }
 
+/* Where decay is off, proactive reclaim learns what segments and fastbins held that no request needed. */
+static void test_look(void)
+{
+        uint64_t a, b;
+
+        begin_auto();
+        a = gpu_take(40 * MIB);
+        b = gpu_take(6 * MIB);
+        gr_decay_look(context, GR_DECAY_LOOK_NS);
+        gpu_give(a, 40 * MIB);
+        gpu_give(b, 6 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 6 * MIB);
+        gr_decay_look(context, 2 * GR_DECAY_LOOK_NS);
+        gr_decay_look(context, 3 * GR_DECAY_LOOK_NS);
+        GR_CHECK_EQ(context->decay->idle_bytes, 46 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Of blocks of other sizes in its list a search passes so many, and no more: other threads wait for its lock. */
 static void test_passed(void)
 {
@@ -629,6 +648,7 @@ int main(int argc, char **argv)
         test_waits();
         test_ends();
         test_excess();
+        test_look();
         test_locked();
         return GR_CHECK_RESULT();
 }
