@@ -96,7 +96,7 @@ void gr_core_destroy(struct gr_core *core)
         gr_gate_destroy(&core->gate);
         gr_reclaimables_destroy(core->registry);
         gr_lock_destroy(&core->contexts_lock);
-        gr_thread.used = NULL; /* it may point to an arena of this core */
+        gr_thread.hit_arena = NULL; /* it may point to an arena of this core */
         gr_thread.bypass_until_ns = 0;
 }
 
@@ -133,7 +133,7 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
         }
         context->handle = handle;
         gr_split_begin(context);
-        context->alive = context->coming = true;
+        context->alive = context->joining = true;
         added = true;
 out:
         gr_unlock(&core->contexts_lock);
@@ -141,7 +141,7 @@ out:
                 gr_context_each(core, device, reach_each_other, context);
                 gr_pinned_join(context);
                 gr_lock(&core->contexts_lock);
-                context->coming = false;
+                context->joining = false;
                 gr_unlock(&core->contexts_lock);
         }
         return context;

@@ -36,7 +36,7 @@ void gr_pressure_note(struct gr_context *context)
 {
         struct gr_core *core = context->core;
 
-        if (core->config.proactive && !atomic_load_explicit(&core->pressed, memory_order_relaxed) &&
+        if (core->config.proactive && !atomic_load_explicit(&core->memory_is_short, memory_order_relaxed) &&
             gr_pressure_of(gr_pressure_nearest(context->device), 0) >= GR_PRESSURE_BEGIN)
-                atomic_store_explicit(&core->pressed, true, memory_order_relaxed);
+                atomic_store_explicit(&core->memory_is_short, true, memory_order_relaxed);
 }

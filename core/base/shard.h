@@ -18,7 +18,7 @@ struct gr_context;
 
 /*
  * The state of one thread: one cache line, which is all that a hit reads of it. Zero bytes before the first use. shard
- * belongs to shard.c, bypass_until_ns to pool.c, the field `used` to arena.c, the others to shim/.
+ * belongs to shard.c, bypass_until_ns to pool.c, hit_arena to arena.c, the others to shim/.
  */
 struct gr_thread {
         unsigned shard;             /* index of its shard + 1; 0: none yet */
@@ -27,9 +27,9 @@ struct gr_thread {
         uint64_t generation;        /* of the table of contexts at that look-up; 0: none yet */
         struct gr_context *context; /* of handle */
         /* Generation in which handle is known to be current, so that the driver is not asked; 0: ask */
-        uint64_t sure;
-        struct gr_arena *used;    /* arena of its last hit, where a free looks first */
-        uint64_t bypass_until_ns; /* until then, or until served again, its frees go to the driver; 0: to the cache */
+        uint64_t current_generation;
+        struct gr_arena *hit_arena; /* arena of its last hit, where a free looks first */
+        uint64_t bypass_until_ns;   /* until then, or until served again, its frees go to the driver; 0: to the cache */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 _Static_assert(sizeof(struct gr_thread) == GR_LINE_BYTES, "a hit reads one cache line of its thread");

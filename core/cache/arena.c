@@ -209,8 +209,8 @@ static inline uint64_t hand_out(struct gr_arena *arena, struct gr_block *block, 
 /* Remembers the arena of the thread's last hit: the fast path of the thread's frees looks there. */
 static inline void remember_arena(struct gr_arena *own)
 {
-        if (gr_thread.used != own)
-                gr_thread.used = own;
+        if (gr_thread.hit_arena != own)
+                gr_thread.hit_arena = own;
 }
 
 /* The generation of the next range that this arena hands out; no other arena has the same. Arena lock held. */
@@ -353,7 +353,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
 GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(struct gr_core *core, uint64_t ptr,
                                                                                 bool *ret_should_close)
 {
-        struct gr_arena *arena = gr_thread.used;
+        struct gr_arena *arena = gr_thread.hit_arena;
 
         if (core->config.pool != GR_POOL_AUTO || !arena || !gr_pool_kind_is_split(arena->context) ||
             !gr_fence_barrier_is_cheap(arena->context->fence))
@@ -363,7 +363,7 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
 
 GR_HOT_CODE struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close)
 {
-        struct gr_arena *arena = gr_thread.used;
+        struct gr_arena *arena = gr_thread.hit_arena;
 
         if (__builtin_expect(gr_pool_kind_in_expandable(core, ptr), 0))
                 return take_back_split(core, ptr, ret_should_close);

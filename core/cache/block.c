@@ -84,8 +84,9 @@ uint64_t gr_blocks_left(struct gr_context *context)
         uint64_t bytes = 0;
 
         gr_arena_lock(context->first_arena);
-        while ((block = context->leaving) && (gr_fence_idle(fence, block->freed_epoch) || gr_fence_is_broken(fence))) {
-                DL_DELETE(context->leaving, block);
+        while ((block = context->freed_in_order) &&
+               (gr_fence_idle(fence, block->freed_epoch) || gr_fence_is_broken(fence))) {
+                DL_DELETE(context->freed_in_order, block);
                 DL_APPEND(left, block);
         }
         gr_arena_unlock(context->first_arena);
@@ -113,8 +114,9 @@ void gr_block_leave(struct gr_block *block)
         gr_budget_cache(context->device, gr_footprint_bytes(block->capacity_bytes));
         gr_arena_lock(context->first_arena);
         block->freed_epoch = gr_fence_freed(context->fence, block->capacity_bytes);
-        assert(!context->leaving || context->leaving->prev->freed_epoch <= block->freed_epoch); /* oldest first */
-        DL_APPEND(context->leaving, block);
+        assert(!context->freed_in_order ||
+               context->freed_in_order->prev->freed_epoch <= block->freed_epoch); /* oldest first */
+        DL_APPEND(context->freed_in_order, block);
         gr_arena_unlock(context->first_arena);
         gr_fence_close(context->fence);
         gr_fence_poll(context->fence);
@@ -126,8 +128,8 @@ void gr_blocks_drop_leaving(struct gr_context *context)
         struct gr_block *block;
 
         gr_arena_lock(context->first_arena);
-        while ((block = context->leaving)) {
-                DL_DELETE(context->leaving, block);
+        while ((block = context->freed_in_order)) {
+                DL_DELETE(context->freed_in_order, block);
                 gr_budget_uncache(context->device, gr_footprint_bytes(block->capacity_bytes));
                 gr_budget_release(context->device, block->ptr, block->capacity_bytes);
                 gr_block_free(block);

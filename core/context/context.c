@@ -20,7 +20,7 @@ GR_NOT_CHECKED struct gr_context *gr_context_find_locked(struct gr_core *core, v
         while (context) {
                 if (!context->alive || context->handle != handle) {
                         context = context->next;
-                } else if (context->coming) {
+                } else if (context->joining) {
                         gr_unlock(&core->contexts_lock);
                         core->driver->sleep_ns(VISIT_LOOK_NS);
                         gr_lock(&core->contexts_lock);

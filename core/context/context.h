@@ -59,7 +59,7 @@ struct gr_context {
         /*
          * Freed in the order of a stream, charged as cached until the stream gets there. Guarded by first_arena's lock.
          */
-        struct gr_block *leaving;
+        struct gr_block *freed_in_order;
         struct gr_spilled *spilled;
         struct gr_decay *decay;
         _Atomic uint64_t preallocated_bytes; /* taken fresh to save fences (preallocate.h), and not given back */
@@ -67,7 +67,7 @@ struct gr_context {
         void *handle; /* the driver's context; guarded by core->contexts_lock, constant while alive */
         int ordinal;  /* of its device; constant */
         bool alive;   /* guarded by core->contexts_lock */
-        bool coming;  /* it is being added: not all fences cover its work yet; same lock */
+        bool joining; /* it is being added: not all fences cover its work yet; same lock */
         /*
          * Threads that are about to destroy it, so it may be gone in the driver: no visit begins; changed with the lock
          * held
@@ -105,7 +105,7 @@ struct gr_core {
          * another context, or uses per-thread default streams. A barrier would then make work wait that could run
          * beside other work.
          */
-        _Atomic bool overlaps;
+        _Atomic bool streams_overlap;
 
         const struct gr_driver *driver;
         struct gr_gate gate;
@@ -120,7 +120,7 @@ struct gr_core {
         struct gr_registry *registry;
         struct gr_proactive *proactive;
 
-        _Atomic bool pressed; /* memory may be short: proactive reclaim has something to look at */
+        _Atomic bool memory_is_short; /* or may be soon: proactive reclaim has something to look at */
         /* Barriers being laid by threads that may not have seen waits_for_others: gr_core_will_wait waits for them. */
         _Atomic unsigned barriers_begun;
         /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
@@ -144,7 +144,7 @@ struct gr_core {
         void (*wait_for_neighbours)(struct gr_device *device, int64_t bytes);
 };
 
-_Static_assert(offsetof(struct gr_core, overlaps) < GR_LINE_BYTES, "a free reads one cache line of it");
+_Static_assert(offsetof(struct gr_core, streams_overlap) < GR_LINE_BYTES, "a free reads one cache line of it");
 
 /* Adds n to a counter. */
 static inline void gr_count(struct gr_core *core, enum gr_counter counter, uint64_t n)

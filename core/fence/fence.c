@@ -249,14 +249,14 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
 /* Takes the turn to fence. False: another thread has it. */
 static bool lead_try(struct gr_fence *fence)
 {
-        return !atomic_load_explicit(&fence->led, memory_order_relaxed) &&
-               !atomic_exchange_explicit(&fence->led, true, memory_order_acquire);
+        return !atomic_load_explicit(&fence->turn_taken, memory_order_relaxed) &&
+               !atomic_exchange_explicit(&fence->turn_taken, true, memory_order_acquire);
 }
 
 static void lead_end(struct gr_fence *fence)
 {
-        assert(atomic_load(&fence->led)); /* by this thread */
-        atomic_store_explicit(&fence->led, false, memory_order_release);
+        assert(atomic_load(&fence->turn_taken)); /* by this thread */
+        atomic_store_explicit(&fence->turn_taken, false, memory_order_release);
 }
 
 uint64_t gr_fence_close_bytes(struct gr_fence *fence)
@@ -379,7 +379,7 @@ GR_HOT_CODE bool gr_fence_barrier_is_cheap(struct gr_fence *fence)
 
         return core->config.reuse == GR_REUSE_BARRIER ||
                (core->config.reuse == GR_REUSE_AUTO && gr_fence_accessors(fence) == 1 &&
-                !atomic_load_explicit(&core->overlaps, memory_order_relaxed) &&
+                !atomic_load_explicit(&core->streams_overlap, memory_order_relaxed) &&
                 !atomic_load_explicit(&core->waits_for_others, memory_order_relaxed));
 }
 
@@ -465,7 +465,7 @@ static bool lead_wait(struct gr_fence *fence, uint64_t epoch, bool *ret_mine)
         while (!(*ret_mine = lead_try(fence)) && looks < TURN_LOOKS) {
                 do
                         gr_lock_pause(++looks);
-                while (atomic_load_explicit(&fence->led, memory_order_relaxed) && looks < TURN_LOOKS);
+                while (atomic_load_explicit(&fence->turn_taken, memory_order_relaxed) && looks < TURN_LOOKS);
                 if (gr_fence_usable(fence, epoch))
                         return true;
         }

@@ -80,7 +80,7 @@ struct gr_fence {
         _Atomic uint64_t waits_over;   /* the same before the newest idle epoch: that many waits for others are over */
 
         /* A thread has the turn to fence: it lays a barrier or closes an epoch, and the others may use the result. */
-        _Atomic bool led __attribute__((aligned(GR_LINE_BYTES)));
+        _Atomic bool turn_taken __attribute__((aligned(GR_LINE_BYTES)));
 
         struct gr_lock lock __attribute__((aligned(GR_LINE_BYTES))); /* guards what follows */
         struct gr_epoch pending[GR_EPOCHS_PENDING];                  /* ring, oldest at first_pending */

@@ -83,7 +83,7 @@ void gr_proactive_run(struct gr_context *context)
                 return;
         now_ns = core->driver->now_ns();
         if (gr_pressure_of(hold, 0) < GR_PRESSURE_BEGIN) {
-                atomic_store(&core->pressed, false);
+                atomic_store(&core->memory_is_short, false);
                 gr_pressure_note(context); /* another thread may have taken more meanwhile */
         } else if (worth_it(proactive, gr_pressure_of(hold, gr_budget_cached(context->device)), now_ns)) {
                 freed = run(context, hold, live);

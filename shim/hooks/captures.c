@@ -130,5 +130,5 @@ void gr_capture_began(const struct gr_capture *capture)
 
 void gr_captures_note_overlap(void)
 {
-        atomic_store(&gr_core.overlaps, true);
+        atomic_store(&gr_core.streams_overlap, true);
 }

@@ -187,7 +187,7 @@ struct gr_context *gr_context_ask(void)
         uint64_t now = atomic_load_explicit(&gr_context_generation, memory_order_acquire);
         CUcontext handle = NULL;
 
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         if (gr_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle)
                 return NULL;
         if (gr_thread.handle != handle || gr_thread.generation != now) {
@@ -198,7 +198,7 @@ struct gr_context *gr_context_ask(void)
                 gr_thread.generation = gr_thread.context ? now : 0;
         }
         if (gr_thread.context && !atomic_load_explicit(&several, memory_order_acquire))
-                gr_thread.sure = now;
+                gr_thread.current_generation = now;
         return gr_thread.context;
 }
 
@@ -221,7 +221,7 @@ struct gr_context *gr_context_visit(CUcontext handle)
                 return NULL;
         context = gr_context_ask();
         gr_real.cuCtxPopCurrent_v2(&handle);
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         return context;
 }
 
@@ -229,31 +229,31 @@ struct gr_context *gr_context_visit(CUcontext handle)
 GR_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
         if (ctx != gr_thread.handle)
-                gr_thread.sure = 0;
+                gr_thread.current_generation = 0;
         return GR_REAL(cuCtxSetCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
 {
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         return GR_REAL(cuCtxPushCurrent, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
 {
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         return GR_REAL(cuCtxPushCurrent_v2, ctx);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *context)
 {
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         return GR_REAL(cuCtxPopCurrent, context);
 }
 
 GR_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *context)
 {
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         return GR_REAL(cuCtxPopCurrent_v2, context);
 }
 
@@ -304,7 +304,7 @@ static CUresult has(CUresult result, CUcontext *context, CUdevice dev, bool made
 {
         GR_KEEP_ERRNO;
 
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && gr_device_use(dev)) {
                 if (made)
                         is_new(*context);
@@ -442,7 +442,7 @@ static CUresult destroy(CUcontext ctx, __typeof__(cuCtxDestroy_v2) *real, bool c
         if (gr_shim_ready())
                 ending(ctx);
         result = real(ctx);
-        gr_thread.sure = 0;
+        gr_thread.current_generation = 0;
         if (result == CUDA_SUCCESS && gr_shim_ready() && !(counted && is_alive(ctx, id)))
                 ended(ctx);
         else if (gr_shim_ready())

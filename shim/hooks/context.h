@@ -16,7 +16,9 @@ extern _Atomic uint64_t gr_context_generation GR_HIDDEN;
 /* The calling thread's current context; NULL where there is none or it cannot be managed. */
 static inline struct gr_context *gr_context_current(void)
 {
-        return __builtin_expect(gr_thread.sure == atomic_load_explicit(&gr_context_generation, memory_order_acquire), 1)
+        return __builtin_expect(gr_thread.current_generation ==
+                                        atomic_load_explicit(&gr_context_generation, memory_order_acquire),
+                                1)
                        ? gr_thread.context
                        : gr_context_ask();
 }

@@ -28,7 +28,7 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 
-void gr_ipc_memory_shared(void)
+void gr_ipc_begin_sharing(void)
 {
         gr_core_will_wait(&gr_core);
 }
@@ -51,7 +51,7 @@ bool gr_ipc_is_own(int fd)
 static void opened(struct gr_context *context, struct gr_device *device, uint64_t handle, uint64_t bytes)
 {
         assert(context && device && device != gr_core.host);
-        gr_ipc_memory_shared();
+        gr_ipc_begin_sharing();
         bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
         /* Without memory for the entry it is not shown: the limit does not count it anyway. */
@@ -174,7 +174,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *shareable, CUm
         CUresult result = GR_REAL(cuMemPoolExportToShareableHandle, shareable, pool, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                gr_ipc_memory_shared();
+                gr_ipc_begin_sharing();
         return result;
 }
 
@@ -184,7 +184,7 @@ GR_EXPORT CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *pool
         CUresult result = GR_REAL(cuMemPoolImportFromShareableHandle, pool, shareable, type, flags);
 
         if (result == CUDA_SUCCESS && gr_shim_ready())
-                gr_ipc_memory_shared();
+                gr_ipc_begin_sharing();
         return result;
 }
 

@@ -8,7 +8,7 @@
  * Called when memory begins to be shared with other processes or interfaces: kernels may wait for what those write, so
  * no barrier is laid from now on.
  */
-void gr_ipc_memory_shared(void);
+void gr_ipc_begin_sharing(void);
 
 /* Marks a descriptor for memory of this process, before the program gets it, so that an import can recognise it. */
 void gr_ipc_mark(int fd);

@@ -57,7 +57,7 @@ static void mark_exported(CUdeviceptr ptr)
         struct gr_block_info info;
         CUdeviceptr base;
 
-        gr_ipc_memory_shared();
+        gr_ipc_begin_sharing();
         if (gr_query_block_at(ptr, &base, &info) == 0)
                 gr_ledger_mark_exported(gr_core.ledger, base);
 }

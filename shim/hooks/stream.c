@@ -183,7 +183,8 @@ static void created(CUresult result, const void *creator)
 {
         GR_KEEP_ERRNO;
 
-        if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.overlaps) && !is_without_work(creator))
+        if (result == CUDA_SUCCESS && gr_shim_ready() && !atomic_load(&gr_core.streams_overlap) &&
+            !is_without_work(creator))
                 gr_captures_note_overlap();
 }
 

@@ -15,7 +15,7 @@
 static inline bool is_first(CUstream stream, bool null_is_own)
 {
         return (stream == CU_STREAM_PER_THREAD || (null_is_own && !stream)) &&
-               !atomic_load_explicit(&gr_core.overlaps, memory_order_relaxed);
+               !atomic_load_explicit(&gr_core.streams_overlap, memory_order_relaxed);
 }
 
 void gr_submit_begin(CUstream stream, bool null_is_own)

@@ -11,7 +11,7 @@ static void about_to_wait(void)
 {
         struct gr_context *context;
 
-        if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.pressed, memory_order_relaxed))
+        if (!gr_shim_ready() || !atomic_load_explicit(&gr_core.memory_is_short, memory_order_relaxed))
                 return;
         GR_KEEP_ERRNO;
         context = gr_context_current();

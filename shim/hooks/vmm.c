@@ -373,7 +373,7 @@ GR_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocation
         result = GR_REAL(cuMemImportFromShareableHandle, handle, os_handle, type);
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        gr_ipc_memory_shared();
+        gr_ipc_begin_sharing();
         fresh = imported(*handle, os_handle, type);
         gr_lock(&gr_mappings);
         if (fresh && enter_table(fresh))
@@ -392,7 +392,7 @@ GR_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGe
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
-        gr_ipc_memory_shared();
+        gr_ipc_begin_sharing();
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return result;
         gr_lock(&gr_mappings);

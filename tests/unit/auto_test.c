@@ -375,7 +375,7 @@ static void test_waits(void)
         GR_CHECK(gr_split_waiting(context)); /* for a barrier */
         a = gpu_take(8 * MIB);
         gpu_give(a, 8 * MIB);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         b = gpu_take(8 * MIB);
         GR_CHECK(b != a);
         GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + 2);

@@ -617,7 +617,7 @@ static void test_behind(bool stuck)
         const uint64_t ms = 1000000;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         for (uint64_t i = 0; i < 40; i++) {
                 uint64_t behind = i < 24 ? i / 2 : 12;
 

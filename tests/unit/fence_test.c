@@ -144,7 +144,7 @@ static void test_close_bytes(void)
         GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 32 * MIB);
         atomic_store(&context->device->total_bytes, 131072 * MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 2048 * MIB);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 32 * MIB);
         atomic_store(&context->device->reserved_bytes, 1024 * MIB);
         GR_CHECK_EQ(gr_fence_close_bytes(context->fence), 128 * MIB);
@@ -189,7 +189,7 @@ static void test_barrier_is_cheap(void)
 
         start();
         GR_CHECK(gr_fence_barrier_is_cheap(context->fence));
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         GR_CHECK(!gr_fence_barrier_is_cheap(context->fence));
         GR_CHECK(gr_fence_barrier_is_safe(context->fence));
         other = gr_core_context_add(&core, sg_context_new(1), 1); /* all contexts, those that come later, too */

@@ -861,7 +861,7 @@ static void test_freed_before(bool waits, bool captures)
         uint64_t ptr;
 
         start();
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         ptr = alloc(20 * MIB);
         sg_work(context->handle, 0, ptr, 2 * SG_MS);
         free_ok(ptr);
@@ -1330,7 +1330,7 @@ static void test_waits_alone(void)
 
         driver.sleep_ns = waiting_sleep;
         start_with(&driver, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         busy = alloc(40 * MIB);
         sg_work(context->handle, 0, busy, 50 * SG_MS);
         free_ok(busy);

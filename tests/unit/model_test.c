@@ -192,7 +192,7 @@ static uint64_t run(const struct plan *plan, bool strict)
         atomic_store(&core.devices[0].hard_bytes, plan->hard_bytes);
         atomic_store(&core.devices[0].threshold_bytes, plan->threshold_bytes);
         context_count = plan->contexts;
-        atomic_store(&core.overlaps, plan->overlaps);
+        atomic_store(&core.streams_overlap, plan->overlaps);
         for (unsigned i = 0; i < context_count; i++)
                 contexts[i] = gr_core_context_add(&core, sg_context_new(0), 0);
         if (plan->peer) {

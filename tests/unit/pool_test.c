@@ -421,17 +421,17 @@ static void test_leaving(void)
                 GR_CHECK(sg_disown(ptr));
                 sg_work(context->handle, 0, 0, 10 * SG_MS);
                 for (int i = 0; i <= drops; i++) {
-                        struct gr_block *before = context->leaving;
+                        struct gr_block *before = context->freed_in_order;
                         pthread_t thread;
 
                         gr_arena_lock(context->first_arena);
                         pthread_create(&thread, NULL, i ? drop_leaving : leave, &ptr);
-                        for (int n = 0; n < 20 && context->leaving == before; n++)
+                        for (int n = 0; n < 20 && context->freed_in_order == before; n++)
                                 usleep(500);
-                        GR_CHECK(context->leaving == before);
+                        GR_CHECK(context->freed_in_order == before);
                         gr_arena_unlock(context->first_arena);
                         pthread_join(thread, NULL);
-                        GR_CHECK(context->leaving != before);
+                        GR_CHECK(context->freed_in_order != before);
                 }
                 sg_advance(20 * SG_MS);
                 GR_CHECK_EQ(sg_driver.mem_free(ptr), 0);
@@ -607,7 +607,7 @@ static void test_threshold_kept(bool moves)
                 what = (unsigned)(seed >> 33) % 100;
                 which = (unsigned)(seed >> 40) % 2;
                 gr_thread.shard = (i / 100 % 2 ? (unsigned)(seed >> 42) % GR_SHARDS : 3) + 1;
-                gr_thread.used = NULL;
+                gr_thread.hit_arena = NULL;
                 if (what < 49 && count < BLOCKS) {
                         size_t bytes = (size_t)4096 << (seed >> 50) % 10;
 
@@ -636,7 +636,7 @@ static void test_threshold_kept(bool moves)
         sg_context_destroy(contexts[1]->handle);
         gr_core_context_drop(contexts[1]);
         gr_thread.shard = own;
-        gr_thread.used = NULL;
+        gr_thread.hit_arena = NULL;
         gr_fence_sync(context->fence);
         gr_trim_excess(&core);
         finish();
@@ -645,7 +645,7 @@ static void test_threshold_kept(bool moves)
 static void play(unsigned shard)
 {
         gr_thread.shard = shard + 1;
-        gr_thread.used = NULL;
+        gr_thread.hit_arena = NULL;
 }
 
 /* What a thread's bins have been given by another's, or got while there was no threshold, counts against all. */

@@ -385,17 +385,17 @@ static void test_barrier_for(void)
         /* Whose turn never ends keeps nobody from a fence of his own, and from closing only for the moment. */
         pairs(MIB, 1);
         epoch = gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(MIB));
-        atomic_store(&context->fence->led, true);
+        atomic_store(&context->fence->turn_taken, true);
         gr_fence_close_soon(context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 2);
         GR_CHECK_EQ(gr_fence_barrier_for(context->fence, epoch), 0);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 2);
-        GR_CHECK(atomic_load(&context->fence->led));
-        atomic_store(&context->fence->led, false);
+        GR_CHECK(atomic_load(&context->fence->turn_taken));
+        atomic_store(&context->fence->turn_taken, false);
         pairs(MIB, 1);
         gr_fence_close_soon(context->fence);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_RECORD), 4);
-        GR_CHECK(!atomic_load(&context->fence->led));
+        GR_CHECK(!atomic_load(&context->fence->turn_taken));
         finish();
 }
 
@@ -435,7 +435,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps, size_t bytes
         pthread_t thread;
 
         start_with(pool, 16384 * MIB);
-        atomic_store(&core.overlaps, overlaps);
+        atomic_store(&core.streams_overlap, overlaps);
         sem_init(&handover.there, 0, 0);
         sem_init(&handover.back, 0, 0);
         ptr = alloc(512);
@@ -476,8 +476,8 @@ static void *work(void *arg)
                                 wrong++;
                                 return NULL;
                         }
-                        sg_work(context->handle, core.overlaps ? (unsigned)(seed >> 45) % SG_STREAMS : 0, ptrs[j],
-                                (seed >> 50) % 64 * 100);
+                        sg_work(context->handle, core.streams_overlap ? (unsigned)(seed >> 45) % SG_STREAMS : 0,
+                                ptrs[j], (seed >> 50) % 64 * 100);
                 }
                 for (unsigned j = 0; j < count; j++)
                         wrong += sg_free(&core, ptrs[j]) != 0;
@@ -515,7 +515,7 @@ static void test_threads(bool overlaps, bool disturbed)
 
         start(8192 * MIB);
         sg_set_tick(300);
-        atomic_store(&core.overlaps, overlaps);
+        atomic_store(&core.streams_overlap, overlaps);
         stop = false;
         if (disturbed)
                 GR_CHECK_EQ(pthread_create(&other, NULL, disturb, NULL), 0);

@@ -98,7 +98,7 @@ static void test_least(void)
         gpu_settle();
         /* Without cheap barriers bins would take fresh memory again and again. */
         atomic_store(&gpu_device()->hard_bytes, GR_UNLIMITED);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         c = core.counters.counts[GR_COUNTER_driver_allocs];
         for (int i = 0; i < 100; i++) {
                 a = gpu_take(1000);
@@ -279,7 +279,7 @@ static void test_would_help(void)
         uint64_t a, small;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true); /* nothing is free ahead of its fence */
+        atomic_store(&core.streams_overlap, true); /* nothing is free ahead of its fence */
         a = gpu_take(12 * MIB);
         small = gpu_take(65 * KIB);
         GR_CHECK(!gr_split_would_help(context, 12 * MIB));
@@ -305,7 +305,7 @@ static void test_would_help_used(void)
         b = gpu_take(12 * MIB);
         c = gpu_take(7 * MIB);
         GR_CHECK(b == a && c == a + 12 * MIB);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         gpu_give(c, 7 * MIB);
         context->split->credit_ns = 20 * SG_MS;
         GR_CHECK(gr_split_would_help(context, 7 * MIB));
@@ -336,7 +336,7 @@ static void test_below_peak(void)
         uint64_t stays, waits, goes;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         stays = gpu_take(64 * MIB);
         waits = gpu_take(8 * MIB);
         goes = gpu_take(40 * MIB);
@@ -359,7 +359,7 @@ static void test_at_peak(void)
         uint64_t stays, waits;
 
         gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         stays = gpu_take(64 * MIB);
         waits = gpu_take(40 * MIB);
         gpu_give(waits, 40 * MIB);
@@ -428,7 +428,7 @@ static void test_ahead(void)
         GR_CHECK(c < a || c >= a + 12 * MIB);
         gpu_capture(false);
         gpu_give(c, 12 * MIB);
-        atomic_store(&core.overlaps, true);
+        atomic_store(&core.streams_overlap, true);
         b = gpu_take(30 * MIB);
         GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
         gpu_sync();
@@ -616,7 +616,7 @@ static void *walk(void *arg)
                 uint64_t dice = gpu_random(&walk->seed) % 100;
 
                 if (walk->overlaps && i == walk->steps / 2)
-                        atomic_store(&core.overlaps, true);
+                        atomic_store(&core.streams_overlap, true);
                 if (count > 0)
                         look(&walk->seed, ptrs[count - 1], sizes[count - 1]);
                 if (dice < 50 && count < MOST) {
@@ -690,7 +690,7 @@ static void test_random(enum gr_pool_kind pool, enum gr_reuse reuse, uint64_t ha
                 atomic_store(&context->split->ahead_refused, seed % 2 == 0);
                 sg_by_hand(seed % 3 ? (uint32_t)seed : 1000);
                 atomic_store(&gpu_device()->hard_bytes, hard_bytes);
-                atomic_store(&core.overlaps, overlaps);
+                atomic_store(&core.streams_overlap, overlaps);
                 if (seed % 2)
                         atomic_store(&gpu_device()->threshold_bytes, 16 * MIB);
                 walk(&one);
@@ -724,7 +724,7 @@ static void test_threads(enum gr_pool_kind pool, enum gr_reuse reuse, bool overl
                 atomic_store(&context->split_active, true);
         sg_by_hand(3);
         core.config.decay_ns = UINT64_C(1000000000);
-        atomic_store(&core.overlaps, overlaps);
+        atomic_store(&core.streams_overlap, overlaps);
         atomic_store(&gpu_device()->hard_bytes, 512 * MIB);
         GR_CHECK_EQ(pthread_create(&helper, NULL, help, &stop), 0);
         for (unsigned i = 0; i < GPU_THREADS; i++) {
@@ -774,7 +774,7 @@ static void test_handed_over(enum gr_pool_kind pool, bool overlaps)
         gpu_begin(pool, GR_REUSE_AUTO);
         if (pool == GR_POOL_AUTO)
                 atomic_store(&context->split_active, true);
-        atomic_store(&core.overlaps, overlaps);
+        atomic_store(&core.streams_overlap, overlaps);
         sem_init(&handover.there, 0, 0);
         sem_init(&handover.back, 0, 0);
         GR_CHECK_EQ(pthread_create(&thread, NULL, consume, &shard), 0);

@@ -552,9 +552,9 @@ static void test_early(void)
         context->device->hard_bytes = 40 * MIB;
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         GR_CHECK_EQ(sg_alloc(context, 10 * MIB, &first), 0);
-        GR_CHECK(!core.pressed);
+        GR_CHECK(!core.memory_is_short);
         GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &purged.ptr), 0);
-        GR_CHECK(core.pressed);
+        GR_CHECK(core.memory_is_short);
 
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
@@ -598,7 +598,7 @@ static void test_early(void)
         context->device->hard_bytes = 400 * MIB;
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 0);
-        GR_CHECK(!core.pressed);
+        GR_CHECK(!core.memory_is_short);
         finish();
 }
 
@@ -624,7 +624,7 @@ static void test_early_share(void)
                 context->device->hard_bytes = cases[i].limit_mib * MIB;
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
                 GR_CHECK_EQ(sg_alloc(context, cases[i].live_mib * MIB, &live), 0);
-                GR_CHECK(core.pressed); /* from half of the limit on */
+                GR_CHECK(core.memory_is_short); /* from half of the limit on */
                 core.proactive->cost_ns = SG_MS;
                 core.proactive->ended_ns = sg_driver.now_ns();
                 core.proactive->fruitful = cases[i].fruitful;
@@ -696,10 +696,10 @@ static void test_early_in_group(void)
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         others_bytes = ROOM_BYTES / 4;
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &cached), 0);
-        GR_CHECK(!core.pressed);
+        GR_CHECK(!core.memory_is_short);
         others_bytes = ROOM_BYTES / 2;
         GR_CHECK_EQ(sg_alloc(context, 8 * MIB, &purged.ptr), 0);
-        GR_CHECK(core.pressed);
+        GR_CHECK(core.memory_is_short);
         gr_proactive_run(context);
         GR_CHECK_EQ(purged.calls, 1);
         GR_CHECK(core.proactive->fruitful);
@@ -722,7 +722,7 @@ static void test_early_in_group(void)
         /* Plenty, once the others gave theirs back. */
         others_bytes = 0;
         gr_proactive_run(context);
-        GR_CHECK(!core.pressed);
+        GR_CHECK(!core.memory_is_short);
         finish();
 }
 

@@ -219,7 +219,7 @@ static int play(const struct gr_trace *trace, const char *name, const struct gr_
         counting.allocs = counting.releases = counting.cost_us = counting.barriers = 0;
         gr_core_init(&core, &parts, mapped ? &driver : &plain_driver, config);
         context = gr_core_context_add(&core, &core, 0);
-        atomic_store(&core.overlaps, counting.streams);
+        atomic_store(&core.streams_overlap, counting.streams);
         begin = real_seconds();
         for (size_t i = 0; context && i < trace->count && !rc; i++) {
                 const struct gr_trace_op *op = &trace->ops[i];
