@@ -53,12 +53,18 @@ static struct {
 } all GR_GUARDED_BY(all_lock) = {.changed = PTHREAD_COND_INITIALIZER};
 static _Atomic uint64_t retry_ns; /* when to try again, where a thread could not be made; else 0 */
 
+/* Account lock held: the region that charges go to, until the lock is given up. */
+static struct gr_region *charged_region(struct member *member)
+{
+        gr_lock_rank_assert_held(GR_RANK_REGION);
+        return atomic_load(&member->region);
+}
+
 /* Account lock held. */
 static void count(struct member *member, uint64_t bytes)
 {
-        struct gr_region *region = atomic_load(&member->region);
+        struct gr_region *region = charged_region(member);
 
-        gr_lock_rank_assert_held(GR_RANK_REGION);
         if (region)
                 gr_region_adjust(region, (int64_t)bytes);
         else
@@ -80,7 +86,7 @@ static int group_reserve(void *arg, uint64_t bytes)
         int rc;
 
         gr_lock(&member->account_lock);
-        region = atomic_load(&member->region);
+        region = charged_region(member);
         rc = region ? gr_region_reserve(region, bytes, member->group_limit) : -ENOTCONN;
         /* Without membership the limit holds for this process alone. The bytes are in reserved_bytes already. */
         if (rc == -ENOTCONN) {
@@ -299,7 +305,7 @@ static struct gr_region *join(struct member *member, int *ret_rc)
         if (!region)
                 return NULL;
         gr_lock(&member->account_lock);
-        old = atomic_load(&member->region);
+        old = charged_region(member);
         assert(region != old);
         /* Not the device's reserved_bytes: a charge that is in progress may be in it, but not yet in the group. */
         if (old)

@@ -59,9 +59,19 @@ static void find(struct nvml *ret)
         ret->found = init && ret->by_uuid && ret->by_index && ret->uuid && ret->memory && init() == 0;
 }
 
+static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
+
+/* Lock held. The first that is found is kept: others may read it from then on. */
+GR_HELD(lock) static void keep(const struct nvml *found)
+{
+        gr_assert_locked(&lock);
+        if (!atomic_load(&sought))
+                nvml = *found;
+        atomic_store_explicit(&sought, true, memory_order_release);
+}
+
 bool gr_nvml_find(void)
 {
-        static struct gr_lock lock = GR_LOCK_INIT(GR_RANK_NVML);
         GR_KEEP_ERRNO;
         struct nvml found = {0};
 
@@ -69,9 +79,7 @@ bool gr_nvml_find(void)
                 /* Without the lock: a thread that holds the loader's lock may, in a constructor, wait for this one. */
                 find(&found);
                 gr_lock(&lock);
-                if (!atomic_load(&sought))
-                        nvml = found;
-                atomic_store_explicit(&sought, true, memory_order_release);
+                keep(&found);
                 gr_unlock(&lock);
         }
         return nvml.found;

@@ -240,8 +240,7 @@ static CUmemAllocationProp mapped_prop(int device)
         int capable = 0;
 
         /* All memory of cuMemAlloc is capable of RDMA where the device is. */
-        if (gr_real.cuDeviceGetAttribute &&
-            gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+        if (gr_real.cuDeviceGetAttribute(&capable, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
                                          device) == CUDA_SUCCESS &&
             capable)
                 prop.allocFlags.gpuDirectRDMACapable = 1;
@@ -290,6 +289,34 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 
 struct gr_lock gr_mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 
+/* Lock held. Maps memory at ptr, where the device may then read and write; maps nothing where that fails. */
+GR_HELD(gr_mappings)
+static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, const CUmemAccessDesc *access)
+{
+        CUresult result;
+
+        gr_assert_locked(&gr_mappings);
+        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
+        if (result == CUDA_SUCCESS) {
+                ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, 1));
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(ptr, bytes);
+        }
+        return result;
+}
+
+/* Lock held. handle 0: the memory is kept. */
+GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t handle)
+{
+        CUresult result;
+
+        gr_assert_locked(&gr_mappings);
+        ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
+        if (result == CUDA_SUCCESS && handle)
+                gr_real.cuMemRelease(handle);
+        return result;
+}
+
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         CUmemAllocationProp prop = mapped_prop(device);
@@ -306,12 +333,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         if (result != CUDA_SUCCESS)
                 return to_errno_of_memory(result);
         gr_lock(&gr_mappings);
-        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
-        if (result == CUDA_SUCCESS) {
-                ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, &access, 1));
-                if (result != CUDA_SUCCESS)
-                        gr_real.cuMemUnmap(ptr, bytes);
-        }
+        result = map(ptr, bytes, memory, &access);
         if (result != CUDA_SUCCESS && !*handle)
                 gr_real.cuMemRelease(memory);
         else
@@ -328,9 +350,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         gr_lock(&gr_mappings);
-        ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
-        if (result == CUDA_SUCCESS && handle)
-                gr_real.cuMemRelease(handle);
+        result = unmap(ptr, bytes, handle);
         gr_unlock(&gr_mappings);
         if (entered)
                 leave();

@@ -139,6 +139,10 @@ static void test_hooks(void)
         struct gpureclaim_reclaimable bad = {.struct_bytes = 8, .purge = purge};
         struct gpureclaim_reclaimable good = {.struct_bytes = sizeof(good), .purge = purge};
         struct gpureclaim_status small = {.struct_bytes = 4 * sizeof(uint64_t), .peak_live_bytes = 12345};
+        struct {
+                struct gpureclaim_status status;
+                uint64_t more;
+        } newer = {{.struct_bytes = sizeof(newer)}, 12345};
         CUdeviceptr ptr;
         CUresult result;
 
@@ -146,8 +150,13 @@ static void test_hooks(void)
         GR_CHECK_EQ(enlist(&good, NULL), -EINVAL);
         GR_CHECK_EQ(unlist(4711), -ENOENT);
         GR_CHECK_EQ(reclaim(0, "trim", 0), -ENODEV);
+        GR_CHECK_EQ(status_of(0, &small), -ENODEV);
         enlist_purge(); /* before the driver is there */
         gt_open(&gt);
+        GR_CHECK_EQ(reclaim(-1, "trim", 0), -ENODEV);
+        GR_CHECK_EQ(reclaim(DEVICES_MOST, "trim", 0), -ENODEV);
+        GR_CHECK_EQ(reclaim(gt.device, NULL, 0), -EINVAL);
+        GR_CHECK_EQ(reclaim(gt.device, "neighbour", 0), -EINVAL); /* no level of this function */
         atomic_store(&held, allocate(200 * MIB));
         GR_CHECK_EQ(status().live_bytes, 200 * MIB);
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
@@ -159,6 +168,11 @@ static void test_hooks(void)
         GR_CHECK_EQ(status_of(DEVICES_MOST - 1, &small), -ENODEV);
         GR_CHECK_EQ(small.live_bytes, 200 * MIB);
         GR_CHECK_EQ(small.peak_live_bytes, 12345); /* beyond what the caller knows */
+        GR_CHECK_EQ(status_of(gt.device, &newer.status), 0);
+        GR_CHECK_EQ(newer.status.struct_bytes, sizeof(newer.status));
+        GR_CHECK_EQ(newer.more, 12345); /* beyond what the library knows */
+        small.struct_bytes--;
+        GR_CHECK_EQ(status_of(gt.device, &small), -EINVAL);
 
         ptr = allocate(200 * MIB); /* fails without the hook */
         GR_CHECK_EQ(purges, 1);

@@ -69,8 +69,8 @@ static void pause_ms(unsigned ms)
 }
 
 /*
- * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'x' ends; further ones with obey. Without orders, random
- * ones from seed.
+ * In the worker: 'a' SIZE allocates MiB, 'f' frees everything, 'l' the last, 'x' ends; further ones with obey. Without
+ * orders, random ones from seed.
  */
 static CUdeviceptr blocks[BLOCKS_MOST];
 static int block_count;
@@ -88,6 +88,24 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
         if (no_threads && dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libgpureclaim"))
                 return EAGAIN;
         return real(thread, attributes, run, arg);
+}
+
+#define GIVE_PAUSE_NS 500000 /* of the library, while it waits for memory that it is to give */
+
+static _Atomic unsigned most_pauses; /* of one thread */
+
+__attribute__((visibility("default"))) int nanosleep(const struct timespec *wanted, struct timespec *left)
+{
+        static __typeof__(nanosleep) *real;
+        static _Thread_local unsigned pauses;
+        Dl_info caller;
+
+        if (!real)
+                *(void **)&real = dlsym(RTLD_NEXT, "nanosleep");
+        if (wanted->tv_sec == 0 && wanted->tv_nsec == GIVE_PAUSE_NS && dladdr(__builtin_return_address(0), &caller) &&
+            strstr(caller.dli_fname, "libgpureclaim") && ++pauses > atomic_load(&most_pauses))
+                atomic_store(&most_pauses, pauses);
+        return real(wanted, left);
 }
 
 static void worker_open(void)
@@ -112,6 +130,11 @@ static int worker_alloc(size_t mib)
                         fail("memory that cannot be used", (long long)mib);
         }
         return result;
+}
+
+static int worker_free_last(void)
+{
+        return block_count > 0 ? (int)cuMemFree(blocks[--block_count]) : -1;
 }
 
 static int worker_free_all(void)
@@ -213,6 +236,12 @@ static void obey(int in, int out)
                         break;
                 case 'f':
                         reply.result = worker_free_all();
+                        break;
+                case 'l':
+                        reply.result = worker_free_last();
+                        break;
+                case 's':
+                        reply.result = (int)atomic_load(&most_pauses);
                         break;
                 case 'h':
                         reply.result = worker_register(order[1]);
@@ -582,7 +611,8 @@ static void mode_truncate(void)
                 do {
                         pause_ms(10);
                         met = open_region(&region);
-                        if (met && members(&region, true) != 2) {
+                        /* Both of them, and with all that they have: what is freed lies in their caches. */
+                        if (met && (members(&region, true) != 2 || gr_region_sum(&region, false) != 608 * MIB)) {
                                 gr_region_close(&region);
                                 met = false;
                         }
@@ -1010,6 +1040,24 @@ static void mode_late_thread(void)
         end(&two, 0);
 }
 
+/* GPURECLAIM_POOL=split. What cannot go back, as it lies beside memory in use, is not waited for. */
+static void mode_stranded(void)
+{
+        struct worker rich = start(0), poor = start(0);
+        int pauses;
+
+        /* Two to a page. */
+        if (ask(&rich, 'a', 1).result != 0 || ask(&rich, 'a', 1).result != 0 || ask(&rich, 'l', 0).result != 0)
+                fail("the first cannot work", 0);
+        if (ask(&poor, 'a', CARD_MIB).result != CUDA_ERROR_OUT_OF_MEMORY)
+                fail("memory that is in use was given away", 0);
+        pauses = ask(&rich, 's', 0).result;
+        if (pauses > 20)
+                fail("what cannot go back is waited for, times", pauses);
+        end(&rich, 0);
+        end(&poor, 0);
+}
+
 /* What needs no context counts for the group as well, from the first byte. */
 static void mode_created(void)
 {
@@ -1099,6 +1147,7 @@ static void identity_without_input(void)
         int input = dup(STDIN_FILENO);
 
         close(STDIN_FILENO);
+        errno = EIO;
         if (gr_platform_identity(&self) != 0 || self.pid != (uint32_t)getpid() || self.start_ticks == 0)
                 fail("no identity without standard input", 0);
         if (fcntl(STDIN_FILENO, F_GETFD) >= 0)
@@ -1108,12 +1157,42 @@ static void identity_without_input(void)
         close(input);
 }
 
+/* Where no file can be opened nothing is said of others but that they are gone, which the system knows by itself. */
+static void peers_without_files(void)
+{
+        struct rlimit before, none;
+        struct gr_identity self;
+        uint64_t start = 4711;
+        pid_t child = fork();
+
+        if (child == 0)
+                _exit(0);
+        if (child < 0 || waitpid(child, NULL, 0) != child || getrlimit(RLIMIT_NOFILE, &before))
+                fail("no child", errno);
+        none = before;
+        none.rlim_cur = 0;
+        if (gr_platform_peer((uint32_t)getpid(), &start) != GR_PEER_ALIVE || start == 4711)
+                fail("this process is not known", (long long)start);
+        start = 4711;
+        if (setrlimit(RLIMIT_NOFILE, &none))
+                fail("files cannot be forbidden", errno);
+        if (gr_platform_peer((uint32_t)getpid(), &start) != GR_PEER_UNKNOWN || start != 4711)
+                fail("without files this process is known", (long long)start);
+        if (gr_platform_peer((uint32_t)child, &start) != GR_PEER_GONE || gr_platform_peer(0, &start) != GR_PEER_GONE ||
+            gr_platform_peer(UINT32_MAX, &start) != GR_PEER_GONE)
+                fail("one that has ended is not gone", child);
+        if (gr_platform_identity(&self) == 0)
+                fail("without files there is an identity", self.pid);
+        setrlimit(RLIMIT_NOFILE, &before);
+}
+
 /* Nothing to share with: the worker works alone and says nothing. */
 static void mode_alone(void)
 {
         struct worker worker = start(0);
 
         identity_without_input();
+        peers_without_files();
         for (int i = 0; i < 5; i++)
                 if (ask(&worker, 'a', 100).result != 0)
                         fail("alone it cannot work", i);
@@ -1187,6 +1266,8 @@ int main(int argc, char **argv)
                 mode_late_files();
         else if (strcmp(argv[1], "late-thread") == 0)
                 mode_late_thread();
+        else if (strcmp(argv[1], "stranded") == 0)
+                mode_stranded();
         else if (strcmp(argv[1], "created") == 0)
                 mode_created();
         else if (strcmp(argv[1], "at-once") == 0)

@@ -60,6 +60,13 @@ cd - >/dev/null || exit 2
 worked "a program that goes elsewhere"
 [ -d "$folder/begin/region" ] && [ ! -e "$folder/begin/elsewhere/region" ] || fail "its region's folder went with it"
 
+# The shortest names that files can have.
+cd "$folder/begin" || exit 2
+run plain GPURECLAIM_TRACE=t GPURECLAIM_STATS_FILE=s 2>"$folder/err"
+cd - >/dev/null || exit 2
+worked "files of one letter"
+[ "$(grep -c ',allocate,' "$folder/begin/t")" -eq 40 ] && [ -s "$folder/begin/s" ] || fail "files of one letter: not both are there"
+
 # The same where the whole path is a byte longer than paths can be: then it is as it was named.
 (
         cd "$folder" || exit 2

@@ -441,6 +441,41 @@ static void test_calls(void)
         }
 }
 
+static _Atomic bool may_end;
+static _Atomic unsigned ended;
+
+/* Goes on for a while after the others, which have nothing to do. */
+static void *run_longer(void *arg)
+{
+        while (!atomic_load(&may_end))
+                sleep_ns(SG_MS);
+        if (arg)
+                sleep_ns(300 * SG_MS);
+        atomic_fetch_add(&ended, 1);
+        return NULL;
+}
+
+/* Each thread is waited for at the end, and one that has ended makes room for another. */
+static void test_threads(void)
+{
+        enum { MOST = 128 };
+        unsigned more = 0;
+
+        GR_CHECK(gr_thread_start(run_longer, &may_end));
+        for (int i = 1; i < MOST; i++)
+                GR_CHECK(gr_thread_start(run_longer, NULL));
+        GR_CHECK(!gr_thread_start(run_longer, NULL));
+        atomic_store(&may_end, true);
+        for (int wait = 0; wait < 10000 && more < MOST - 1; wait++) {
+                more += gr_thread_start(run_longer, NULL);
+                if (atomic_load(&ended) < MOST - 1)
+                        sleep_ns(SG_MS);
+        }
+        GR_CHECK_EQ(more, MOST - 1);
+        gr_threads_join(10000 * SG_MS);
+        GR_CHECK_EQ(atomic_load(&ended), MOST + more);
+}
+
 static _Atomic unsigned prepared;
 
 static void prepare(void)
@@ -454,6 +489,7 @@ int main(void)
         gr_log_set_level(GR_LOG_WARN);
         gr_worker_init(prepare);
         test_calls();
+        test_threads();
         test_served_by_another_thread();
         test_hanging();
         test_patience();
