@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { WORDS = 64 * 1024, LATE_US = 3000, ROUNDS = 100 };
 static const size_t large = 64 * MIB;
@@ -360,10 +361,44 @@ static void per_thread(void)
         GR_MUST(cuStreamDestroy(blocking));
 }
 
-int main(void)
+/* While memory is short and a capture is open: what is freed serves the next request once its last work is done. */
+static void short_of_memory(void)
+{
+        enum { ROOM_MIB = 40 };
+        CUstream slow = gt_stream(), other = gt_stream();
+        CUdeviceptr p, q;
+
+        GR_MUST(cuMemAlloc(&p, ROOM_MIB * MIB));
+        GR_MUST(gt_late_fill(&gt, slow, p, 1, WORDS, 100 * LATE_US));
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemFree(p));
+        GR_MUST(cuMemAlloc(&q, ROOM_MIB * MIB));
+        GR_MUST(gt_fill(&gt, other, q, 2, WORDS));
+        say("short of memory, free and alloc with a late writer", "relaxed", CUDA_SUCCESS, end_capture());
+        expect("all of the memory, while a capture is open", q, 2);
+        GR_MUST(cuMemFree(q));
+        GR_MUST(cuStreamDestroy(slow));
+        GR_MUST(cuStreamDestroy(other));
+}
+
+/* Whatever else was called, a thread's captures are as strict as it has set them. */
+static void own_mode(void)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+
+        GR_MUST(cuThreadExchangeStreamCaptureMode(&mode));
+        printf("the thread's mode: %d\n", (int)mode);
+}
+
+int main(int argc, char **argv)
 {
         gt_open(&gt);
         stream = gt_stream();
+        if (argc > 1 && strcmp(argv[1], "short") == 0) {
+                short_of_memory();
+                own_mode();
+                return wrong ? 1 : 0;
+        }
         inside();
         beside();
         replay();
@@ -372,5 +407,6 @@ int main(void)
         irregular();
         refused_end(cuStreamEndCapture);
         refused_end(cuStreamEndCapture_ptsz);
+        own_mode();
         return wrong ? 1 : 0;
 }

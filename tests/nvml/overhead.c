@@ -5,6 +5,8 @@
  *   overhead process      with GPURECLAIM_HARD_LIMIT=256MiB GPURECLAIM_LIMIT_INCLUDES=process: it counts
  *   overhead one RESULT   the same with another limit: what the load of one module returns
  *   overhead allocations  with the limit alone: it does not, and is told
+ *   overhead little       where NVML says less than is charged by a little: the driver has nothing
+ *   overhead pool         what a pool gave back unnoticed is not the driver's either
  *   overhead unknown      where NVML does not list us: nothing is told, and a limit counts allocations
  */
 #include "gpureclaim.h"
@@ -152,6 +154,19 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "one") == 0) {
                 GR_CHECK_EQ(cuModuleLoadData(&modules[0], "image"), argc > 2 ? atoi(argv[2]) : 0);
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "little") == 0) {
+                GR_MUST(cuMemAlloc(&blocks[0], BLOCK));
+                GR_CHECK_EQ(told(), 0);
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "pool") == 0) {
+                GR_MUST(cuMemAllocAsync(&blocks[0], MODULE, NULL));
+                GR_MUST(cuMemFreeAsync(blocks[0], NULL));
+                GR_MUST(cuStreamSynchronize(NULL)); /* the driver takes it back */
+                GR_CHECK_EQ(used(), CONTEXT);
+                GR_CHECK_EQ(told(), CONTEXT);
                 return GR_CHECK_RESULT();
         }
         GR_CHECK_EQ(available(), LIMIT);
