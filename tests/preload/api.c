@@ -325,6 +325,8 @@ static void test_questions(void)
         static const size_t bytes = 4 * MIB;
         CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
         CUmemorytype type;
+        unsigned rdma = 2;
+        int device_rdma;
         size_t range;
         void *values[] = {&type, &range};
         CUmemGenericAllocationHandle handle;
@@ -343,6 +345,10 @@ static void test_questions(void)
         GR_MUST(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, live));
         GR_CHECK(context == gt.ctx);
         GR_CHECK_EQ(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)live), CUDA_ERROR_INVALID_VALUE);
+        GR_MUST(cuDeviceGetAttribute(&device_rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                     gt.device));
+        GR_MUST(cuPointerGetAttribute(&rdma, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, live));
+        GR_CHECK_EQ(rdma, (unsigned)device_rdma);
         GR_MUST(cuMemFree(freed));
         GR_CHECK_EQ(status().cached_bytes, bytes);
         for (size_t at = 0; at < bytes; at += bytes / 4) {

@@ -168,6 +168,8 @@ SIM_API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice 
                 return CUDA_ERROR_INVALID_DEVICE;
         /* Attributes without a value below are 0: the device lacks the feature. */
         *value = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? device + 1 : 0;
+        if (attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
+                *value = sim_config()->rdma;
         for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
                 if (attributes[i].attribute == attribute)
                         *value = attributes[i].value;

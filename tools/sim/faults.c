@@ -250,6 +250,8 @@ static void read_environment(void)
         }
         read_own("GRSIM_CONTEXT", &config.context_bytes);
         read_own("GRSIM_MODULE", &config.module_bytes);
+        value = getenv("GRSIM_RDMA");
+        config.rdma = value && strcmp(value, "1") == 0;
         value = getenv("GRSIM_SHARED");
         if (value && *value)
                 config.shared = strdup(value);

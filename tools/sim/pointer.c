@@ -91,7 +91,9 @@ static CUresult answer(void *out, CUpointer_attribute attribute, const struct si
                 *(unsigned long long *)out = 0;
                 break;
         case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-                *(unsigned *)out = 0;
+                *(unsigned *)out =
+                        alloc && (alloc->kind == SIM_ALLOC_DEVICE ? sim_config()->rdma
+                                                                  : alloc->kind == SIM_ALLOC_MAPPED && alloc->flags);
                 break;
         case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
                 *(unsigned *)out = alloc ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE : 0;

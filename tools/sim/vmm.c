@@ -368,7 +368,8 @@ SIM_API cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllo
         if (!m)
                 goto out;
         m->range = sim_range_add(SIM_ALLOC_MAPPED, base, bytes, NULL,
-                                 on_device(&memory->prop) ? memory->prop.location.id : 0, 0);
+                                 on_device(&memory->prop) ? memory->prop.location.id : 0,
+                                 memory->prop.allocFlags.gpuDirectRDMACapable);
         if (!m->range) {
                 free(m);
                 goto out;
