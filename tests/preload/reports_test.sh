@@ -95,6 +95,16 @@ devices = json.load(open(sys.argv[1]))["devices"]
 sys.exit(len(devices) != 2 or any(d["card_free_bytes"] + d["reserved_bytes"] != d["card_total_bytes"] for d in devices))
 PY
 
+# Also after a pool has given memory back without a call.
+run ordered GPURECLAIM_HARD_LIMIT=64MiB GPURECLAIM_LOG=silent "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
+worked "a pool that gives memory back"
+python3 - "$folder/stats" <<'PY' || fail "a pool that gives memory back: $(cat "$folder/stats")"
+import json, sys
+
+device = json.load(open(sys.argv[1]))["devices"][0]
+sys.exit(device["card_free_bytes"] + device["reserved_bytes"] != device["card_total_bytes"])
+PY
+
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
         run plain "GPURECLAIM_$option=$folder/fifo" 2>"$folder/err"
