@@ -1,8 +1,9 @@
 /*
  * A stand-in for NVIDIA's management library over the simulated device of the same process. GRNVML says what it hides:
  * "hidden" lists no process, as in another pid namespace; "stranger" lists a small one of another with our number;
- * "nameless" tells no card's UUID; "short" tells too short a one; "far" numbers the cards from 64 on. Built as GRNVML_OLD
- * it is as it was before the second form of the figures of memory, and before indices.
+ * "more" lists us with what a module takes besides; "nameless" tells no card's UUID; "short" tells too short a one; "far"
+ * numbers the cards from 64 on. Built as GRNVML_OLD it is as it was before the second form of the figures of memory, and
+ * before indices.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -15,6 +16,7 @@
 
 #define TOTAL_BYTES     ((unsigned long long)4 << 30)
 #define RESERVED_BYTES  ((unsigned long long)64 << 20)
+#define MORE_BYTES      ((unsigned long long)32 << 20)
 #define UNINITIALIZED   1
 #define INVALID         2
 #define NOT_FOUND       6
@@ -227,6 +229,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
 {
         enum { OTHERS = 100 };
         unsigned room = *count, listed = strcmp(mode(), "hidden") == 0 ? 0 : OTHERS + 1;
+        unsigned long long more = strcmp(mode(), "more") == 0 ? MORE_BYTES : 0;
 
         *count = listed;
         if (room < listed)
@@ -234,7 +237,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
         for (unsigned i = 0; i < listed; i++)
                 ret[i] = (struct process){.pid = 5000000 + i, .used = 12345678};
         if (listed)
-                ret[listed - 1] = (struct process){.pid = (unsigned)getpid(),
-                                                   .used = strcmp(mode(), "stranger") == 0 ? 4096 : used(device)};
+                ret[listed - 1] =
+                        (struct process){.pid = (unsigned)getpid(),
+                                         .used = strcmp(mode(), "stranger") == 0 ? 4096 : used(device) + more};
         return 0;
 }

@@ -4,6 +4,7 @@
  *
  *   overhead process      with GPURECLAIM_HARD_LIMIT=256MiB GPURECLAIM_LIMIT_INCLUDES=process: it counts
  *   overhead one RESULT   the same with another limit: what the load of one module returns
+ *   overhead beside       likewise: what the driver takes beside all calls counts from the next allocation on
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
@@ -150,6 +151,13 @@ int main(int argc, char **argv)
         if (strcmp(mode, "process") == 0) {
                 setenv("OWN_COUNTED", "1", 1);
                 counted();
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "beside") == 0) {
+                GR_CHECK_EQ(available(), LIMIT - CONTEXT);
+                setenv("GRNVML", "more", 1);
+                usleep(200000); /* measured a moment ago it is not measured again */
+                GR_CHECK_EQ(fill(MOST), LIMIT - CONTEXT - MODULE);
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "one") == 0) {

@@ -95,6 +95,9 @@ calls() {
                 for settings in GPURECLAIM_RELEASE_THRESHOLD=none GPURECLAIM_RELEASE_THRESHOLD=0 GPURECLAIM_HARD_LIMIT=8MiB; do
                         under 0 "$fault, $settings" "GRSIM_FAULT=$fault" $settings "$process" plain
                         quiet "$fault, $settings"
+                        # What the driver does not tell is not told.
+                        [ $fault != cuMemGetInfo_v2:\*=999 ] || [ "$(stat devices.0.card_free_bytes)" = None ] ||
+                                fail "$fault, $settings: $(stat devices.0.card_free_bytes) bytes free"
                 done
         done
 }

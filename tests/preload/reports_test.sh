@@ -105,6 +105,23 @@ device = json.load(open(sys.argv[1]))["devices"][0]
 sys.exit(device["card_free_bytes"] + device["reserved_bytes"] != device["card_total_bytes"])
 PY
 
+# How much pinned memory is kept, of one block that is freed twenty times, and how often the driver was asked for one
+# that could have been.
+while read -r setting cached allocs; do
+        run plain "$setting" "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
+        worked "pinned memory, $setting"
+        grep -q "\"host_cached_bytes\":$cached,.*\"pinned_allocs\":$allocs," "$folder/stats" ||
+                fail "pinned memory, $setting: $(cat "$folder/stats")"
+done <<'END'
+GPURECLAIM_PINNED_CACHE=none 3145728 1
+GPURECLAIM_PINNED_CACHE=3MiB 3145728 1
+GPURECLAIM_PINNED_CACHE=2MiB 0 20
+GPURECLAIM_PINNED_CACHE=0 0 0
+GPURECLAIM_POOL=none 0 0
+END
+run plain GPURECLAIM_PINNED_LIMIT=2MiB GPURECLAIM_LOG=silent 2>"$folder/err"
+[ $status -eq 99 ] && grep -q 'cuMemHostAlloc(.*) returned 2$' "$folder/err" || fail "more pinned memory than the limit: exit status $status"
+
 # A FIFO that nobody has open.
 for option in TRACE STATS_FILE; do
         run plain "GPURECLAIM_$option=$folder/fifo" 2>"$folder/err"
