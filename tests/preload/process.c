@@ -197,13 +197,16 @@ struct begun {
 
 static void *run_counted(void *arg)
 {
+        CUresult (*exchange)(CUstreamCaptureMode * mode);
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         struct begun begun = *(struct begun *)arg;
         void *result;
 
         free(arg);
         result = begun.run(begun.arg);
-        if (cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS && mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+        /* Not linked with: old drivers lack it. */
+        *(void **)&exchange = dlsym(RTLD_DEFAULT, "cuThreadExchangeStreamCaptureMode");
+        if (exchange && exchange(&mode) == CUDA_SUCCESS && mode != CU_STREAM_CAPTURE_MODE_RELAXED)
                 strict_threads++;
         usleep(10000); /* whoever is to wait for its end, and not for its last words only, is noticed */
         library_threads--;
