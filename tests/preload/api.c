@@ -617,6 +617,9 @@ static void test_threshold(void)
                 gt_sleep_us(10000);
         GR_CHECK(status().cached_bytes <= 64 * MIB);
         GR_CHECK(call_count("cuEventQuery") - asked < 200); /* it is asked for ever more rarely */
+        /* The driver's own free would have waited for the GPU. */
+        GR_CHECK(call_count("cuMemFreeAsync") > 0);
+        GR_CHECK_EQ(call_count("cuMemFree_v2"), 0);
 }
 
 /* GPURECLAIM_SOFT_LIMIT=64MiB GPURECLAIM_DECAY=0: above it nothing is cached, and all of it may be in use. */

@@ -128,7 +128,10 @@ missing() {
         [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -q "the driver does not tell the card's UUID" "$folder/err" ||
                 fail "no UUID: expected one warning"
 
-        # Without one of the functions that map memory, the driver allocates.
+        # With all functions that map memory, all of it is mapped; without one of them, the driver allocates.
+        under 0 "all functions" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
+        grep -q '^cuMemMap$' "$folder/trace" && ! grep '^cuMemAlloc_v2$' "$folder/trace" || fail "all functions: no mapped memory"
+        rm -f "$folder/trace"
         for symbol in cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemAddressReserve cuMemAddressFree \
                 cuMemGetAllocationGranularity; do
                 under 0 "no $symbol" "$(old $symbol)" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
