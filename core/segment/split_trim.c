@@ -124,6 +124,19 @@ void gr_split_trim_settle(struct gr_context *context)
         gr_unlock(&context->split->lock);
 }
 
+static bool settle_one(struct gr_context *context, void *arg)
+{
+        (void)arg;
+        gr_split_trim_settle(context);
+        return true;
+}
+
+void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device)
+{
+        if (atomic_load(&device->stranded_bytes) > 0) /* else fastbins keep nothing else from the driver */
+                gr_context_each(core, device->ordinal, settle_one, NULL);
+}
+
 bool gr_split_trim_has_none(struct gr_context *context)
 {
         struct gr_split *split = context->split;

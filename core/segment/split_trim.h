@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 struct gr_context;
+struct gr_core;
+struct gr_device;
 
 /*
  * Gives idle free segments and extents back until that is want_bytes, without waiting. Returns the bytes that the
@@ -21,6 +23,9 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context);
 
 /* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */
 void gr_split_trim_settle(struct gr_context *context);
+
+/* The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too. */
+void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device);
 
 /* Whether there is no surplus. */
 bool gr_split_trim_has_none(struct gr_context *context);

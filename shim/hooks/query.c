@@ -72,13 +72,6 @@ CUdeviceptr gr_query_unless_cached(CUdeviceptr ptr)
                        : ptr;
 }
 
-static bool settle(struct gr_context *context, void *arg)
-{
-        (void)arg;
-        gr_split_trim_settle(context);
-        return true;
-}
-
 /* The driver's figures become the program's share. */
 static void share(struct gr_context *context, size_t *free_bytes, size_t *total_bytes)
 {
@@ -87,8 +80,7 @@ static void share(struct gr_context *context, size_t *free_bytes, size_t *total_
         gr_stream_ordered_refresh(context->device);
         if (gr_overhead_counted())
                 gr_overhead_look(context->device, GR_OVERHEAD_AGE_NS);
-        if (atomic_load(&context->device->stranded_bytes) > 0)
-                gr_context_each(&gr_core, context->device->ordinal, settle, NULL);
+        gr_split_trim_settle_all(&gr_core, context->device);
         gr_budget_share(context->device, gr_pool_slab_bytes(&gr_core, context->device), *free_bytes, *total_bytes,
                         &share_free, &share_total);
         *free_bytes = share_free;

@@ -302,7 +302,7 @@ static void check_beside(size_t bytes, const char *neighbour)
 static void with_cuda(bool shared)
 {
         CUcontext context, popped;
-        CUdeviceptr p;
+        CUdeviceptr p, piece;
         int in_child;
 
         GR_MUST(cuInit(0));
@@ -314,6 +314,10 @@ static void with_cuda(bool shared)
         GR_MUST(cuMemAlloc(&p, limit / 4));
         check_as_cuda("a quarter taken", shared);
         check("a quarter taken", shared, limit / 4 * 3 - context_bytes, 4 * MIB);
+        GR_MUST(cuMemAlloc(&piece, 2 * MIB));
+        GR_MUST(cuMemFree(piece));
+        check("a piece taken and freed", shared, limit / 4 * 3 - context_bytes,
+              4 * MIB); /* CUDA was not asked before */
         if (beside) {
                 check_beside(limit / 4, "1");
                 check_beside(0, "0");
