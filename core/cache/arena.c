@@ -47,12 +47,16 @@ static __attribute__((noinline)) struct gr_arena *make_own(struct gr_context *co
                 return context->first_arena;
         arena->context = context;
         arena->shard = shard;
-        if (!atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
-                gr_metadata_free(arena, sizeof(*arena)); /* a thread of the same shard was faster */
+        gr_arena_lock(arena); /* so that no thread of this shard puts a block into it before that is counted */
+        if (atomic_compare_exchange_strong(&context->arenas[shard], &none, arena)) {
+                gr_budget_keep(context->device, &arena->cached);
+                gr_budget_keep(context->device, &arena->fastbins.cached);
+        }
+        gr_arena_unlock(arena);
+        if (none) { /* a thread of the same shard was faster */
+                gr_metadata_free(arena, sizeof(*arena));
                 return none;
         }
-        gr_budget_keep(context->device, &arena->cached);
-        gr_budget_keep(context->device, &arena->fastbins.cached);
         if (atomic_fetch_add(&context->arena_count, 1) + 1 >= GR_SPLIT_MANY_ARENAS &&
             context->core->config.pool == GR_POOL_AUTO)
                 atomic_store(&context->split_least_bytes, GR_SMALL_MAX_BYTES);

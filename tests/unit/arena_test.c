@@ -645,6 +645,57 @@ static void test_epoch_bytes(void)
         finish();
 }
 
+/* Whether the device counts what keeper holds. */
+static bool is_kept(const struct gr_cached *keeper)
+{
+        const struct gr_cached *each = atomic_load(&device->cached_elsewhere);
+
+        while (each && each != keeper)
+                each = each->next;
+        return each;
+}
+
+/*
+ * Whoever locks an arena that another thread is just making finds that the device counts what it will hold. The moment
+ * in which it might not is short, so this is tried often.
+ */
+static void *find_made(void *arg)
+{
+        _Atomic unsigned *missed = arg;
+
+        for (unsigned i = 1; i < GR_SHARDS; i++) {
+                struct gr_arena *arena;
+
+                while (!(arena = gr_arena_at(context, i)))
+                        atomic_fetch_add(&device->granted_bytes, 0); /* delays who adds a keeper */
+                gr_arena_lock(arena);
+                *missed += !is_kept(&arena->fastbins.cached) || !is_kept(&arena->cached);
+                gr_arena_unlock(arena);
+        }
+        return NULL;
+}
+
+static void test_made(void)
+{
+        const unsigned shard = gr_thread.shard;
+        _Atomic unsigned missed = 0;
+
+        for (int round = 0; round < 600; round++) {
+                pthread_t thread;
+
+                start();
+                GR_CHECK_EQ(pthread_create(&thread, NULL, find_made, &missed), 0);
+                for (unsigned i = 1; i < GR_SHARDS; i++) {
+                        gr_thread.shard = i + 1;
+                        gr_arena_own(context);
+                }
+                pthread_join(thread, NULL);
+                finish();
+        }
+        gr_thread.shard = shard;
+        GR_CHECK_EQ(missed, 0);
+}
+
 int main(void)
 {
         test_pair();
@@ -665,5 +716,6 @@ int main(void)
         test_stale_changes();
         test_end_of_context();
         test_race();
+        test_made();
         return GR_CHECK_RESULT();
 }
