@@ -461,18 +461,18 @@ static void test_threads(void)
         enum { MOST = 128 };
         unsigned more = 0;
 
-        GR_CHECK(gr_thread_start(run_longer, &may_end));
+        GR_CHECK(gr_workers_start_thread(run_longer, &may_end));
         for (int i = 1; i < MOST; i++)
-                GR_CHECK(gr_thread_start(run_longer, NULL));
-        GR_CHECK(!gr_thread_start(run_longer, NULL));
+                GR_CHECK(gr_workers_start_thread(run_longer, NULL));
+        GR_CHECK(!gr_workers_start_thread(run_longer, NULL));
         atomic_store(&may_end, true);
         for (int wait = 0; wait < 10000 && more < MOST - 1; wait++) {
-                more += gr_thread_start(run_longer, NULL);
+                more += gr_workers_start_thread(run_longer, NULL);
                 if (atomic_load(&ended) < MOST - 1)
                         sleep_ns(SG_MS);
         }
         GR_CHECK_EQ(more, MOST - 1);
-        gr_threads_join(10000 * SG_MS);
+        gr_workers_join_threads(10000 * SG_MS);
         GR_CHECK_EQ(atomic_load(&ended), MOST + more);
 }
 
