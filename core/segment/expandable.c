@@ -87,8 +87,9 @@ int gr_expandable_open(struct gr_context *context, bool small)
         return split->expandable[small] ? 0 : -ENOSPC;
 refuse:
         if (!atomic_exchange(&split->expandable_refused, true))
-                gr_log(GR_LOG_INFO,
-                       "no mapped memory here: pool kind split takes segments from the driver's allocator");
+                gr_log(GR_LOG_INFO, "no mapped memory here: pool kind %s",
+                       context->core->config.pool == GR_POOL_AUTO ? "auto serves from bins instead"
+                                                                  : "split takes segments from the driver's allocator");
         if (ptr)
                 driver->mem_unreserve(ptr, bytes);
         if (segment)

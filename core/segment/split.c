@@ -305,6 +305,17 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
 }
 
 /* Lock not held. */
+static bool has_expandable(struct gr_split *split)
+{
+        bool has;
+
+        gr_lock(&split->lock);
+        has = split->expandable[0] || split->expandable[1];
+        gr_unlock(&split->lock);
+        return has;
+}
+
+/* Lock not held. */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block)
 {
         struct gr_split *split = context->split;
@@ -318,7 +329,8 @@ int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **re
                 return 0;
         rc = gr_expandable_grow(context, range_bytes(bytes), ret_block);
         if (rc == -ENOSPC && context->core->config.pool == GR_POOL_AUTO && atomic_load(&split->expandable_refused)) {
-                atomic_store(&context->split_active, false);
+                if (!has_expandable(split))
+                        atomic_store(&context->split_active, false);
                 return -ENOTSUP;
         }
         if (rc == -ENOMEM) {

@@ -95,8 +95,9 @@ bool gr_split_waiting(struct gr_context *context);
 bool gr_split_would_help(struct gr_context *context, size_t bytes);
 
 /*
- * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error; -ENOTSUP: the driver maps no
- * memory, so that the bins serve pool kind auto from now on. Calls the driver.
+ * A block of a new segment, as gr_split_take. -EDQUOT, -ENOMEM, or the driver's error; -ENOTSUP: pool kind auto, and
+ * the driver has no addresses for this expandable segment, so the bins serve in its place; they serve all requests from
+ * now on if there is no other one. Calls the driver.
  */
 int gr_split_grow(struct gr_context *context, size_t bytes, struct gr_block **ret_block);
 

@@ -39,6 +39,32 @@ static void test_auto(void)
         gpu_end();
 }
 
+/* Where the driver has addresses for one expandable segment only, bins serve what would be in the other one. What is free
+ * in the one that there is goes on serving. */
+static void test_one_refused(void)
+{
+        struct gr_block_info info = {0};
+        uint64_t large, small, charged;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        large = gpu_take(50 * MIB);
+        gpu_give(large, 50 * MIB);
+        gpu_refuse(SG_MEM_RESERVE, true);
+        for (int i = 0; i < 2; i++) {
+                small = gpu_take(200 * KIB);
+                GR_CHECK_EQ(gr_ledger_find(core.ledger, small, &info), 0);
+                GR_CHECK(!info.split);
+                charged = gpu_device()->reserved_bytes;
+                GR_CHECK_EQ(gpu_take(50 * MIB), large);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
+                gpu_give(large, 50 * MIB);
+                gpu_give(small, 200 * KIB);
+        }
+        GR_CHECK_EQ(sg_calls(SG_MEM_ALLOC), 1); /* the second small one is of a bin */
+        gpu_settle();
+        gpu_end();
+}
+
 /* GR_POOL_AUTO in a process that once had 4 GiB live: 16 MiB may lie in the fastbins of one arena. */
 static void begin_auto(void)
 {
@@ -637,6 +663,7 @@ int main(int argc, char **argv)
         test_threshold(GR_POOL_SPLIT);
         if (!gpu_mapping)
                 return GR_CHECK_RESULT();
+        test_one_refused();
         test_exact();
         test_room();
         test_list_shared();
