@@ -124,6 +124,8 @@ struct gr_context *gr_core_context_add(struct gr_core *core, void *handle, int d
                 if (!context->alive && context->device->ordinal == device)
                         dead = context;
         context = dead; /* empty since it was dropped */
+        if (dead)
+                gr_fence_reset(dead->fence); /* a late free may have closed an epoch since, or failed to */
         if (!context) {
                 context = context_new(core, device);
                 if (!context)

@@ -460,6 +460,57 @@ static void test_ends(void)
         }
 }
 
+static uint64_t left[64];
+static _Atomic unsigned left_count;
+
+static void *free_left(void *arg)
+{
+        unsigned count;
+
+        (void)arg;
+        gr_shard_assign();
+        while ((count = atomic_load(&left_count)) > 0)
+                if (atomic_compare_exchange_strong(&left_count, &count, count - 1))
+                        gr_pool_free(&core, left[count - 1]); /* or it has gone with its context */
+        return NULL;
+}
+
+/* A context ends while threads free what they had in it, into fastbins and segments: nothing of it stays on the
+ * accounts, and the next context has the same structures. */
+static void test_ends_beside_frees(void)
+{
+        for (uint64_t seed = 1; seed <= 50; seed++) {
+                uint64_t random = seed * 7919;
+                unsigned until = (unsigned)(gpu_random(&random) % 64);
+                pthread_t threads[3];
+
+                begin_auto();
+                for (int i = 0; i < 64; i++) {
+                        left[i] = gpu_take((1 + gpu_random(&random) % 8) * MIB + (uint64_t)i % 2 * 512);
+                        sg_disown(left[i]);
+                }
+                gpu_sync();
+                atomic_store(&left_count, 64);
+                for (int i = 0; i < 3; i++)
+                        GR_CHECK_EQ(pthread_create(&threads[i], NULL, free_left, NULL), 0);
+                while (atomic_load(&left_count) > until)
+                        ;
+                gr_core_context_drop(context);
+                for (int i = 0; i < 3; i++)
+                        pthread_join(threads[i], NULL);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, 0);
+                GR_CHECK_EQ(gr_budget_cached(gpu_device()), 0);
+                GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+                GR_CHECK_EQ(fastbin_bytes(), 0);
+                gpu_forget();
+                GR_CHECK(gr_core_context_add(&core, sg_context_new(0), 0) == context);
+                left[0] = gpu_take(3 * MIB);
+                gpu_give(left[0], 3 * MIB);
+                gpu_settle();
+                gpu_end();
+        }
+}
+
 /* What is done with fastbins, each by a thread that has to wait for them. */
 enum deed { ADOPT, TAKE, PUT, MERGE, MERGE_SPLIT, DEEDS };
 
@@ -674,6 +725,7 @@ int main(int argc, char **argv)
         test_slight();
         test_waits();
         test_ends();
+        test_ends_beside_frees();
         test_excess();
         test_look();
         test_locked();
