@@ -78,8 +78,8 @@ static int allocate_pinned(void *arg, size_t bytes, uint64_t *ret_ptr)
         return 0;
 }
 
-/* Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. */
-static CUresult pin(struct request *request, unsigned int kind)
+/* As pin, but a success is not told yet. */
+static CUresult take_pinned(struct request *request, unsigned int kind)
 {
         struct gr_context *context = gr_context_current();
         GR_KEEP_ERRNO;
@@ -99,32 +99,39 @@ static CUresult pin(struct request *request, unsigned int kind)
         return gr_result(rc);
 }
 
+/*
+ * Allocates pinned memory, from the cache where it may serve this request. kind: the flags, or PLAIN. Where the driver
+ * refuses it sets the pointer to NULL, and so does this.
+ */
+static CUresult pin(struct request *request, unsigned int kind, void **pp)
+{
+        CUresult result;
+
+        request->ptr = *pp;
+        result = take_pinned(request, kind);
+        if (result == CUDA_SUCCESS || !request->ptr)
+                *pp = request->ptr;
+        return result;
+}
+
 GR_EXPORT CUresult CUDAAPI cuMemAllocHost_v2(void **pp, size_t bytesize)
 {
         struct request request = {.bytes = bytesize};
-        CUresult result;
 
         if (!counts(bytesize) || !pp || !gr_real.cuMemAllocHost_v2)
                 return GR_REAL(cuMemAllocHost_v2, pp, bytesize);
         request.plain = gr_real.cuMemAllocHost_v2;
-        result = pin(&request, PLAIN);
-        if (result == CUDA_SUCCESS)
-                *pp = request.ptr;
-        return result;
+        return pin(&request, PLAIN, pp);
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned int flags)
 {
         struct request request = {.bytes = bytesize, .flags = flags};
-        CUresult result;
 
         if (!counts(bytesize) || !pp || !gr_real.cuMemHostAlloc)
                 return GR_REAL(cuMemHostAlloc, pp, bytesize, flags);
         request.flagged = gr_real.cuMemHostAlloc;
-        result = pin(&request, flags);
-        if (result == CUDA_SUCCESS)
-                *pp = request.ptr;
-        return result;
+        return pin(&request, flags, pp);
 }
 
 static CUresult register_host(void *p, size_t bytesize, unsigned int flags, __typeof__(cuMemHostRegister_v2) *real)

@@ -205,6 +205,8 @@ SIM_API cuMemAllocManaged(CUdeviceptr *dptr, size_t bytes, unsigned flags)
 SIM_API cuMemAllocHost_v2(void **pp, size_t bytes)
 {
         SIM_ENTER(cuMemAllocHost_v2);
+        if (pp)
+                *pp = NULL; /* as a driver does, which then refuses */
         return host_memory(SIM_ALLOC_HOST, bytes, 0, (uintptr_t *)pp);
 }
 
@@ -213,6 +215,8 @@ SIM_API cuMemHostAlloc(void **pp, size_t bytes, unsigned flags)
         SIM_ENTER(cuMemHostAlloc);
         if (flags & ~7u)
                 return CUDA_ERROR_INVALID_VALUE;
+        if (pp)
+                *pp = NULL;
         return host_memory(SIM_ALLOC_HOST, bytes, flags, (uintptr_t *)pp);
 }
 
