@@ -258,10 +258,6 @@ static void legacy(void)
                 return;
         }
         gt_footprint(&gt, &footprint);
-        GR_MUST(cuMemAlloc(&p, 2 * MIB)); /* where nothing is opened, what lies at the old address is not imported */
-        printf("%s: with a flag that there is not %d\n", name, (int)cuIpcOpenMemHandle(&p, offer.handle, 77));
-        imported("not opened", 0);
-        GR_MUST(cuMemFree(p));
         result = cuIpcOpenMemHandle(&p, offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         printf("%s: opened %d\n", name, (int)result);
         if (result != CUDA_SUCCESS) {

@@ -131,7 +131,8 @@ static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct
         return CUDA_SUCCESS;
 }
 
-static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned flags)
+/* The driver takes any flags. */
+static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle)
 {
         struct ipc_handle words;
         struct opening *opening;
@@ -139,7 +140,7 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
         CUresult rc;
 
         memcpy(&words, handle, sizeof words);
-        if (!dptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        if (!dptr)
                 return CUDA_ERROR_INVALID_VALUE;
         if (words.pid == (uint64_t)getpid())
                 return CUDA_ERROR_INVALID_CONTEXT;
@@ -163,13 +164,15 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
 SIM_API cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
 {
         SIM_ENTER(cuIpcOpenMemHandle);
-        return open_handle(dptr, &handle, flags);
+        (void)flags;
+        return open_handle(dptr, &handle);
 }
 
 SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
 {
         SIM_ENTER(cuIpcOpenMemHandle_v2);
-        return open_handle(dptr, &handle, flags);
+        (void)flags;
+        return open_handle(dptr, &handle);
 }
 
 /* Lock held. */
