@@ -41,8 +41,8 @@ struct gpureclaim_reclaimable {
 };
 
 /*
- * Copies *reclaimable. Returns 0, with *ret_id above 0. -EINVAL: a pointer is missing, both hooks are, or struct_bytes is
- * too small; -ENOSPC: 32 are registered already.
+ * Copies *reclaimable. Returns 0, with *ret_id above 0. -EINVAL: a pointer is missing, both hooks are, or struct_bytes
+ * is too small; -ENOSPC: 32 are registered already.
  */
 int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64_t *ret_id);
 

@@ -21,6 +21,7 @@ enum gr_figure {
         GR_SHARED_FIGURES = GR_FIGURE_imported + 1, /* how many figures, from the first on, the region has */
 };
 
+/* What kind of amount a figure is, and so on which line of the text it stands: account/figures.def. */
 enum gr_nature { GR_NATURE_LEVEL, GR_NATURE_BESIDE, GR_NATURE_PEAK, GR_NATURE_LIMIT, GR_NATURE_CARD };
 
 struct gr_figure_row {

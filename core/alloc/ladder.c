@@ -29,14 +29,14 @@
 #define BYPASS_NS        UINT64_C(250000000)  /* after a failure the thread's frees go to the driver for so long */
 #define RETURNS_NS       UINT64_C(1000000000) /* longest wait for what other threads give back */
 #define RETURNS_PAUSE_NS UINT64_C(50000)
-/* Of TRIM and SYNC, as other threads may be faster to take what these return or make usable */
+/* Most tries of TRIM and of SYNC: other threads may be faster to take what these return or make usable. */
 #define RETURN_TRIES    16
 #define NEIGHBOUR_TRIES 2 /* each may take the full deadline; the second only if the first gave something */
 #define WAIT_LOOK_NS    UINT64_C(500000)  /* WAIT: between looks at what this process freed */
 #define WAIT_FIRST_NS   UINT64_C(2000000) /* WAIT: between questions to driver and neighbours, at first */
-/* ... and at last: memory that another process leaves free for a shorter time may be missed */
+/* The same in the end: memory that another process leaves free for a shorter time may be missed. */
 #define WAIT_MOST_NS UINT64_C(50000000)
-#define EXTRA_BYTES  (UINT64_C(64) << 20) /* beyond the request: driver overhead */
+#define EXTRA_BYTES  (UINT64_C(64) << 20) /* room that gr_ladder_make_room adds for what the driver takes besides */
 #define HOLDERS      3                    /* classes that the report names */
 
 /* One failed request, and what each rung gave for it. */

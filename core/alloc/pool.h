@@ -86,8 +86,10 @@ static inline bool gr_pool_wants_wake(struct gr_context *context)
  */
 void gr_pool_given(struct gr_core *core, uint64_t ptr);
 
-/* The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
- * to the driver; else 0. */
+/*
+ * The bytes of the device's slabs that no block takes, if all blocks in slabs are cached, so that all could be returned
+ * to the driver; else 0.
+ */
 uint64_t gr_pool_slab_bytes(struct gr_core *core, struct gr_device *device);
 
 #endif

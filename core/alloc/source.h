@@ -23,8 +23,10 @@ typedef int gr_source_allocate(void *arg, uint64_t *ret_ptr, size_t *ret_bytes);
  */
 struct gr_block *gr_source_take(struct gr_context *context, size_t bytes, bool may_be_larger);
 
-/* Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
- * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error. */
+/*
+ * Takes fresh memory for a block, charges it and adds it to the ledger; the caller owns the CACHED block. allocate and
+ * arg as in gr_pool_alloc_by, or NULL. -EDQUOT, -ENOMEM, or the driver's error.
+ */
 int gr_source_fresh(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg,
                     struct gr_block **ret_block);
 

@@ -40,7 +40,7 @@ enum gr_rank {
         GR_RANK_NEIGHBOUR,     /* requests between processes */
         GR_RANK_OVERHEAD,      /* driver overhead; held across NVML */
         GR_RANK_POOLS,         /* the program's stream-ordered pools */
-        GR_RANK_POOL_FREES,    /* ... and what was freed in them */
+        GR_RANK_POOL_FREES,    /* what the program freed in these pools */
         GR_RANK_GRAPH_MEMORY,  /* what the program's graphs have reserved; held across calls of the driver */
         GR_RANK_CONTEXT_NAMES, /* which context a handle means; held across calls of the driver */
         GR_RANK_DEVICES,       /* which devices are set up; held across calls of the driver */

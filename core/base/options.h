@@ -137,7 +137,8 @@ const char *gr_option_values(const struct gr_option *option, char *buf, size_t b
 /* Writes the value of row id for people; "none" for an empty path. Returns buf, always terminated. */
 const char *gr_option_format(const struct gr_options *options, enum gr_option_id id, char *buf, size_t buf_bytes);
 
-/* Hands out the effective configuration, one line per option without newline: variable, value, (default|environment).
+/*
+ * Hands out the effective configuration, one line per option without newline: variable, value, (default|environment).
  */
 void gr_options_dump(const struct gr_options *options, void (*line)(const char *text, void *arg), void *arg);
 

@@ -18,11 +18,12 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
-#define NOTE_LIVE_HITS      64                  /* hits between looks at the peak of live memory */
-#define GENERATIONS         64                  /* that an arena takes at once */
-#define FASTBIN_SHARE       256                 /* of the peak of live memory, for the fastbins of all arenas ... */
-#define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* ... and for each at least so much, ... */
-#define FASTBIN_ONE_SHARE   16                  /* ... or one block of this share, where several threads allocate */
+#define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
+#define GENERATIONS    64 /* that an arena takes at once */
+/* How much fastbins may hold (gr_fastbin_has_room); a share of 16 is a 16th of the peak of live memory. */
+#define FASTBIN_SHARE       256                 /* those of all arenas together */
+#define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* those of one arena, in any case */
+#define FASTBIN_ONE_SHARE   16                  /* one block in an arena, where several threads allocate */
 
 _Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(offsetof(struct gr_arena, cached.next) == GR_LINE_BYTES, "and one of its arena");
@@ -85,8 +86,10 @@ static inline __attribute__((no_sanitize("thread"))) void prefetch_block(struct 
         __builtin_prefetch(*(struct gr_block *volatile *)place, 1);
 }
 
-/* Whether the context's arenas are not quiesced. Arena lock held. The load is sequentially consistent, because
- * gr_arenas_quiesce may have missed an arena that was made meanwhile. */
+/*
+ * Whether the context's arenas are not quiesced. Arena lock held. The load is sequentially consistent, because
+ * gr_arenas_quiesce may have missed an arena that was made meanwhile.
+ */
 static bool may_hit(struct gr_context *context)
 {
         gr_lock_rank_assert_held(GR_RANK_ARENA);
@@ -143,8 +146,10 @@ void gr_arena_bin_remove(struct gr_arena *arena, struct gr_bin *bin, struct gr_b
         remove_from(arena, bin, bin->blocks, block);
 }
 
-/* Updates the peak of live memory. That reads a cache line of each arena which its hits write, so it is done less often
- * the more arenas there are. Arena lock held. */
+/*
+ * Updates the peak of live memory. That reads a cache line of each arena which its hits write, so it is done less often
+ * the more arenas there are. Arena lock held.
+ */
 static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 {
         unsigned arenas = atomic_load_explicit(&arena->context->arena_count, memory_order_relaxed);

@@ -41,16 +41,18 @@
 struct gr_context;
 struct gr_core;
 
-/* Freed blocks of one class, oldest first. All guarded by the arena's lock, and written by arena.c, but for ... */
+/*
+ * Freed blocks of one class, oldest first. The arena's lock guards all fields. arena.c writes them, but fences and
+ * cooldown are written by preallocate.c.
+ */
 struct gr_bin {
         struct gr_block *blocks;
         _Atomic uint32_t count; /* also read without the lock, to skip empty bins */
         uint32_t low_water;     /* least count since decay last looked: so many blocks were not needed */
         uint64_t hits;          /* requests served */
         uint64_t frees;         /* blocks put in */
-        /* ... these, which are preallocate.c's: */
-        uint64_t fences;   /* laid or waited for because this bin had nothing usable */
-        uint32_t cooldown; /* looks without a usable block until the bin asks for preallocated blocks again */
+        uint64_t fences;        /* laid or waited for because this bin had nothing usable */
+        uint32_t cooldown;      /* looks without a usable block until the bin asks for preallocated blocks again */
 } __attribute__((aligned(GR_LINE_BYTES)));
 
 struct gr_arena {
@@ -155,9 +157,9 @@ uint64_t gr_arenas_fastbins(struct gr_context *context);
 
 /*
  * The fast path of a free, for the context in which the calling thread last allocated: takes back a block that the
- * thread's arena remembers. Returns the context; NULL: it remembers no such
- * block, and nothing has changed. *ret_should_close, set where it took one: this arena has freed so much into the open
- * epoch that it should be closed (gr_pool_freed). No lock from GR_RANK_ARENA up is held.
+ * thread's arena remembers. Returns the context; NULL: it remembers no such block, and nothing has changed.
+ * *ret_should_close, set where it took one: so much was freed into this arena in the open epoch that the epoch should
+ * be closed (gr_pool_freed). No lock from GR_RANK_ARENA up is held.
  */
 struct gr_context *gr_arena_free(struct gr_core *core, uint64_t ptr, bool *ret_should_close);
 

@@ -155,8 +155,8 @@ struct gr_ledger {
 /* What a block looked like at the time of the question. */
 struct gr_block_info {
         struct gr_context *context; /* that it was allocated in; may have ended since */
-        size_t requested_bytes;     /* by the program, latest; may be less than ... */
-        size_t capacity_bytes;      /* ... what the block has */
+        size_t requested_bytes;     /* by the program, latest; may be less than capacity_bytes */
+        size_t capacity_bytes;      /* what the block has */
         uint32_t generation;        /* another one with each allocation that it serves */
         bool live;                  /* the program's; else cached */
         bool exported;              /* to another process or interface: its free goes to the driver */

@@ -35,7 +35,7 @@
 
 /* The most blocks of one bin. A fence takes 500 ns, behind kernels 1,300: 4 or 10 ns for each of 128 blocks. */
 #define CLASS_BLOCKS 128
-/* The same where split is active, as it is to save memory, and with less than MANY_THREADS threads */
+/* The same with pool kinds that have segments, which are to save memory, and less than MANY_THREADS threads. */
 #define SPLIT_BLOCKS 16
 
 /*
@@ -74,7 +74,9 @@ static void bounds(struct gr_context *context, uint64_t *ret_total_bytes, uint64
                 *ret_class_bytes = gr_min(*ret_class_bytes, total / threads);
 }
 
-/* Moves up to count usable blocks from the bins of other arenas, where they are not in use, to own. Returns how many.
+/*
+ * Moves up to count usable blocks to own, from bins of other arenas that are not in use (LEFT_EPOCHS). Returns how
+ * many.
  */
 static size_t move(struct gr_context *context, struct gr_arena *own, unsigned class, size_t count)
 {

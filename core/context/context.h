@@ -90,9 +90,9 @@ struct gr_config {
 struct gr_core {
         /* One cache line, which every free reads. */
         struct gr_config config;
-        _Atomic uint64_t expandable_ptrs[2]; /* addresses of the newest expandable segments, and ... */
-        _Atomic uint32_t expandable_pages; /* ... how large each is; 0: there is none. For gr_pool_kind_in_expandable */
-        _Atomic bool decay_armed;          /* a call of gr_decay_run is scheduled */
+        _Atomic uint64_t expandable_ptrs[2]; /* the newest expandable segments, for gr_pool_kind_in_expandable */
+        _Atomic uint32_t expandable_pages;   /* the size of each of these; 0: there is none */
+        _Atomic bool decay_armed;            /* a call of gr_decay_run is scheduled */
         /*
          * Set for good once a stream may wait for a later action of the program (by a host function, a word in memory
          * or a semaphore), or of another process whose memory this one has opened. A barrier behind such a wait would

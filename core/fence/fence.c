@@ -16,8 +16,8 @@
 #include "context/context.h"
 
 /*
- * 1/8 of live memory: no recorded trace takes more memory with it than with 32 MiB for each epoch, and half as many
- * epochs are closed.
+ * After how many freed bytes a thread closes the epoch (gr_fence_close_bytes): an eighth of live memory. In none of the
+ * recorded traces does that take more memory than 32 MiB for each epoch would, and it closes half as many epochs.
  */
 #define CLOSE_LIVE_PART  8
 #define CLOSE_CARD_PART  64 /* where barriers are cheap: this part of the card, as a barrier closes the epoch anyway */
@@ -246,7 +246,7 @@ void gr_fence_close_before(struct gr_fence *fence, bool waits)
                 close_by(fence, waits, &epoch);
 }
 
-/* Takes the turn to fence. False: another thread has it. */
+/* Takes the turn to fence (struct gr_fence, led) if no thread has it. False: another thread has it. */
 static bool lead_try(struct gr_fence *fence)
 {
         return !atomic_load_explicit(&fence->turn_taken, memory_order_relaxed) &&

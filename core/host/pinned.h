@@ -10,8 +10,8 @@
  * The GPU may still read or write freed memory, and every context of the process reaches it, whatever its flags
  * (unified addressing). The next user is the processor, which may write at once, so a barrier on the GPU does not help:
  * a block is handed out again only when events of all contexts, recorded after its free, have passed. Until then fresh
- * memory is taken. One fence does this (core->process_fence): all contexts are its accessors, and no barrier is laid on it.
- * Where an older driver cannot do that each free waits, as the driver's own does.
+ * memory is taken. One fence does this (core->process_fence): all contexts are its accessors, and no barrier is laid on
+ * it. Where an older driver cannot record such events each free waits, as the driver's own does.
  *
  * Blocks are in the ledger with GR_BLOCK_HOST, and belong to the context in which they were allocated, as for the
  * driver. They are charged to core->host as GR_MEMORY_HOST, also while cached. At most core->host->threshold_bytes stay
@@ -59,8 +59,8 @@ void gr_pinned_init(struct gr_core *core);
 void gr_pinned_destroy(struct gr_core *core);
 
 /*
- * A cached block for a request of bytes > 0, in the ledger as CACHED; the caller owns it. A block serves its own context
- * and requests of one kind only. NULL: none is idle.
+ * A cached block for a request of bytes > 0, in the ledger as CACHED; the caller owns it. A block serves its own
+ * context and requests of one kind only. NULL: none is idle.
  */
 struct gr_block *gr_pinned_take(struct gr_context *context, size_t bytes, unsigned kind);
 

@@ -27,8 +27,8 @@ static bool collect_one(struct gr_context *context, void *arg)
 }
 
 /*
- * Charges bytes of host memory to the device, and waits up to WAIT_NS for freed blocks: until their fence has passed and
- * they are returned. -EDQUOT: that is more than is allowed.
+ * Charges bytes of host memory to the device, and waits up to WAIT_NS for freed blocks: until their fence has passed
+ * and they are returned. -EDQUOT: that is more than is allowed.
  */
 static int reserve_patiently(struct gr_context *context, uint64_t bytes)
 {
@@ -108,8 +108,10 @@ bool gr_spill_collect(struct gr_context *context)
         gr_lock(&spilled->lock);
         waiting = spilled->blocks != NULL;
         gr_unlock(&spilled->lock);
-        /* With a broken fence the driver's own free does the wait. It could hang where work waits for later work of the
-         * program; then the blocks stay. */
+        /*
+         * With a broken fence the driver's own free does the wait. It could hang where work waits for later work of the
+         * program; then the blocks stay.
+         */
         if (!waiting || (broken && atomic_load(&core->waits_for_others)))
                 return false;
         if (!broken) {

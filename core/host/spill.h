@@ -37,7 +37,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
 /* The program freed a spilled block, which the caller has claimed from the ledger: it is returned once it is idle. */
 void gr_spill_free(struct gr_block *block);
 
-/* Returns idle freed blocks to the driver. Returns whether others still wait for their fence. */
+/* Gives freed blocks that are idle back to the driver. True: others still wait for their fence. */
 bool gr_spill_collect(struct gr_context *context);
 
 /* The context's memory is gone: uncharges and frees the freed blocks, which have left the ledger. */

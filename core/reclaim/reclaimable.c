@@ -61,8 +61,10 @@ out:
         return rc;
 }
 
-/* Waits until run number `run` of the slot has ended. False: deadline_ns came first. Registry lock held, but released
- * meanwhile. */
+/*
+ * Waits until run number `run` of the slot has ended. False: deadline_ns came first. Registry lock held, but released
+ * meanwhile.
+ */
 GR_NOT_CHECKED static bool wait_for(struct gr_core *core, struct gr_reclaimable_slot *slot, uint64_t run,
                                     uint64_t deadline_ns)
 {

@@ -25,9 +25,9 @@
 /* An extent is up to this share of what is charged: larger ones go back less often, smaller ones cost more calls. */
 #define EXTENT_SHARE      96
 #define EXTENT_MOST_BYTES (UINT64_C(256) << 20) /* to return a larger one would keep the driver busy too long */
-#define AHEAD_SHARE       32                    /* a 32nd of what is charged is mapped at once, ... */
-#define AHEAD_MOST_BYTES  (UINT64_C(32) << 20)  /* ... up to this, where the footprint may grow by so much ... */
-#define AHEAD_ROOM_SHARE  8                     /* ... and limits leave room for it and an eighth of what is charged */
+#define AHEAD_SHARE       32                    /* a large request maps a 32nd of what is charged at once (ahead) */
+#define AHEAD_MOST_BYTES  (UINT64_C(32) << 20)  /* the most that this may be */
+#define AHEAD_ROOM_SHARE  8                     /* limits must leave an eighth of what is charged besides */
 #define HOLES_LOOKED      128                   /* most holes that one request looks at: a microsecond or two */
 /* A refused size is tried again only after so long, or when the card has more free memory. */
 #define REFUSED_NS UINT64_C(100000000)
@@ -193,8 +193,8 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
 }
 
 /*
- * Maps memory behind the holes of a busy range, in extents of at least least_bytes where a hole has as much.
- * *ret_bytes, always written: how much came. Lock not held.
+ * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large.
+ * *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
  */
 static int back(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {

@@ -12,8 +12,10 @@
 
 struct gr_context;
 
-/* Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. Returns how much is left to map.
- * Calls the driver; no lock held. */
+/*
+ * Fills holes of a busy range, hole_bytes in all, with free memory from elsewhere. Returns how many of these bytes are
+ * still to be mapped. Calls the driver; no lock held.
+ */
 uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint64_t hole_bytes);
 
 /*

@@ -17,11 +17,11 @@
 #include "segment/split_trim.h"
 
 #define SLACK_SHARE       16                   /* footprint above the peak of live memory: this share of it */
-#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* ... but at least so much: less is not worth calls of the driver */
+#define SLACK_LEAST_BYTES (UINT64_C(16) << 20) /* at least so much: less is not worth calls of the driver */
 #define CREDIT_MOST_NS    UINT64_C(20000000)   /* what can be saved up for better fits */
 #define CREDIT_SHARE      32 /* 1/32 of all time may be spent on better fits; unmapping takes as much again */
-#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* if so much is overspent, a larger footprint is accepted, ... */
-#define DEBT_SLACK_SHARE  8                    /* ... up to this share above the peak */
+#define CREDIT_DEBT_NS    UINT64_C(20000000)   /* if so much is overspent, a larger footprint is accepted */
+#define DEBT_SLACK_SHARE  8                    /* that larger footprint: this share above the peak */
 #define BINS_LEAST_BYTES  (UINT64_C(16) << 20) /* less in bins is not worth calls of the driver either */
 #define WAIT_MOST_NS      UINT64_C(5000000)    /* for work that is about to end, before the footprint grows */
 #define TELL_SHARE        32                   /* DEBUG: the footprint, each time it has grown by so much of it */

@@ -14,11 +14,11 @@ extern struct gr_driver gr_driver;
  */
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
-/* What is told of the driver's calls. */
+/* Functions that are called around calls of the driver. */
 struct gr_operations_told {
         void (*taking)(void);   /* memory is about to be taken */
         void (*taken)(void);    /* an allocation was served; its context is current */
-        void (*going_on)(void); /* the thread has not stopped: within long work, after each call */
+        void (*going_on)(void); /* one call of many has returned: the thread makes progress (gr_neighbour_beat) */
 };
 
 /*

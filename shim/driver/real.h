@@ -48,8 +48,8 @@ extern const struct gr_set_up __start_gr_set_up GR_HIDDEN;
         static const struct gr_set_up gr_set_up_by __attribute__((used, section("gr_set_up"))) = {set_up, in_child}
 
 /*
- * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether the
- * driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
+ * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether
+ * the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
 bool gr_shim_resolve(void);
 

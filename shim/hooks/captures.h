@@ -33,7 +33,8 @@ bool gr_capture_on(CUstream stream, bool null_is_own);
 
 /*
  * The number of the capture on the stream, 0 if there is none. Must be called before the driver ends the capture:
- * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct gr_capture; NULL: any.
+ * afterwards a new stream may have the same handle, and a capture of its own. current: as in struct gr_capture; NULL:
+ * any.
  */
 uint64_t gr_capture_number(const void *stream, CUcontext current);
 
