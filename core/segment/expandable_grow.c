@@ -196,7 +196,7 @@ static size_t widen(struct place *place, size_t bytes, uint64_t ahead_bytes)
  * Backs the holes of a busy range with memory, in extents of at least least_bytes where a hole is as large.
  * *ret_bytes, also written on failure: how much was mapped. The split's lock is not held.
  */
-static int back(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
+static int map_holes(struct gr_context *context, struct gr_range *range, uint64_t least_bytes, uint64_t *ret_bytes)
 {
         struct gr_segment *segment = range->segment;
         uint64_t at = gr_page_down(range->block.ptr), end = gr_range_end(range);
@@ -272,11 +272,11 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
 }
 
 /*
- * Maps memory behind all holes of a busy range, lack_bytes together, as `back` does. If not all can be mapped, the rest
+ * Maps memory behind all holes of a busy range, lack_bytes together, as map_holes does. If not all can be mapped, the rest
  * is unmapped at once: cached, it would mislead the ladder, which would try to use it at each rung. *ret_bytes, always
  * written: how much more is mapped now, modulo 2^64. Lock not held.
  */
-static int back_all(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
+static int map_all_holes(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
 {
         struct gr_split *split = context->split;
         uint64_t gone = 0;
@@ -288,7 +288,7 @@ static int back_all(struct gr_context *context, struct gr_range *range, uint64_t
         if (was_refused(context, lack_bytes))
                 return -ENOMEM;
         gr_budget_releases_begin(context->device); /* other threads must know that some of this may go back */
-        rc = back(context, range, GR_PAGE_BYTES, ret_bytes);
+        rc = map_holes(context, range, GR_PAGE_BYTES, ret_bytes);
         if (rc) {
                 gr_lock(&split->lock);
                 gr_remap_reap(
@@ -351,7 +351,7 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
                 if (lack_bytes > 0)
                         gr_slack_make_room(context, bytes, lack_bytes);
         }
-        rc = wider ? back(context, range, ahead_bytes, &come) : back_all(context, range, lack_bytes, &come);
+        rc = wider ? map_holes(context, range, ahead_bytes, &come) : map_all_holes(context, range, lack_bytes, &come);
 
         gr_lock(&split->lock);
         assert(split->busy > 0 && range->state == GR_RANGE_BUSY);

@@ -372,6 +372,56 @@ out:
         return rc;
 }
 
+/* Counts bytes as freed into the open epoch. True: that is so much that the epoch should be closed. */
+static bool count_freed(struct gr_context *context, uint64_t bytes)
+{
+        struct gr_split *split = context->split;
+
+        gr_assert_locked(&split->lock);
+        split->open_bytes += bytes;
+        if (split->open_bytes < split->close_bytes)
+                return false;
+        split->open_bytes = 0;
+        split->close_bytes = gr_fence_close_bytes(context->fence);
+        return true;
+}
+
+/*
+ * Where a freed range, no longer counted as used, lies from now on: STUCK if it must not be reused; with ahead it is
+ * free at once, ahead of its fence, and may be part of another range then; else it waits in the queue.
+ */
+static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead)
+{
+        struct gr_block *block = &range->block;
+
+        gr_assert_locked(&split->lock);
+        if (block->freed_epoch == GR_SPLIT_NEVER) {
+                gr_range_become(range, GR_RANGE_STUCK);
+                range->segment->stuck = true;
+        } else if (ahead) {
+                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
+                gr_range_free(split, range);
+        } else {
+                gr_range_become(range, GR_RANGE_WAITING);
+                DL_APPEND(split->queue, block);
+                split->free_count++;
+                atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+        }
+}
+
+/* Returns a segment that is in no list by the driver's own free, which waits for the GPU. Lock not held. */
+static int free_segment(struct gr_context *context, struct gr_segment *segment)
+{
+        int rc = context->core->driver->mem_free(segment->ptr);
+
+        if (rc == 0) {
+                gr_count(context->core, GR_COUNTER_driver_frees, 1);
+                gr_budget_release(context->device, segment->ptr, segment->bytes);
+        }
+        gr_segment_destroy(segment);
+        return rc;
+}
+
 /* Lock not held. */
 GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_driver, bool *ret_should_close)
 {
@@ -382,7 +432,6 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
         bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
-        int rc;
 
         assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
         if (ends_fastbins)
@@ -416,32 +465,16 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 return 0;
         }
         block->freed_epoch = epoch;
-        if (!fastbins)
-                gr_segments_use(context, range, -1);
-        split->open_bytes += block->capacity_bytes;
-        *ret_should_close = split->open_bytes >= split->close_bytes;
-        if (*ret_should_close) {
-                split->open_bytes = 0;
-                split->close_bytes = gr_fence_close_bytes(context->fence);
-        }
-        if (epoch == GR_SPLIT_NEVER) {
-                gr_range_become(range, GR_RANGE_STUCK);
-                segment->stuck = true;
-        } else if (fastbins) {
+        *ret_should_close = count_freed(context, block->capacity_bytes);
+        if (fastbins) {
                 gr_arena_lock(arena);
                 gr_fastbin_enter(&arena->fastbins, block);
                 gr_arena_unlock(arena);
                 gr_unlock(&split->lock);
                 return 0;
-        } else if (ahead) {
-                atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), epoch));
-                gr_range_free(split, range); /* which may be part of another one now */
-        } else {
-                gr_range_become(range, GR_RANGE_WAITING);
-                DL_APPEND(split->queue, block);
-                split->free_count++;
-                atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
         }
+        gr_segments_use(context, range, -1);
+        set_aside(split, range, ahead);
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
                 bool ends_stuck = segment->pages && gr_expandable_ends_stuck(segment, ptr, last);
 
@@ -453,13 +486,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         }
         gr_segments_remove(context, gr_segments_above(split, segment->ptr) - 1);
         gr_unlock(&split->lock);
-        rc = context->core->driver->mem_free(segment->ptr);
-        if (rc == 0) {
-                gr_count(context->core, GR_COUNTER_driver_frees, 1);
-                gr_budget_release(context->device, segment->ptr, segment->bytes);
-        }
-        gr_segment_destroy(segment);
-        return rc;
+        return free_segment(context, segment);
 }
 
 struct find {
