@@ -272,9 +272,9 @@ static void note_refused(struct gr_context *context, uint64_t bytes)
 }
 
 /*
- * Maps memory behind all holes of a busy range, lack_bytes together, as map_holes does. If not all can be mapped, the rest
- * is unmapped at once: cached, it would mislead the ladder, which would try to use it at each rung. *ret_bytes, always
- * written: how much more is mapped now, modulo 2^64. Lock not held.
+ * Maps memory behind all holes of a busy range, lack_bytes together, as map_holes does. If not all can be mapped, the
+ * rest is unmapped at once: cached, it would mislead the ladder, which would try to use it at each rung. *ret_bytes,
+ * always written: how much more is mapped now, modulo 2^64. Lock not held.
  */
 static int map_all_holes(struct gr_context *context, struct gr_range *range, uint64_t lack_bytes, uint64_t *ret_bytes)
 {
