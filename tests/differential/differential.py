@@ -57,7 +57,7 @@ def numbers(text):
 
 def in_segments(settings):
     """Whether a block may lie in a piece of memory up to four times its size that goes back as a whole: split where nothing is mapped."""
-    return ("POOL=auto" in settings or "POOL=split" in settings) and "DEVICES=2" in settings
+    return "POOL=split" in settings and "DEVICES=2" in settings
 
 
 def wide(settings):

@@ -1160,7 +1160,7 @@ static void identity_without_input(void)
 /* Where no file can be opened nothing is said of others but that they are gone, which the system knows by itself. */
 static void peers_without_files(void)
 {
-        struct rlimit before, none;
+        struct rlimit before = {0}, none;
         struct gr_identity self;
         uint64_t start = 4711;
         pid_t child = fork();

@@ -68,9 +68,10 @@ static void meanwhile(void (**what)(void))
 {
         void (*act)(void) = *what;
 
+        if (!act)
+                return; /* nothing is written: several threads may come here at a time */
         *what = NULL;
-        if (act)
-                act();
+        act();
 }
 
 static bool file_is_zero; /* of what is opened the file gets the descriptor 0, and not the folder */
@@ -139,7 +140,7 @@ int ftruncate(int fd, off_t bytes)
         return fails("ftruncate") ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
 }
 
-static unsigned pauses;
+static _Atomic unsigned pauses;
 
 int usleep(useconds_t us)
 {
@@ -1599,7 +1600,8 @@ static void test_find_dir_fails(void)
         GR_CHECK_EQ(rmdir(found), 0);
 
         /* A lock that is free is taken once. */
-        locks = pauses = 0;
+        locks = 0;
+        pauses = 0;
         GR_CHECK_EQ(gr_region_find_dir(base, true, found, sizeof(found)), 0);
         GR_CHECK(locks <= 2 && pauses == 0);
         GR_CHECK_EQ(rmdir(wanted_dir), 0);
@@ -1648,14 +1650,14 @@ static void *race(void *arg)
 
 static void test_race(void)
 {
-        static struct gr_region_ops fastbins;
+        static struct gr_region_ops quick_ops;
         pthread_t threads[RACERS];
 
-        fastbins = ops;
-        fastbins.wait = quick_wait;
+        quick_ops = ops;
+        quick_ops.wait = quick_wait;
         for (uint32_t i = 0; i < RACERS; i++) {
                 racers[i] = join_as(i + 1, "race");
-                racers[i]->ops = &fastbins;
+                racers[i]->ops = &quick_ops;
         }
         for (int i = 0; i < RACERS; i++)
                 pthread_create(&threads[i], NULL, race, racers[i]);

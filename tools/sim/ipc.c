@@ -131,8 +131,8 @@ static CUresult open_first(CUcontext ctx, const struct ipc_handle *words, struct
         return CUDA_SUCCESS;
 }
 
-/* The driver takes any flags. */
-static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle)
+/* The driver asks for that one flag, and takes any others. */
+static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned flags)
 {
         struct ipc_handle words;
         struct opening *opening;
@@ -140,7 +140,7 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle)
         CUresult rc;
 
         memcpy(&words, handle, sizeof words);
-        if (!dptr)
+        if (!dptr || !(flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
                 return CUDA_ERROR_INVALID_VALUE;
         if (words.pid == (uint64_t)getpid())
                 return CUDA_ERROR_INVALID_CONTEXT;
@@ -164,15 +164,13 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle)
 SIM_API cuIpcOpenMemHandle(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
 {
         SIM_ENTER(cuIpcOpenMemHandle);
-        (void)flags;
-        return open_handle(dptr, &handle);
+        return open_handle(dptr, &handle, flags);
 }
 
 SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned flags)
 {
         SIM_ENTER(cuIpcOpenMemHandle_v2);
-        (void)flags;
-        return open_handle(dptr, &handle);
+        return open_handle(dptr, &handle, flags);
 }
 
 /* Lock held. */
