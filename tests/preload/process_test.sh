@@ -51,7 +51,7 @@ files=("$folder"/stats.*)
 for file in "${files[@]}"; do
         [[ ${file##*.} =~ ^[0-9]+$ ]] || fail "%p became ${file##*.}"
         grep -q "process ${file##*.}\$" "$folder/shim.err" || fail "$file and the summary on stderr are not of one process"
-        python3 - "$file" "$hits" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
+        python3 - "$file" "$hits" "$mode" <<'PY' || fail "the statistics are not as they should be: $(cat "$file")"
 import json, sys
 
 stats = json.load(open(sys.argv[1]))
@@ -60,8 +60,10 @@ assert stats["limit_hits"] == int(sys.argv[2]), "limit hits"
 assert stats["hits"] > 0 and stats["driver_allocs"] > 0, "counts"
 for device in stats["devices"]:
     assert 0 < device["card_free_bytes"] <= device["card_total_bytes"], "card"
-    assert device["peak_reserved_bytes"] >= device["reserved_bytes"] >= device["live_bytes"] >= 0, "footprint"
-    assert device["reserved_bytes"] >= device["cached_bytes"] >= 0, "cached"
+    assert min(device[name + "_bytes"] for name in ("peak_reserved", "reserved", "live", "cached")) >= 0, "negative"
+    if not sys.argv[3].endswith("-busy"):  # there a thread changes the figures while they are read one by one
+        assert device["peak_reserved_bytes"] >= device["reserved_bytes"] >= device["live_bytes"], "footprint"
+        assert device["reserved_bytes"] >= device["cached_bytes"], "cached"
 assert len(stats["devices"]) == 1, "devices"
 PY
 done
