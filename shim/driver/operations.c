@@ -248,8 +248,8 @@ static CUmemAllocationProp mapped_prop(int device)
 }
 
 /*
- * Only where the process sees one device: copies between devices reach all memory of cuMemAlloc, but mapped memory only
- * where access was granted range by range.
+ * Only where the process sees one device: contexts of other devices can copy all memory of cuMemAlloc, but mapped
+ * memory only where their device was given access to each range (docs/measurements.md, mapped-peers).
  */
 static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 {

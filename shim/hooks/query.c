@@ -232,7 +232,8 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 
 /*
  * A handle stands for a whole allocation, which the importer gets from its first byte on. For a range of a segment it
- * would export other blocks, at an unexpected offset; so it is refused, as for memory that cannot be shared.
+ * would export other blocks, at an unexpected offset; so it is refused, as for memory that cannot be shared. Mapped
+ * memory can be shared by other handles (docs/measurements.md, mapped-export), which this function cannot return.
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
