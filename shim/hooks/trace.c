@@ -33,6 +33,14 @@ int gr_trace_open_report(const char *option, const char *path)
         if (fd < 0)
                 gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
                        errno == ENXIO ? "no process reads from it" : strerror(errno));
+        if (fd >= 0 && fd <= STDERR_FILENO) { /* the program has closed it, and may write there all the same */
+                int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+
+                if (above < 0)
+                        gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path, strerror(errno));
+                close(fd);
+                fd = above;
+        }
         return fd;
 }
 

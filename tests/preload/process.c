@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -855,8 +856,12 @@ static int keeps_errno(void)
 
 static int plain(void)
 {
+        bool closed = fcntl(STDIN_FILENO, F_GETFD) < 0;
+
         open_device();
         work();
+        if (closed && fcntl(STDIN_FILENO, F_GETFD) >= 0)
+                printf("standard input is open now\n");
         printf("worked\n");
         return 0;
 }

@@ -133,6 +133,11 @@ for option in TRACE STATS_FILE; do
         worked "$option beyond the largest file"
 done
 
+# A program without standard streams: what it opens next is not a report's.
+run plain "GPURECLAIM_TRACE=$folder/in.csv" "GPURECLAIM_STATS_FILE=$folder/in.json" <&- 2>"$folder/err"
+worked "no standard input"
+[ "$(grep -c ',free,' "$folder/in.csv")" -gt 0 ] && [ -s "$folder/in.json" ] || fail "no standard input: no report"
+
 # A report is whole, and each process writes its own.
 rm -f "$folder"/*.csv
 run looked-up "GPURECLAIM_TRACE=$folder/%p.csv" 2>"$folder/err"
@@ -141,6 +146,7 @@ files=("$folder"/*.csv)
 [ ${#files[@]} -eq 2 ] || fail "two children: the files ${files[*]}"
 for file in "${files[@]}"; do
         [ "$(grep -c '^Thread,' "$file")" -eq 1 ] || fail "two children: $(grep -c '^Thread,' "$file") headers"
+        [ "$(tr -d '\0' <"$file" | wc -c)" -eq "$(wc -c <"$file")" ] || fail "two children: bytes of 0 in $file"
         [ "$(grep -c allocate "$file")" -eq 40 ] || fail "two children: $(grep -c allocate "$file") allocations"
         grep -q "^$(basename "$file" .csv),.*,free," "$file" || fail "two children: none of its own process in $file"
 done
