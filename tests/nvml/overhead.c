@@ -144,6 +144,7 @@ int main(int argc, char **argv)
         const char *mode = argc > 1 ? argv[1] : "";
         CUmodule modules[8];
         CUcontext context;
+        void *library;
 
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
@@ -162,6 +163,8 @@ int main(int argc, char **argv)
         }
         if (strcmp(mode, "one") == 0) {
                 GR_CHECK_EQ(cuModuleLoadData(&modules[0], "image"), argc > 2 ? atoi(argv[2]) : 0);
+                GR_MUST(cuCtxPopCurrent(&context)); /* a library needs none, and takes no memory before there is one */
+                GR_CHECK_EQ(load(3, &library), CUDA_SUCCESS);
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "little") == 0) {

@@ -1157,6 +1157,37 @@ static void identity_without_input(void)
         close(input);
 }
 
+/* A process is known by when it started, to the tick, and as stopped while it is. */
+static void peer_stopped(void)
+{
+        struct gr_identity self;
+        uint64_t start = 0;
+        char line[1024] = "", *field;
+        enum gr_peer peer;
+        FILE *file = fopen("/proc/self/stat", "re");
+        pid_t child = fork();
+
+        if (child == 0) {
+                raise(SIGSTOP);
+                _exit(0);
+        }
+        if (child < 0 || waitpid(child, NULL, WUNTRACED) != child)
+                fail("no child", errno);
+        peer = gr_platform_peer((uint32_t)child, &start);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        if (peer != GR_PEER_STOPPED)
+                fail("one that was stopped is not known as such", peer);
+        /* "PID (NAME) STATE ...": the time is the 20th field from the state on. */
+        field = file && fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
+        for (int i = 0; field && i < 20; i++)
+                field = strchr(field + 1, ' ');
+        if (!field || gr_platform_identity(&self) != 0 || self.start_ticks != strtoull(field + 1, NULL, 10))
+                fail("not the time at which this process started", (long long)self.start_ticks);
+        if (file)
+                fclose(file);
+}
+
 /* Where no file can be opened nothing is said of others but that they are gone, which the system knows by itself. */
 static void peers_without_files(void)
 {
@@ -1192,6 +1223,7 @@ static void mode_alone(void)
         struct worker worker = start(0);
 
         identity_without_input();
+        peer_stopped();
         peers_without_files();
         for (int i = 0; i < 5; i++)
                 if (ask(&worker, 'a', 100).result != 0)
