@@ -709,6 +709,8 @@ static void test_spill(void)
         CUmemorytype type = 0;
         uint32_t wrong = 1;
         size_t size = 0;
+        CUstream stream;
+        CUgraph graph;
 
         gt_open(&gt);
         own = allocate(48 * MIB);
@@ -726,6 +728,13 @@ static void test_spill(void)
         GR_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK_EQ(cuMemAlloc(&more, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)); /* while it captures, too */
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        more = allocate(20 * MIB);
+        GR_CHECK_EQ(status().spilled_bytes, 60 * MIB);
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphDestroy(graph));
+        GR_MUST(cuMemFree(more));
         GR_MUST(cuMemFree(spilled));
         for (int i = 0; i < 100 && status().spilled_bytes > 0; i++)
                 gt_sleep_us(10000);
