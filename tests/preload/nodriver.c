@@ -29,8 +29,16 @@ static void visit(const char *file)
 
 int main(int argc, char **argv)
 {
-        static const char *const names[] = {"cuMemAlloc_v2", "cuMemFree_v2", "cuGetProcAddress_v2", "cuInit",
-                                            "cuNoSuchFunction"};
+        static const char *const names[] = {
+                "cuMemAlloc_v2",
+                "cuMemFree_v2",
+                "cuInit",
+                "cuNoSuchFunction",
+#define GR_HOOK(symbol) #symbol,
+#define GR_CALL(symbol)
+#define GR_NEED(symbol)
+#include "driver/hooks.def"
+        };
         void *self = dlopen(NULL, RTLD_NOW), *driver, *found, *(*real_malloc)(size_t);
         const char *error;
         int (*give_back)(void *);

@@ -338,12 +338,15 @@ static int moved(void)
 
 static int own_file;
 
+enum { NUMBERS = 256 };
+
 static void tell_own_file(void)
 {
-        printf("%ld bytes in its file\n", (long)lseek(own_file, 0, SEEK_END));
+        for (int fd = own_file; fd < NUMBERS; fd++)
+                printf("%ld bytes in its file\n", (long)lseek(fd, 0, SEEK_END));
 }
 
-/* As daemons do, it closes what it did not open itself; its own file then has one of those numbers, to the end. */
+/* As daemons do, it closes what it did not open itself; its own file then has all of those numbers, to the end. */
 static int closes_all(void)
 {
         char path[] = "/tmp/gr-process-XXXXXX";
@@ -351,10 +354,12 @@ static int closes_all(void)
         atexit(tell_own_file); /* before CUDA was touched, so after the library's own handler */
         open_device();
         work();
-        for (int fd = 3; fd < 256; fd++)
+        for (int fd = 3; fd < NUMBERS; fd++)
                 close(fd);
         own_file = mkstemp(path);
         GR_MUST(own_file < 0 || unlink(path) || write(own_file, "data", 4) != 4);
+        for (int fd = own_file + 1; fd < NUMBERS; fd++)
+                GR_MUST(dup2(own_file, fd) != fd);
         for (int i = 0; i < 100; i++)
                 work();
         tell_own_file();
