@@ -173,11 +173,13 @@ run cancel-first "GPURECLAIM_TRACE=$folder/first.csv" 2>"$folder/err"
 [ "$(grep -c ',free,' "$folder/first.csv")" -eq 80 ] || fail "a first thread with a trace: $(grep -c ',free,' "$folder/first.csv") frees"
 
 # A program that closes all descriptors, as daemons do, closes the trace: what it opens then is its own.
-run closes-all "GPURECLAIM_TRACE=$folder/closed.csv" 2>"$folder/err"
-[ $status -eq 0 ] && [ "$(sort -u "$folder/out")" = "4 bytes in its file" ] ||
-        fail "a trace that the program closed: status $status, $(cat "$folder/out")"
-grep -q 'GPURECLAIM_TRACE: .* the trace ends here' "$folder/err" || fail "a trace that the program closed: no warning"
-[ ! -s "$folder/closed.csv" ] || fail "a trace that the program closed: $(wc -l <"$folder/closed.csv") lines"
+for mode in closes-all closes-last; do
+        run $mode "GPURECLAIM_TRACE=$folder/closed.csv" 2>"$folder/err"
+        [ $status -eq 0 ] && [ "$(sort -u "$folder/out")" = "4 bytes in its file" ] ||
+                fail "a trace, $mode: status $status, $(cat "$folder/out")"
+        grep -q 'GPURECLAIM_TRACE: .* the trace ends here' "$folder/err" || fail "a trace, $mode: no warning"
+        [ ! -s "$folder/closed.csv" ] || fail "a trace, $mode: $(wc -l <"$folder/closed.csv") lines"
+done
 
 # A thread that could not be made once is made later.
 run no-thread GPURECLAIM_DECAY=0 GPURECLAIM_RELEASE_THRESHOLD=16MiB "GPURECLAIM_STATS_FILE=$folder/stats" 2>"$folder/err"
