@@ -33,7 +33,7 @@ int gr_trace_open_report(const char *option, const char *path)
         if (fd < 0)
                 gr_log(GR_LOG_WARN, "%s: cannot write %s: %s", option, path,
                        errno == ENXIO ? "no process reads from it" : strerror(errno));
-        if (fd >= 0 && fd <= STDERR_FILENO) { /* the program has closed it, and may write there all the same */
+        if (fd >= 0 && fd <= STDERR_FILENO) { /* a closed standard stream: what the program prints would land here */
                 int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
 
                 if (above < 0)

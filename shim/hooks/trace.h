@@ -6,7 +6,7 @@
 
 /*
  * Opens and empties the file that an option names for a report. Non-blocking, because a FIFO without a reader must not
- * stop the program. -1: failed, and the log has said why.
+ * stop the program. Never the number of a standard stream. -1: failed, and the log has said why.
  */
 int gr_trace_open_report(const char *option, const char *path);
 

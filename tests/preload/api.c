@@ -728,7 +728,7 @@ static void test_spill(void)
         GR_MUST(cuMemcpyDtoH(&wrong, count, sizeof(wrong)));
         GR_CHECK_EQ(wrong, 0);
         GR_CHECK_EQ(cuMemAlloc(&more, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
-        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)); /* while it captures, too */
+        GR_MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)); /* memory is spilled during a capture, too */
         GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
         more = allocate(20 * MIB);
         GR_CHECK_EQ(status().spilled_bytes, 60 * MIB);

@@ -30,8 +30,6 @@ static void visit(const char *file)
 int main(int argc, char **argv)
 {
         static const char *const names[] = {
-                "cuMemAlloc_v2",
-                "cuMemFree_v2",
                 "cuInit",
                 "cuNoSuchFunction",
 #define GR_HOOK(symbol) #symbol,

@@ -133,7 +133,7 @@ for option in TRACE STATS_FILE; do
         worked "$option beyond the largest file"
 done
 
-# A program without standard streams: what it opens next is not a report's.
+# No report takes the number of a standard stream that the program does not have.
 run plain "GPURECLAIM_TRACE=$folder/in.csv" "GPURECLAIM_STATS_FILE=$folder/in.json" <&- 2>"$folder/err"
 worked "no standard input"
 [ "$(grep -c ',free,' "$folder/in.csv")" -gt 0 ] && [ -s "$folder/in.json" ] || fail "no standard input: no report"
