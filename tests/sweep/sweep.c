@@ -2,15 +2,16 @@
  * The fault sweep: every call of the driver that a scene leads to, and every call of the C library that the library
  * makes by itself, fails once, with each of the codes it can give.
  *
- *   sweep [native] [all [SCENE]|memory|list|one SCENE[/POOL] FAULT|just SCENE[/POOL] FAULT]
+ *   sweep [native] [all [SCENE]|memory|first|list|one SCENE[/POOL] FAULT|just SCENE[/POOL] FAULT]
  *
  * Without an argument a sample, random by GR_TEST_SEED, as long as GR_TEST_SECONDS says (45). `all` takes all scenes,
  * or those whose names begin with SCENE, and all calls; but of a function that a scene calls more than 32 times ever
  * fewer from there on (GR_TEST_PART=2/4: the second quarter of it). `memory` takes all places where the library is
- * refused memory of its own. `one` runs a scene with a fault as failures print
- * it: cuMemAlloc_v2:3=2 is the third call of the driver's function, malloc:3=12 of the C library's, with an errno;
- * "none" is none. `just` does it in this process, for debuggers, and judges nothing. `native` says that the library is
- * not there: then the sweep shows that the scenes and the rule below are sound.
+ * refused memory of its own; `first` each function of the driver, where it is called first in the first scene that
+ * calls it. `one` runs a scene with a fault as failures print it: cuMemAlloc_v2:3=2 is the third call of the driver's
+ * function, malloc:3=12 of the C library's, with an errno; "none" is none. `just` does it in this process, for
+ * debuggers, and judges nothing. `native` says that the library is not there: then the sweep shows that the scenes and
+ * the rule below are sound.
  *
  * The rule. With one fault
  * - the program ends by itself, in time, and nothing that it wrote is lost;
@@ -665,7 +666,27 @@ static void keep_memory(void)
         fault_count = kept;
 }
 
-static int sweep(bool all, bool memory, const char *scenes)
+/* Leaves only the first call of each function of the driver, in the first scene that calls it. */
+static void keep_first(void)
+{
+        const struct sweep_case *callers[SWEEP_SYMBOLS] = {0};
+        size_t kept = 0;
+
+        for (size_t i = 0; i < fault_count; i++) {
+                const struct fault *fault = &faults[i];
+
+                if (!fault->driver || fault->nth != 1)
+                        continue;
+                if (!callers[fault->which])
+                        callers[fault->which] = fault->in;
+                if (callers[fault->which] == fault->in)
+                        faults[kept++] = *fault;
+        }
+        fault_count = kept;
+}
+
+/* keep: leaves only some of the faults; NULL: all are left. */
+static int sweep(bool all, void (*keep)(void), const char *scenes)
 {
         double begin = seconds(), most = number_from("GR_TEST_SECONDS", 45);
         uint64_t seed = (uint64_t)number_from("GR_TEST_SEED", (double)(time(NULL) % 1000000 + 1));
@@ -680,8 +701,8 @@ static int sweep(bool all, bool memory, const char *scenes)
         list_cases(scenes);
         for (unsigned i = 0; i < case_count; i++)
                 failed += !learn(&cases[i]);
-        if (memory)
-                keep_memory();
+        if (keep)
+                keep();
         if (!all) {
                 printf("seed %llu\n", (unsigned long long)seed);
                 shuffle(seed ? seed : 1);
@@ -788,11 +809,13 @@ int main(int argc, char **argv)
         setrlimit(RLIMIT_CORE, &no_core);
         setvbuf(stdout, NULL, _IOLBF, 0);
         if (argc == i)
-                rc = sweep(false, false, "");
+                rc = sweep(false, NULL, "");
         else if (strcmp(argv[i], "all") == 0)
-                rc = sweep(true, false, argc > i + 1 ? argv[i + 1] : "");
+                rc = sweep(true, NULL, argc > i + 1 ? argv[i + 1] : "");
         else if (strcmp(argv[i], "memory") == 0)
-                rc = sweep(true, true, "");
+                rc = sweep(true, keep_memory, "");
+        else if (strcmp(argv[i], "first") == 0)
+                rc = sweep(true, keep_first, "");
         else if (strcmp(argv[i], "list") == 0)
                 rc = list();
         else if (argc == i + 3 && (strcmp(argv[i], "one") == 0 || strcmp(argv[i], "just") == 0))
