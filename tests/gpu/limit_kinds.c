@@ -416,24 +416,31 @@ static void odd_arrays(void)
                 {.Width = 300, .Height = 130, .Depth = 65, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
         };
         /*
-         * Larger than the driver makes any, and beyond every limit: the error is the driver's. (Of a height or depth of
-         * more than 32 bits an H100 looks at the lower 32, and makes the array.)
+         * Larger than the driver makes any, and beyond the limit, all of which is in use: the error is the driver's, as
+         * nothing is charged for them. The last two are for the simulated device only: of a height or depth of more
+         * than 32 bits an H100 looks at the lower 32, and makes the array.
          */
         static const CUDA_ARRAY3D_DESCRIPTOR refused[] = {
                 {.Width = 1 << 20, .Height = 1 << 20, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4},
                 {.Width = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
                 {.Width = 1 << 30, .Height = 1 << 30, .Depth = 1 << 30, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
                 {.Width = 1 << 17, .Height = 1 << 13, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 5},
+                {.Width = 1, .Height = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
+                {.Width = 1, .Height = 1, .Depth = 1ull << 33, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1},
         };
-        enum { EACH_SHAPE = 8 };
+        enum { EACH_SHAPE = 8, SIMULATED_ONLY = 2 };
+        size_t rows = sizeof refused / sizeof *refused - (gt.simulated ? 0 : SIMULATED_ONLY);
+        CUdeviceptr rest;
         CUarray none;
 
-        for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        GR_MUST(cuMemAlloc(&rest, available() / GT_PAGE * GT_PAGE));
+        for (size_t i = 0; i < rows; i++) {
                 CUresult result = cuArray3DCreate(&none, &refused[i]);
 
                 gt_check(result == CUDA_ERROR_INVALID_VALUE, "an array larger than the driver makes",
                          "no. %zu: error %d", i, (int)result);
         }
+        GR_MUST(cuMemFree(rest));
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
                 CUarray arrays[EACH_SHAPE];
                 struct figures before, now;
