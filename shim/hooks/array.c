@@ -97,7 +97,7 @@ static uint64_t footprint(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int lev
                 if (!layered)
                         depth = at_least_one(depth / 2);
         }
-        return bytes <= GR_SMALL_MAX_BYTES ? round_up(bytes, STEP_BYTES) : gr_footprint_bytes(bytes);
+        return gr_footprint_bytes(round_up(bytes, STEP_BYTES));
 }
 
 static int create_flat(void *arg)
