@@ -254,14 +254,22 @@ GR_HELD(lock) static struct exec *find(CUgraphExec handle)
         return exec;
 }
 
-/* Lock held. */
-GR_HELD(lock) static void forget(struct exec *exec)
+/* What is known of this handle is no longer so. */
+static void forget(CUgraphExec handle)
 {
-        gr_assert_locked(&lock);
-        assert(atomic_load(&exec_count) > 0);
-        HASH_DEL(execs, exec);
-        atomic_fetch_sub(&exec_count, 1);
-        free(exec);
+        struct exec *exec;
+
+        if (atomic_load_explicit(&exec_count, memory_order_relaxed) == 0)
+                return;
+        gr_lock(&lock);
+        exec = find(handle);
+        if (exec) {
+                assert(atomic_load(&exec_count) > 0);
+                HASH_DEL(execs, exec);
+                atomic_fetch_sub(&exec_count, 1);
+                free(exec);
+        }
+        gr_unlock(&lock);
 }
 
 /* After an instantiation. Without memory for the entry its launches are not checked, and are charged afterwards. */
@@ -269,10 +277,11 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
 {
         struct walk walk = {.device = -1};
         GR_KEEP_ERRNO;
-        struct exec *exec, *stale;
+        struct exec *exec;
 
         if (result != CUDA_SUCCESS || !gr_shim_ready())
                 return result;
+        forget(*handle); /* that of a graph which was destroyed by a call that no hook has seen */
         if (gr_overhead_counted() && gr_context_current())
                 gr_overhead_look(gr_context_current()->device, GR_OVERHEAD_AGE_NS);
         if (!gr_graph_memory_in_use() || !gr_real.cuGraphGetNodes || !gr_real.cuGraphNodeGetType ||
@@ -288,9 +297,6 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
         exec->device = gr_device_get(walk.device);
         exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
         gr_lock(&lock);
-        stale = find(*handle);
-        if (stale)
-                forget(stale);
         HASH_ADD_PTR(execs, handle, exec);
         if (exec->hh.tbl)
                 atomic_fetch_add(&exec_count, 1);
@@ -462,15 +468,7 @@ GR_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, 
 /* Forgotten first: as soon as it is destroyed, another graph may get the same handle. */
 GR_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec handle)
 {
-        struct exec *exec;
-
-        if (atomic_load_explicit(&exec_count, memory_order_relaxed) > 0) {
-                gr_lock(&lock);
-                exec = find(handle);
-                if (exec)
-                        forget(exec);
-                gr_unlock(&lock);
-        }
+        forget(handle);
         return GR_REAL(cuGraphExecDestroy, handle);
 }
 

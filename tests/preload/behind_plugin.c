@@ -4,6 +4,7 @@
 __attribute__((visibility("default"))) int behind_free(CUdeviceptr ptr);
 __attribute__((visibility("default"))) int behind_free_host(void *ptr);
 __attribute__((visibility("default"))) int behind_release_handle(CUmemGenericAllocationHandle handle);
+__attribute__((visibility("default"))) int behind_destroy_exec(CUgraphExec exec);
 __attribute__((visibility("default"))) int behind_green(CUgreenCtx *green, CUcontext *context, int device);
 __attribute__((visibility("default"))) int behind_green_end(CUgreenCtx green);
 __attribute__((visibility("default"))) int behind_create(CUcontext *context, int device);
@@ -25,6 +26,11 @@ int behind_free_host(void *ptr)
 int behind_release_handle(CUmemGenericAllocationHandle handle)
 {
         return (int)cuMemRelease(handle);
+}
+
+int behind_destroy_exec(CUgraphExec exec)
+{
+        return (int)cuGraphExecDestroy(exec);
 }
 
 /* A green context of the device, and its handle to be current. */

@@ -6,6 +6,7 @@
  *
  *   freed_behind PLUGIN           blocks
  *   freed_behind PLUGIN handles   of mapped memory, under a limit that has room for a few
+ *   freed_behind PLUGIN graphs    executable ones, under a limit that has room for one
  */
 #define __CUDA_API_VERSION_INTERNAL /* the per-thread forms, too */
 #include <cuda.h>
@@ -26,6 +27,7 @@
 static int (*behind_free)(CUdeviceptr);
 static int (*behind_free_host)(void *);
 static int (*behind_release_handle)(CUmemGenericAllocationHandle);
+static int (*behind_destroy_exec)(CUgraphExec);
 static CUmemoryPool pool;
 static CUgraph graph;
 static void *host_memory;
@@ -347,6 +349,36 @@ static void handles_come_again(void)
         printf(", once more %d\n", (int)cuMemRelease(handle));
 }
 
+/* A graph that gets the handle of one destroyed behind the library is not taken to need what that one allocated. */
+static void graphs_come_again(void)
+{
+        CUDA_MEM_ALLOC_NODE_PARAMS params = node_params();
+        CUdeviceptr blocks[2];
+        CUgraphExec first, second;
+        CUgraphNode node;
+        CUgraph empty;
+
+        params.bytesize = 5 * BLOCK;
+        GR_MUST(cuGraphCreate(&graph, 0));
+        GR_MUST(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+        GR_MUST(cuGraphAddMemFreeNode(&node, graph, &node, 1, params.dptr));
+        GR_MUST(cuGraphCreate(&empty, 0));
+        GR_MUST(cuGraphInstantiateWithFlags(&first, graph, 0));
+        if (behind_destroy_exec(first) != 0)
+                exit(EXIT_FAILURE);
+        GR_MUST(cuGraphInstantiateWithFlags(&second, empty, 0));
+        if (second != first) {
+                fprintf(stderr, "the handle did not come again, so nothing was tested\n");
+                exit(EXIT_FAILURE);
+        }
+        for (int i = 0; i < 2; i++)
+                blocks[i] = get_device();
+        printf("launched: %d\n", (int)cuGraphLaunch(second, NULL));
+        for (int i = 0; i < 2; i++)
+                GR_MUST(cuMemFree_v2(blocks[i]));
+        GR_MUST(cuGraphExecDestroy(second));
+}
+
 static void *find(void *plugin, const char *name)
 {
         void *found = dlsym(plugin, name);
@@ -365,7 +397,7 @@ int main(int argc, char **argv)
         CUcontext context;
 
         if (!plugin) {
-                fprintf(stderr, "usage: freed_behind PLUGIN [handles]\n");
+                fprintf(stderr, "usage: freed_behind PLUGIN [handles|graphs]\n");
                 return 2;
         }
         found = find(plugin, "behind_free");
@@ -374,13 +406,18 @@ int main(int argc, char **argv)
         memcpy(&behind_free_host, &found, sizeof(found));
         found = find(plugin, "behind_release_handle");
         memcpy(&behind_release_handle, &found, sizeof(found));
+        found = find(plugin, "behind_destroy_exec");
+        memcpy(&behind_destroy_exec, &found, sizeof(found));
         if (argc == 2)
                 begin_neighbour();
         GR_MUST(cuInit(0));
         GR_MUST(cuDevicePrimaryCtxRetain(&context, 0));
         GR_MUST(cuCtxSetCurrent(context));
         if (argc > 2) {
-                handles_come_again();
+                if (strcmp(argv[2], "graphs") == 0)
+                        graphs_come_again();
+                else
+                        handles_come_again();
                 return EXIT_SUCCESS;
         }
         GR_MUST(cuMemPoolCreate(&pool, &props));
