@@ -5,6 +5,7 @@
  *   overhead process      with GPURECLAIM_HARD_LIMIT=256MiB GPURECLAIM_LIMIT_INCLUDES=process: it counts
  *   overhead one RESULT   the same with another limit: what the load of one module returns
  *   overhead beside       likewise: what the driver takes beside all calls counts from the next allocation on
+ *   overhead graph        where it counts it is measured when a graph is made executable, else NVML is left alone
  *   overhead allocations  with the limit alone: it does not, and is told
  *   overhead little       where NVML says less than is charged by a little: the driver has nothing
  *   overhead pool         what a pool gave back unnoticed is not the driver's either
@@ -139,6 +140,24 @@ static void counted(void)
         GR_MUST(cuCtxDestroy(second));
 }
 
+static void graph(void)
+{
+        CUcontext context;
+        CUgraphExec exec;
+        CUgraph empty;
+
+        available();
+        GR_MUST(cuGraphCreate(&empty, 0));
+        GR_MUST(cuCtxPopCurrent(&context));
+        GR_MUST(cuGraphInstantiate(&exec, empty, 0)); /* without a context there is nothing to measure */
+        GR_MUST(cuCtxPushCurrent(context));
+        usleep(200000); /* measured a moment ago it is not measured again */
+        setenv("GRNVML", "more", 1);
+        GR_MUST(cuGraphInstantiate(&exec, empty, 0));
+        unsetenv("GRNVML"); /* of two measurements the larger one counts */
+        GR_CHECK_EQ(told(), CONTEXT + (getenv("GPURECLAIM_LIMIT_INCLUDES") ? MODULE : 0));
+}
+
 int main(int argc, char **argv)
 {
         const char *mode = argc > 1 ? argv[1] : "";
@@ -159,6 +178,10 @@ int main(int argc, char **argv)
                 setenv("GRNVML", "more", 1);
                 usleep(200000); /* measured a moment ago it is not measured again */
                 GR_CHECK_EQ(fill(MOST), LIMIT - CONTEXT - MODULE);
+                return GR_CHECK_RESULT();
+        }
+        if (strcmp(mode, "graph") == 0) {
+                graph();
                 return GR_CHECK_RESULT();
         }
         if (strcmp(mode, "one") == 0) {
