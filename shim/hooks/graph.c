@@ -297,6 +297,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *handle, CUgraph graph
         exec->device = gr_device_get(walk.device);
         exec->need_bytes = gr_footprint_bytes(walk.peak_bytes);
         gr_lock(&lock);
+        assert(!find(*handle));
         HASH_ADD_PTR(execs, handle, exec);
         if (exec->hh.tbl)
                 atomic_fetch_add(&exec_count, 1);
