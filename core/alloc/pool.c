@@ -144,7 +144,7 @@ static struct gr_block *from_cache(struct gr_context *context, size_t bytes)
         return block ? block : take_fenced(context, bytes);
 }
 
-/* The slow path, whose steps pool.h lists. With allocate only steps 4 and 5, as no cached block serves. */
+/* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
 static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *allocate, void *arg, uint64_t *ret_ptr)
 {
         bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
@@ -163,7 +163,8 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
                                 return rc;
                         gr_thread.bypass_until_ns = 0;
                 }
-        } while (!hand_out(block, bytes, ret_ptr)); /* its memory is gone: try with another block */
+                /* Is its memory gone? Then try with another block. */
+        } while (!hand_out(block, allocate ? block->capacity_bytes : bytes, ret_ptr));
         return 0;
 }
 

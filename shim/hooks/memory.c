@@ -101,13 +101,11 @@ static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
 {
         struct pitched_request *request = arg;
         CUdeviceptr ptr;
-        CUresult result = gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes, request->height,
-                                                     request->element_bytes);
+        int rc = gr_errno(gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes, request->height,
+                                                     request->element_bytes));
 
-        if (result == CUDA_ERROR_OUT_OF_MEMORY)
-                return -ENOMEM;
-        if (result != CUDA_SUCCESS)
-                return gr_driver_error((int)result);
+        if (rc)
+                return rc;
         *ret_ptr = ptr;
         *ret_bytes = request->pitch_bytes * request->height;
         return 0;

@@ -27,7 +27,7 @@ struct fault {
 };
 
 static pthread_once_t read_once = PTHREAD_ONCE_INIT;
-static struct sim_config config = {.devices = 1, .memory_bytes = (size_t)4 << 30};
+static struct sim_config config = {.devices = 1, .memory_bytes = (size_t)4 << 30, .pitch_bytes = 512};
 static struct fault faults[MAX_FAULTS];
 static size_t n_faults;
 static char missing[MAX_MISSING][NAME_BYTES];
@@ -250,6 +250,13 @@ static void read_environment(void)
         }
         read_own("GRSIM_CONTEXT", &config.context_bytes);
         read_own("GRSIM_MODULE", &config.module_bytes);
+        value = getenv("GRSIM_PITCH");
+        if (value) {
+                if (read_size(value, &bytes) && bytes > 0)
+                        config.pitch_bytes = bytes;
+                else
+                        complain("GRSIM_PITCH", value);
+        }
         value = getenv("GRSIM_RDMA");
         config.rdma = value && strcmp(value, "1") == 0;
         value = getenv("GRSIM_SHARED");

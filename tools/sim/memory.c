@@ -8,8 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PITCH_BYTES ((size_t)512)
-
 static CUresult allocate(CUdeviceptr *dptr, size_t bytes)
 {
         struct sim_alloc *alloc;
@@ -45,15 +43,16 @@ SIM_API cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytes)
 
 SIM_API cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *ret_pitch, size_t width, size_t height, unsigned element)
 {
-        size_t pitch;
+        size_t step, pitch;
         CUresult rc;
 
         SIM_ENTER(cuMemAllocPitch_v2);
+        step = sim_config()->pitch_bytes;
         if (!dptr || !ret_pitch || !width || !height || (element != 4 && element != 8 && element != 16))
                 return CUDA_ERROR_INVALID_VALUE;
-        if (width > SIZE_MAX - PITCH_BYTES)
+        if (width > SIZE_MAX - step)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        pitch = (width + PITCH_BYTES - 1) / PITCH_BYTES * PITCH_BYTES;
+        pitch = (width + step - 1) / step * step;
         if (height > SIZE_MAX / pitch)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         rc = allocate(dptr, pitch * height);

@@ -106,6 +106,7 @@ struct sim_config {
         int physical[SIM_MAX_DEVICES];      /* which card a device is: CUDA_VISIBLE_DEVICES */
         size_t memory_bytes;                /* per device, a multiple of SIM_PAGE_BYTES */
         size_t context_bytes, module_bytes; /* what a context and a module take */
+        size_t pitch_bytes;                 /* of pitched memory: a row takes a multiple; not 0 */
         bool rdma;                          /* the devices are capable of GPUDirect RDMA */
         const char *shared;                 /* file of a card shared with other processes, or NULL */
 };
