@@ -338,6 +338,52 @@ static void largest_first(void)
         gt_sleep_us(BYPASS_US);
 }
 
+/* The first of two is freed first, so the next one has its memory; what was freed last would be another one's. */
+static void first_freed_first(void)
+{
+        CUdeviceptr first, second;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        GR_MUST(cuMemAllocAsync(&first, limit / 4 * 3, stream));
+        GR_MUST(cuMemAllocAsync(&second, GT_PAGE, stream));
+        GR_MUST(cuMemFreeAsync(first, stream));
+        GR_MUST(cuMemAllocAsync(&first, limit / 4 * 3, stream));
+        GR_MUST(cuMemFreeAsync(first, stream));
+        GR_MUST(cuMemFreeAsync(second, stream));
+        GR_MUST(cuStreamEndCapture(stream, &graph));
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        gt_check(cuGraphLaunch(exec, stream) == CUDA_SUCCESS, "the first freed first", "launched");
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(exec));
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+}
+
+/* Two allocations that the graph leaves, one after the other: it has one edge. */
+static void with_one_edge(void)
+{
+        CUgraphNode node = NULL;
+        CUgraphExec exec;
+        CUgraph graph;
+
+        GR_MUST(cuGraphCreate(&graph, 0));
+        for (size_t i = 0; i < 2; i++) {
+                CUDA_MEM_ALLOC_NODE_PARAMS params = {
+                        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gt.device}},
+                        .bytesize = limit / 4 * 3};
+
+                GR_MUST(cuGraphAddMemAllocNode(&node, graph, &node, i, &params));
+        }
+        GR_MUST(cuGraphInstantiate(&exec, graph, 0));
+        GR_MUST(cuGraphDestroy(graph));
+        launch("two that are left", exec, CUDA_ERROR_OUT_OF_MEMORY);
+        GR_MUST(cuGraphExecDestroy(exec));
+        gt_sleep_us(BYPASS_US);
+}
+
 /* A graph in a graph, which drivers have since CUDA 12.9 where it allocates. */
 static void within_another(size_t bytes, CUresult expected)
 {
@@ -375,6 +421,7 @@ static void within_another(size_t bytes, CUresult expected)
 static void without_an_order(void)
 {
         CUgraphExec serial = build(limit / 4 * 3, 2, true), large = build(limit / 4 * 5, 1, true);
+        CUgraphExec by_hand = build_against_creation(limit / 4 * 3, false);
 
         launch("one after the other, in an order that is not told", serial, CUDA_SUCCESS);
         GR_MUST(cuStreamSynchronize(stream));
@@ -383,6 +430,12 @@ static void without_an_order(void)
                  gt_mib(available()));
         GR_MUST(cuGraphExecDestroy(serial));
         GR_MUST(cuGraphExecDestroy(large));
+        if (!by_hand)
+                return;
+        GR_MUST(cuDeviceGraphMemTrim(gt.device));
+        gt_check(cuGraphLaunch(by_hand, stream) == CUDA_SUCCESS, "one after the other, created otherwise", "launched");
+        GR_MUST(cuStreamSynchronize(stream));
+        GR_MUST(cuGraphExecDestroy(by_hand));
 }
 
 /* An allocation of so many bytes on each device, of which both are there at a time; 0: none there. */
@@ -624,6 +677,8 @@ int main(int argc, char **argv)
         uploaded_at_once(limit / 4 * 3, true);
         against_creation();
         largest_first();
+        first_freed_first();
+        with_one_edge();
         if (gt.simulated)
                 after_one_that_is_gone();
         within_another(limit / 2, CUDA_SUCCESS);
