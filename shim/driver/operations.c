@@ -39,7 +39,7 @@ static bool because_of_capture(CUresult result)
         return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
-int gr_errno(CUresult result)
+int gr_errno_of(CUresult result)
 {
         switch (result) {
         case CUDA_SUCCESS:
@@ -53,10 +53,10 @@ int gr_errno(CUresult result)
         }
 }
 
-/* As gr_errno, for calls that can wait until a capture is over. */
+/* As gr_errno_of, for calls that can wait until a capture is over. */
 static int to_errno_or_busy(CUresult result)
 {
-        return because_of_capture(result) ? -EBUSY : gr_errno(result);
+        return because_of_capture(result) ? -EBUSY : gr_errno_of(result);
 }
 
 CUresult gr_result_of(int rc)
@@ -109,10 +109,10 @@ static bool is_ready(CUresult result, unsigned *tries)
                 while (!is_ready((result), &tries));                                                                   \
         } while (0)
 
-/* As gr_errno, for allocations: NOT_READY is -ENOMEM, which makes the ladder try again. */
+/* As gr_errno_of, for allocations: NOT_READY is -ENOMEM, which makes the ladder try again. */
 static int to_errno_of_memory(CUresult result)
 {
-        return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno(result);
+        return result == CUDA_ERROR_NOT_READY ? -ENOMEM : gr_errno_of(result);
 }
 
 /* Makes context current; false where that fails, and then leave must not be called. */
@@ -153,7 +153,7 @@ static int driver_mem_free(uint64_t ptr)
         assert(ptr != 0);
         result = gr_real.cuMemFree_v2(ptr);
         told->going_on();
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 /* The stream for returning memory of context, made at its first use. NULL: it could not be made. */
@@ -230,7 +230,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         gr_operations_restore_captures(mode);
         assert(done <= count);
         *ret_done = done;
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static CUmemAllocationProp mapped_prop(int device)
@@ -278,7 +278,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         result = gr_real.cuMemAddressReserve(&ptr, bytes, GR_PAGE_BYTES, 0, 0);
         if (result == CUDA_SUCCESS)
                 *ret_ptr = ptr;
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
@@ -356,7 +356,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
                 leave();
         gr_operations_restore_captures(mode);
         told->going_on();
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
@@ -373,7 +373,7 @@ static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *re
                 *ret_free_bytes = free_bytes;
                 *ret_total_bytes = total_bytes;
         }
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static int driver_event_create(void *context, void **ret_event)
@@ -387,7 +387,7 @@ static int driver_event_create(void *context, void **ret_event)
         leave();
         if (result == CUDA_SUCCESS)
                 *ret_event = event;
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static void driver_event_destroy(void *context, void *event)
@@ -402,7 +402,7 @@ static int driver_event_query(void *event)
         CUresult result = gr_real.cuEventQuery(event);
 
         gr_operations_restore_captures(mode);
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static int driver_context_record(void *context, void *event)
@@ -451,7 +451,7 @@ static int driver_context_drain(void *context)
                 result = gr_real.cuMemFreeHost(page);
         gr_operations_restore_captures(mode);
         leave();
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 /*
@@ -480,7 +480,7 @@ static int driver_host_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         gr_operations_restore_captures(mode);
         if (result == CUDA_SUCCESS)
                 *ret_ptr = ptr;
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static int driver_host_free(void *context, uint64_t ptr)
@@ -496,7 +496,7 @@ static int driver_host_free(void *context, uint64_t ptr)
         result = gr_real.cuMemFreeHost((void *)(uintptr_t)ptr);
         gr_operations_restore_captures(mode);
         leave();
-        return gr_errno(result);
+        return gr_errno_of(result);
 }
 
 static void driver_trim_malloc(void)

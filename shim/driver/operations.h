@@ -31,7 +31,7 @@ void gr_operations_init(const struct gr_operations_told *told);
 void gr_operations_forget(CUcontext context);
 
 /* The driver's result as 0 or -errno for core/, and back. */
-int gr_errno(CUresult result);
+int gr_errno_of(CUresult result);
 CUresult gr_result_of(int rc);
 
 static inline CUresult gr_result(int rc)

@@ -104,21 +104,21 @@ static int create_flat(void *arg)
 {
         struct request *request = arg;
 
-        return gr_errno(gr_real.cuArrayCreate_v2(&request->array, request->flat));
+        return gr_errno_of(gr_real.cuArrayCreate_v2(&request->array, request->flat));
 }
 
 static int create_deep(void *arg)
 {
         struct request *request = arg;
 
-        return gr_errno(gr_real.cuArray3DCreate_v2(&request->array, request->deep));
+        return gr_errno_of(gr_real.cuArray3DCreate_v2(&request->array, request->deep));
 }
 
 static int create_mipmapped(void *arg)
 {
         struct request *request = arg;
 
-        return gr_errno(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
+        return gr_errno_of(gr_real.cuMipmappedArrayCreate(&request->mipmapped, request->deep, request->levels));
 }
 
 static CUresult charge(struct gr_context *context, uint64_t bytes, gr_charge_allocate *create, struct request *request)

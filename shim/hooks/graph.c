@@ -322,7 +322,7 @@ static int attempt(void *arg)
         }
         request->result = request->real(request->exec, request->stream);
         gr_graph_memory_settle(request->device, reserved);
-        return gr_errno(request->result);
+        return gr_errno_of(request->result);
 }
 
 /* An upload or launch. */

@@ -29,7 +29,7 @@ static int allocate(void *arg)
 {
         struct request *request = arg;
 
-        return gr_errno(gr_real.cuMemAllocManaged(&request->ptr, request->bytes, request->flags));
+        return gr_errno_of(gr_real.cuMemAllocManaged(&request->ptr, request->bytes, request->flags));
 }
 
 GR_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)

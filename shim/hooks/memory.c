@@ -101,8 +101,8 @@ static int alloc_pitched(void *arg, uint64_t *ret_ptr, size_t *ret_bytes)
 {
         struct pitched_request *request = arg;
         CUdeviceptr ptr;
-        int rc = gr_errno(gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes, request->height,
-                                                     request->element_bytes));
+        int rc = gr_errno_of(gr_real.cuMemAllocPitch_v2(&ptr, &request->pitch_bytes, request->width_bytes,
+                                                        request->height, request->element_bytes));
 
         if (rc)
                 return rc;
@@ -185,7 +185,7 @@ static int give_back(void *arg, uint64_t ptr)
 {
         const struct free_request *request = arg;
 
-        return gr_errno(request->real(ptr, request->stream));
+        return gr_errno_of(request->real(ptr, request->stream));
 }
 
 /*

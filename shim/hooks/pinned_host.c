@@ -30,10 +30,10 @@ static int allocate(void *arg)
 
         assert(!!request->registering + !!request->flagged + !!request->plain == 1);
         if (request->registering)
-                return gr_errno(request->registering(request->ptr, request->bytes, request->flags));
+                return gr_errno_of(request->registering(request->ptr, request->bytes, request->flags));
         if (request->flagged)
-                return gr_errno(request->flagged(&request->ptr, request->bytes, request->flags));
-        return gr_errno(request->plain(&request->ptr, request->bytes));
+                return gr_errno_of(request->flagged(&request->ptr, request->bytes, request->flags));
+        return gr_errno_of(request->plain(&request->ptr, request->bytes));
 }
 
 static bool counts(size_t bytes)

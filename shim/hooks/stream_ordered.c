@@ -274,7 +274,7 @@ GR_HELD(lock) static int call_limited(struct request *request, struct pool *pool
         result = call(request);
         within = settle(pool, reserved);
         if (result != CUDA_SUCCESS || within)
-                return gr_errno(result);
+                return gr_errno_of(result);
         /* The pool has grown beyond the limit. */
         request->give_back(request->ptr, request->stream);
         settle(pool, 0);
@@ -302,10 +302,10 @@ static int attempt(void *arg)
 
         gr_lock_rank_assert_free_from(GR_RANK_POOLS);
         if (!request->limited)
-                return gr_errno(call(request));
+                return gr_errno_of(call(request));
         gr_lock(&lock);
         pool = known(request->pool);
-        rc = pool ? attempt_limited(request, pool) : gr_errno(call(request));
+        rc = pool ? attempt_limited(request, pool) : gr_errno_of(call(request));
         gr_unlock(&lock);
         return rc;
 }

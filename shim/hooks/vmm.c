@@ -54,7 +54,7 @@ static int create(void *arg)
 {
         struct request *request = arg;
 
-        return gr_errno(gr_real.cuMemCreate(&request->handle, request->bytes, request->prop, request->flags));
+        return gr_errno_of(gr_real.cuMemCreate(&request->handle, request->bytes, request->prop, request->flags));
 }
 
 /* Lock held. */
