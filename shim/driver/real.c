@@ -128,7 +128,7 @@ static void watch_forks(void)
         pthread_atfork(before_fork, after_fork, in_child);
 }
 
-bool gr_shim_resolve(void)
+bool gr_real_resolve(void)
 {
         uint64_t begin_ns = gr_platform_now_ns(), begin_thread_ns = gr_platform_thread_ns();
         GR_KEEP_ERRNO;

@@ -36,7 +36,7 @@ extern struct gr_core gr_core GR_HIDDEN;
  * What is set up once gr_real is filled, by the first call of any hook. These functions lie above all hooks in the
  * order of files, so hooks do not know their names: GR_SET_UP_BY, in the file that has them, puts their addresses into
  * a section of its own. The linker does so, not a constructor, because hooks may be called before any constructor.
- * set_up is called once, under the lock of gr_shim_resolve; in_child in a child after fork, also where nothing was set
+ * set_up is called once, under the lock of gr_real_resolve; in_child in a child after fork, also where nothing was set
  * up.
  */
 struct gr_set_up {
@@ -51,7 +51,7 @@ extern const struct gr_set_up __start_gr_set_up GR_HIDDEN;
  * Unresolved: looks for the driver in this process and, once it is loaded, for its functions. Ending: checks whether
  * the driver still answers. Returns whether hooks may do their work. Any thread; keeps errno.
  */
-bool gr_shim_resolve(void);
+bool gr_real_resolve(void);
 
 /*
  * Called with the result of a driver's function that gives the program memory at *dptr: tells the pool (gr_pool_given)
@@ -68,7 +68,7 @@ static inline bool gr_shim_ready(void)
 {
         int state = atomic_load_explicit(&gr_shim_state, memory_order_acquire);
 
-        return __builtin_expect(state == GR_SHIM_READY, 1) || (state != GR_SHIM_OFF && gr_shim_resolve());
+        return __builtin_expect(state == GR_SHIM_READY, 1) || (state != GR_SHIM_OFF && gr_real_resolve());
 }
 
 /*
