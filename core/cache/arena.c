@@ -20,7 +20,7 @@
 
 #define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
 #define GENERATIONS    64 /* that an arena takes at once */
-/* How much fastbins may hold (gr_fastbin_has_room); a share of 16 is a 16th of the peak of live memory. */
+/* How much fastbins may hold (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak of live memory. */
 #define FASTBIN_SHARE       256                 /* those of all arenas together */
 #define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* those of one arena, in any case */
 #define FASTBIN_ONE_SHARE   16                  /* one block in an arena, where several threads allocate */
@@ -231,7 +231,7 @@ static uint32_t next_generation(struct gr_arena *arena)
         return ++arena->generation;
 }
 
-bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes)
+bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
 {
         struct gr_context *context = arena->context;
         uint64_t cached = atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed);
@@ -339,7 +339,7 @@ static inline bool take_back(struct gr_arena *arena, uint64_t ptr, uint8_t flags
         if (__builtin_expect(
                     !block || block->ptr != ptr || atomic_load_explicit(&block->flags, memory_order_relaxed) != flags ||
                             gr_fence_is_broken(fence) || gr_fence_overflow(fence) || gr_thread.bypass_until_ns ||
-                            (flags == GR_BLOCK_SPLIT && !gr_fastbin_has_room(arena, block->capacity_bytes)),
+                            (flags == GR_BLOCK_SPLIT && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)),
                     0)) {
                 gr_arena_unlock(arena);
                 return false;

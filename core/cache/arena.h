@@ -150,7 +150,7 @@ uint32_t gr_arena_generation(struct gr_context *context);
  * peak of live memory; each may hold 2 MiB or, where several threads allocate, one block of up to a 16th of the peak.
  * The arena's lock need not be held.
  */
-bool gr_fastbin_has_room(struct gr_arena *arena, uint64_t bytes);
+bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
 /* The bytes in the fastbins of all arenas of the context. */
 uint64_t gr_arenas_fastbins(struct gr_context *context);

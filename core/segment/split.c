@@ -445,7 +445,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 gr_arenas_resume(context);
         ahead = gr_block_state(block) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
         fastbins = ahead && !by_driver && fits_fastbin(context);
-        if (fastbins && !gr_fastbin_has_room(arena, block->capacity_bytes)) {
+        if (fastbins && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)) {
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
                 fastbins = false;
         }

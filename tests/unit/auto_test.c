@@ -173,19 +173,19 @@ static void test_room(void)
         GR_CHECK_EQ(fastbin_bytes(), 8 * MIB);
         gpu_give(b, 8 * MIB + 512); /* too much: all of them are merged */
         GR_CHECK_EQ(fastbin_bytes(), 0);
-        GR_CHECK(gr_fastbin_has_room(arena, 16 * MIB));
-        GR_CHECK(!gr_fastbin_has_room(arena, 16 * MIB + 1));
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 16 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 16 * MIB + 1));
         atomic_store(&gpu_device()->peak_live_bytes, 32 * MIB);
-        GR_CHECK(gr_fastbin_has_room(arena, 2 * MIB));
-        GR_CHECK(!gr_fastbin_has_room(arena, 2 * MIB + 1));
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 2 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 2 * MIB + 1));
         atomic_store(&context->arena_count, 2);
         atomic_store(&gpu_device()->peak_live_bytes, 4096 * MIB);
-        GR_CHECK(gr_fastbin_has_room(arena, 256 * MIB));
-        GR_CHECK(!gr_fastbin_has_room(arena, 256 * MIB + 1));
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 256 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 256 * MIB + 1));
         a = gpu_take(2 * MIB);
         gpu_give(a, 2 * MIB);
-        GR_CHECK(gr_fastbin_has_room(arena, 6 * MIB));
-        GR_CHECK(!gr_fastbin_has_room(arena, 6 * MIB + 1));
+        GR_CHECK(gr_arena_fastbins_have_room(arena, 6 * MIB));
+        GR_CHECK(!gr_arena_fastbins_have_room(arena, 6 * MIB + 1));
         atomic_store(&context->arena_count, 1);
         gpu_settle();
         gpu_end();
