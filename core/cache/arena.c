@@ -18,7 +18,7 @@
 #include "context/context.h"
 #include "fence/fence.h"
 
-#define NOTE_LIVE_HITS 64 /* hits between looks at the peak of live memory */
+#define PEAK_LOOK_HITS 64 /* hits between looks at the peak of live memory */
 #define GENERATIONS    64 /* that an arena takes at once */
 /* How much fastbins may hold (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak of live memory. */
 #define FASTBIN_SHARE       256                 /* those of all arenas together */
@@ -156,7 +156,7 @@ static __attribute__((noinline)) void note_live(struct gr_arena *arena)
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
         gr_budget_update_peak(arena->context->device);
-        arena->note_at = arena->hits + (uint64_t)NOTE_LIVE_HITS * arenas;
+        arena->note_at = arena->hits + (uint64_t)PEAK_LOOK_HITS * arenas;
 }
 
 /* Counts a served request. Arena lock held. */

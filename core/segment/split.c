@@ -29,12 +29,12 @@
 #include "segment/slack.h"
 #include "segment/split_state.h"
 
-#define BARRIER_SHARE  64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
-#define SLIGHT_SHARE   256 /* 1/256 of it: a request for less is served by what needs no barrier */
-#define BUSY_PAUSE_NS  UINT64_C(20000)
-#define QUEUE_LOOK     64 /* waiting ranges looked at before a barrier is laid for one */
-#define NOTE_LIVE_HITS 16 /* the peak of live memory is looked at once in so many requests */
-#define SEGMENT_TIMES  4  /* a segment that serves a request is at most four times as large */
+#define BARRIER_SHARE      64  /* 1/64 of the peak of live memory: if less waits, a barrier is not worth its cost */
+#define SLIGHT_SHARE       256 /* 1/256 of it: a request for less is served by what needs no barrier */
+#define BUSY_PAUSE_NS      UINT64_C(20000)
+#define QUEUE_LOOK         64 /* waiting ranges looked at before a barrier is laid for one */
+#define PEAK_LOOK_REQUESTS 16 /* the peak of live memory is looked at once in so many requests */
+#define SEGMENT_TIMES      4  /* a segment that serves a request is at most four times as large */
 
 void gr_split_init(struct gr_context *context)
 {
@@ -240,7 +240,7 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
                 }
                 block = gr_segments_carve(context, range, bytes);
         }
-        if (block && ++split->hits % NOTE_LIVE_HITS == 0)
+        if (block && ++split->hits % PEAK_LOOK_REQUESTS == 0)
                 gr_budget_update_peak(context->device);
         gr_unlock(&split->lock);
         return block;
