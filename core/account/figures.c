@@ -7,14 +7,14 @@
 #include "base/size.h"
 
 const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT] = {
-#define GR_FIGURE(name, nature, where, words, value) {#name "_bytes", words, GR_NATURE_##nature},
+#define GR_FIGURE(name, kind, where, words, value) {#name "_bytes", words, GR_FIGURE_KIND_##kind},
 #include "account/figures.def"
 #undef GR_FIGURE
 };
 
 void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT])
 {
-#define GR_FIGURE(name, nature, where, words, value) ret[GR_FIGURE_##name] = value;
+#define GR_FIGURE(name, kind, where, words, value) ret[GR_FIGURE_##name] = value;
 #include "account/figures.def"
 #undef GR_FIGURE
 }
@@ -23,10 +23,10 @@ void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes)
 {
         const struct gr_figure_row *row = &gr_figure_table[figure];
 
-        gr_json_bytes(json, row->json, row->nature == GR_NATURE_CARD && bytes == 0 ? UINT64_MAX : bytes);
+        gr_json_bytes(json, row->json, row->kind == GR_FIGURE_KIND_CARD && bytes == 0 ? UINT64_MAX : bytes);
 }
 
-static void put_line(const uint64_t *figures, enum gr_nature nature, const char *label, gr_sink *sink, void *arg)
+static void put_line(const uint64_t *figures, enum gr_figure_kind kind, const char *label, gr_sink *sink, void *arg)
 {
         char line[512], size[GR_SIZE_TEXT_BYTES];
         size_t begin = (size_t)snprintf(line, sizeof(line), "    %s:", label), length = begin;
@@ -34,13 +34,13 @@ static void put_line(const uint64_t *figures, enum gr_nature nature, const char 
         for (int i = 0; i < GR_FIGURE_COUNT && length < sizeof(line) - 64; i++) {
                 const struct gr_figure_row *row = &gr_figure_table[i];
 
-                if (row->nature != nature || !row->words || figures[i] == UINT64_MAX ||
-                    (figures[i] == 0 && nature != GR_NATURE_LIMIT))
+                if (row->kind != kind || !row->words || figures[i] == UINT64_MAX ||
+                    (figures[i] == 0 && kind != GR_FIGURE_KIND_LIMIT))
                         continue;
                 length += (size_t)snprintf(line + length, sizeof(line) - length, "%s %s %s", length > begin ? "," : "",
                                            gr_size_format(figures[i], size, sizeof(size)), row->words);
         }
-        if (length == begin && nature == GR_NATURE_BESIDE)
+        if (length == begin && kind == GR_FIGURE_KIND_BESIDE)
                 return;
         length += (size_t)snprintf(line + length, sizeof(line) - length, "%s\n", length == begin ? " none" : "");
         sink(line, length, arg);
@@ -48,8 +48,8 @@ static void put_line(const uint64_t *figures, enum gr_nature nature, const char 
 
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
-        put_line(figures, GR_NATURE_LEVEL, "memory", sink, arg);
-        put_line(figures, GR_NATURE_BESIDE, "beside it", sink, arg);
-        put_line(figures, GR_NATURE_PEAK, "peak", sink, arg);
-        put_line(figures, GR_NATURE_LIMIT, "limits", sink, arg);
+        put_line(figures, GR_FIGURE_KIND_LEVEL, "memory", sink, arg);
+        put_line(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
+        put_line(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
+        put_line(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);
 }

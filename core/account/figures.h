@@ -22,12 +22,18 @@ enum gr_figure {
 };
 
 /* What kind of amount a figure is, and so on which line of the text it stands: account/figures.def. */
-enum gr_nature { GR_NATURE_LEVEL, GR_NATURE_BESIDE, GR_NATURE_PEAK, GR_NATURE_LIMIT, GR_NATURE_CARD };
+enum gr_figure_kind {
+        GR_FIGURE_KIND_LEVEL,
+        GR_FIGURE_KIND_BESIDE,
+        GR_FIGURE_KIND_PEAK,
+        GR_FIGURE_KIND_LIMIT,
+        GR_FIGURE_KIND_CARD
+};
 
 struct gr_figure_row {
         const char *json;  /* its name in JSON */
         const char *words; /* stands behind the size in the text; NULL: not in the text */
-        enum gr_nature nature;
+        enum gr_figure_kind kind;
 };
 
 extern const struct gr_figure_row gr_figure_table[GR_FIGURE_COUNT];
@@ -38,7 +44,7 @@ void gr_figures_of_device(struct gr_device *device, uint64_t ret[GR_FIGURE_COUNT
 /* Adds one figure to a JSON object; null if it is not known, or there is no limit. */
 void gr_figure_json(struct gr_json *json, enum gr_figure figure, uint64_t bytes);
 
-/* Writes the figures that have words, and a value worth telling, as text: one line for each nature. */
+/* Writes the figures that have words, and a value worth telling, as text: one line for each kind. */
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg);
 
 #endif

@@ -220,9 +220,9 @@ GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t wan
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
 }
 
-#define PUBLIC                              +1
-#define INTERNAL                            +0
-#define GR_FIGURE(name, nature, where, ...) where
+#define PUBLIC                            +1
+#define INTERNAL                          +0
+#define GR_FIGURE(name, kind, where, ...) where
 enum {
         PUBLIC_FIGURES = 0
 #include "account/figures.def"
@@ -265,7 +265,7 @@ GR_EXPORT int gpureclaim_status(int device, struct gpureclaim_status *ret_status
         /* Each public figure of the list is a field, and each field is one of them. */
 #define PUBLIC(name) status.name##_bytes = figures[GR_FIGURE_##name];
 #define INTERNAL(name)
-#define GR_FIGURE(name, nature, where, ...) where(name)
+#define GR_FIGURE(name, kind, where, ...) where(name)
 #include "account/figures.def"
 #undef GR_FIGURE
 #undef INTERNAL
