@@ -31,7 +31,7 @@ static struct gr_lock streams_lock = GR_LOCK_INIT(GR_RANK_STREAMS);
 static struct release_stream *streams GR_GUARDED_BY(streams_lock);
 
 struct gr_driver gr_driver;
-static const struct gr_operations_told *told;
+static const struct gr_operations_callbacks *callbacks;
 
 /* Whether the driver refused a call because of a capture. */
 static bool because_of_capture(CUresult result)
@@ -135,12 +135,12 @@ static int driver_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* here and below: no bin waits for the driver */
         assert(bytes > 0);
-        told->taking();
+        callbacks->taking();
         ONCE_READY(result, gr_real.cuMemAlloc_v2(&ptr, bytes));
         (void)context; /* current already, or a green context that shares its memory */
         if (result == CUDA_SUCCESS) {
                 *ret_ptr = ptr;
-                told->taken();
+                callbacks->taken();
         }
         return to_errno_of_memory(result);
 }
@@ -152,7 +152,7 @@ static int driver_mem_free(uint64_t ptr)
         gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         assert(ptr != 0);
         result = gr_real.cuMemFree_v2(ptr);
-        told->going_on();
+        callbacks->going_on();
         return gr_errno_of(result);
 }
 
@@ -222,7 +222,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
         while (done < count && result == CUDA_SUCCESS) {
                 result = gr_real.cuMemFreeAsync(ptrs[done], stream);
                 done += result == CUDA_SUCCESS;
-                told->going_on();
+                callbacks->going_on();
         }
         /* The driver keeps the memory until the host has seen the frees finish, and no later call waits for that. */
         if (done > 0 && gr_real.cuStreamSynchronize(stream) != CUDA_SUCCESS)
@@ -327,7 +327,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         (void)context;
         gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
-        told->taking();
+        callbacks->taking();
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
         if (result != CUDA_SUCCESS)
@@ -355,7 +355,7 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         if (entered)
                 leave();
         gr_operations_restore_captures(mode);
-        told->going_on();
+        callbacks->going_on();
         return gr_errno_of(result);
 }
 
@@ -521,14 +521,14 @@ static void driver_sleep_ns(uint64_t ns)
         int cancel;
 
         gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* threads that spin on a bin's lock would wait too long */
-        told->going_on();
+        callbacks->going_on();
         /* A thread that is cancelled must not end here: its locks would stay locked. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         nanosleep(&pause, NULL);
         pthread_setcancelstate(cancel, NULL);
 }
 
-void gr_operations_init(const struct gr_operations_told *who)
+void gr_operations_init(const struct gr_operations_callbacks *who)
 {
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
         bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
@@ -536,7 +536,7 @@ void gr_operations_init(const struct gr_operations_told *who)
                       gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
 
         assert(who && who->taking && who->taken && who->going_on);
-        told = who;
+        callbacks = who;
         gr_driver = (struct gr_driver){
                 .mem_alloc = driver_mem_alloc,
                 .mem_free = driver_mem_free,

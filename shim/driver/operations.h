@@ -15,17 +15,17 @@ extern struct gr_driver gr_driver;
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
 /* Functions that are called around calls of the driver. */
-struct gr_operations_told {
+struct gr_operations_callbacks {
         void (*taking)(void);   /* memory is about to be taken */
         void (*taken)(void);    /* an allocation was served; its context is current */
         void (*going_on)(void); /* one call of many has returned: the thread makes progress (gr_neighbour_beat) */
 };
 
 /*
- * Fills gr_driver with what gr_real has, except the three functions for the driver's own pools. told must live as long
- * as the process.
+ * Fills gr_driver with what gr_real has, except the three functions for the driver's own pools. callbacks must live as
+ * long as the process.
  */
-void gr_operations_init(const struct gr_operations_told *told);
+void gr_operations_init(const struct gr_operations_callbacks *callbacks);
 
 /* Forgets this library's stream in context, which has ended. */
 void gr_operations_forget(CUcontext context);

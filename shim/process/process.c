@@ -173,7 +173,7 @@ static void look_beside(void)
                 gr_overhead_look(current->device, GR_OVERHEAD_AGE_NS);
 }
 
-static const struct gr_operations_told told = {
+static const struct gr_operations_callbacks callbacks = {
         .taking = gr_neighbour_retry, .taken = look_beside, .going_on = gr_neighbour_beat};
 
 static void refresh_pools(int device)
@@ -309,7 +309,7 @@ static void set_up(void)
                                     .wait_ns = gr_options.wait,
                                     .proactive = gr_options.proactive,
                                     .trim_malloc = gr_options.trim_malloc};
-        gr_operations_init(&told);
+        gr_operations_init(&callbacks);
         gr_driver.refresh_pools = refresh_pools;
         gr_driver.trim_pools = trim_pools;
         gr_driver.trim_host_pools = gr_stream_ordered_trim_host;

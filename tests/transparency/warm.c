@@ -30,8 +30,8 @@
 
 struct gr_context *__real_gr_core_context_add(struct gr_core *core, void *handle, int device);
 struct gr_context *__wrap_gr_core_context_add(struct gr_core *core, void *handle, int device);
-void __real_gr_operations_init(const struct gr_operations_told *told);
-void __wrap_gr_operations_init(const struct gr_operations_told *told);
+void __real_gr_operations_init(const struct gr_operations_callbacks *callbacks);
+void __wrap_gr_operations_init(const struct gr_operations_callbacks *callbacks);
 int __real_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
                             uint64_t *ret_ptr);
 int __wrap_gr_pool_alloc_by(struct gr_context *context, size_t expected_bytes, gr_source_allocate *allocate, void *arg,
@@ -215,9 +215,9 @@ static int dirty_mem_alloc(void *context, size_t bytes, uint64_t *ret_ptr)
         return rc;
 }
 
-void __wrap_gr_operations_init(const struct gr_operations_told *told)
+void __wrap_gr_operations_init(const struct gr_operations_callbacks *callbacks)
 {
-        __real_gr_operations_init(told);
+        __real_gr_operations_init(callbacks);
         real_mem_alloc = gr_driver.mem_alloc;
         if (control())
                 gr_driver.mem_alloc = dirty_mem_alloc;
