@@ -47,7 +47,7 @@ void gr_budget_destroy(struct gr_device *device)
         gr_lock_destroy(&device->ladder_lock);
 }
 
-bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most)
+bool gr_budget_add_up_to(_Atomic uint64_t *account, uint64_t bytes, uint64_t most)
 {
         uint64_t sum = atomic_load(account);
 
@@ -63,10 +63,10 @@ static bool charge(struct gr_device *device, uint64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
 
-        if (!gr_account_reserve(&device->reserved_bytes, bytes, atomic_load(&device->hard_bytes)))
+        if (!gr_budget_add_up_to(&device->reserved_bytes, bytes, atomic_load(&device->hard_bytes)))
                 return false;
         if (group && group->reserve(group->arg, bytes) != 0) {
-                gr_account_add(&device->reserved_bytes, -bytes);
+                gr_budget_add(&device->reserved_bytes, -bytes);
                 return false;
         }
         return true;
@@ -83,12 +83,12 @@ static void note_charged(struct gr_device *device)
 
 void gr_budget_ask(struct gr_device *device, uint64_t bytes)
 {
-        gr_account_add(&device->asked_bytes, bytes);
+        gr_budget_add(&device->asked_bytes, bytes);
 }
 
 void gr_budget_answered(struct gr_device *device, uint64_t bytes)
 {
-        gr_account_add(&device->asked_bytes, -bytes);
+        gr_budget_add(&device->asked_bytes, -bytes);
         note_charged(device);
 }
 
@@ -97,7 +97,7 @@ static void adjust(struct gr_device *device, int64_t bytes)
 {
         const struct gr_group *group = atomic_load(&device->group);
 
-        gr_account_add(&device->reserved_bytes, (uint64_t)bytes);
+        gr_budget_add(&device->reserved_bytes, (uint64_t)bytes);
         if (group && bytes != 0)
                 group->adjust(group->arg, bytes);
 }
@@ -141,7 +141,7 @@ int gr_budget_charge(struct gr_device *device, enum gr_memory_kind kind, uint64_
 
 void gr_budget_uncharge(struct gr_device *device, enum gr_memory_kind kind, uint64_t bytes)
 {
-        gr_account_add(&device->kind_bytes[kind], -bytes);
+        gr_budget_add(&device->kind_bytes[kind], -bytes);
         if (gr_memory_kind_is_charged(kind))
                 adjust(device, -(int64_t)bytes);
 }
@@ -169,7 +169,7 @@ bool gr_budget_settle(struct gr_device *device, enum gr_memory_kind kind, struct
                 gr_budget_uncharge(device, kind, held - reserved_bytes);
         }
         assert(idle_bytes <= reserved_bytes);
-        gr_account_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
+        gr_budget_add(&device->idle_bytes, idle_bytes - pooled->idle_bytes);
         *pooled = (struct gr_pooled){.reserved_bytes = reserved_bytes, .idle_bytes = idle_bytes};
         return within;
 }

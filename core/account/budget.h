@@ -109,10 +109,10 @@ struct gr_device {
 };
 
 /*
- * Adds bytes, modulo 2^64: a negative number takes away what was added before. Debug builds assert that the account
- * does not fall below zero.
+ * Adds bytes to an account, such as a sum of struct gr_device, modulo 2^64: a negative number takes away what was added
+ * before. Debug builds assert that the account does not fall below zero.
  */
-static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
+static inline void gr_budget_add(_Atomic uint64_t *account, uint64_t bytes)
 {
         uint64_t sum = atomic_fetch_add(account, bytes) + bytes;
 
@@ -121,7 +121,7 @@ static inline void gr_account_add(_Atomic uint64_t *account, uint64_t bytes)
 }
 
 /* Adds bytes; false, and nothing is added, where that would be more than most. */
-bool gr_account_reserve(_Atomic uint64_t *account, uint64_t bytes, uint64_t most);
+bool gr_budget_add_up_to(_Atomic uint64_t *account, uint64_t bytes, uint64_t most);
 
 /* Makes device one without limits that holds nothing. ordinal: -1 for the host. */
 void gr_budget_init(struct gr_device *device, int ordinal);

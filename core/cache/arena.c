@@ -631,7 +631,7 @@ void gr_arenas_returned(struct gr_context *context, uint64_t bytes)
         while (held > 0 &&
                !atomic_compare_exchange_weak(&context->preallocated_bytes, &held, held - gr_min(held, bytes)))
                 ;
-        gr_account_add(&context->device->preallocated_bytes, -gr_min(held, bytes));
+        gr_budget_add(&context->device->preallocated_bytes, -gr_min(held, bytes));
 }
 
 void gr_arenas_drop(struct gr_context *context)

@@ -66,7 +66,7 @@ void gr_block_uncharge(struct gr_block *block)
                 gr_budget_uncharge(block->context->core->host, GR_MEMORY_HOST,
                                    gr_pinned_footprint(block->capacity_bytes));
         else if (block->flags & GR_BLOCK_SPILLED)
-                gr_account_add(&block->context->device->spilled_bytes, -block->capacity_bytes);
+                gr_budget_add(&block->context->device->spilled_bytes, -block->capacity_bytes);
         else
                 gr_budget_release(block->context->device, block->ptr, block->capacity_bytes);
 }

@@ -41,7 +41,7 @@ static int reserve_patiently(struct gr_context *context, uint64_t bytes)
                 bool waiting = false;
 
                 gr_context_each(context->core, device->ordinal, collect_one, &waiting);
-                if (gr_account_reserve(&device->spilled_bytes, bytes, atomic_load(&device->spill_bytes)))
+                if (gr_budget_add_up_to(&device->spilled_bytes, bytes, atomic_load(&device->spill_bytes)))
                         return 0;
                 if ((!waiting && atomic_load(&device->spill_begun) == ended) || driver->now_ns() >= deadline_ns)
                         return -EDQUOT;
@@ -81,7 +81,7 @@ int gr_spill_alloc(struct gr_context *context, size_t bytes, struct gr_block **r
         return 0;
 
 cancel:
-        gr_account_add(&context->device->spilled_bytes, -(uint64_t)bytes);
+        gr_budget_add(&context->device->spilled_bytes, -(uint64_t)bytes);
         gr_block_free(block);
         return rc;
 }

@@ -187,7 +187,7 @@ uint64_t gr_expandable_unmap(struct gr_context *context, struct gr_range *range,
                         uint64_t cached = size - extent->used_bytes, pinned = gr_extent_stranded(extent);
 
                         if (gr_extent_unmap(context->core, context->handle, segment, extent)) {
-                                gr_account_add(&context->device->stranded_bytes, -pinned);
+                                gr_budget_add(&context->device->stranded_bytes, -pinned);
                                 gr_budget_uncache(context->device, cached);
                                 gr_budget_release(context->device, begin, size);
                                 gone += size;
@@ -315,7 +315,7 @@ static void keep_stuck(struct gr_context *context, struct gr_page *extent)
 {
         uint64_t pinned = gr_extent_stranded(extent);
 
-        gr_account_add(&context->device->stranded_bytes, -pinned);
+        gr_budget_add(&context->device->stranded_bytes, -pinned);
         gr_budget_uncache(context->device, pinned);
         extent->used_bytes = gr_extent_bytes(extent);
 }

@@ -39,7 +39,7 @@ GR_HOT_CODE void gr_extent_use(struct gr_context *context, struct gr_range *rang
                 pinned += gr_extent_stranded(extent);
                 at = next;
         }
-        gr_account_add(&context->device->stranded_bytes, pinned);
+        gr_budget_add(&context->device->stranded_bytes, pinned);
         gr_split_surplus(context->split, (int64_t)surplus);
 }
 

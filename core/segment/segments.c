@@ -50,7 +50,7 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         }
         if (surplus || segment->used_count == 0)
                 gr_split_surplus(context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
-        gr_account_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);
+        gr_budget_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);
 }
 
 GR_HOT_CODE void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign)
@@ -139,7 +139,7 @@ GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
         while ((block = split->queue) && gr_fence_usable(context->fence, block->freed_epoch)) {
                 assert(gr_range_of(block)->state == GR_RANGE_WAITING && split->free_count > 0);
                 DL_DELETE(split->queue, block);
-                gr_account_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
+                gr_budget_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
                 split->free_count--;
                 gr_range_free(split, gr_range_of(block));
         }
@@ -226,7 +226,7 @@ void gr_segments_remove(struct gr_context *context, size_t index)
                         struct gr_block *block = &range->block;
 
                         DL_DELETE(split->queue, block);
-                        gr_account_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
+                        gr_budget_add(&split->waiting_bytes, -(uint64_t)block->capacity_bytes);
                         split->free_count--;
                 }
         }

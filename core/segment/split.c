@@ -118,7 +118,7 @@ void gr_split_drop(struct gr_context *context)
                 ranges_drop(context, segment);
                 if (segment->pages)
                         continue;
-                gr_account_add(&device->stranded_bytes, -gr_segment_stranded(segment));
+                gr_budget_add(&device->stranded_bytes, -gr_segment_stranded(segment));
                 gr_budget_release(device, segment->ptr, segment->bytes);
                 gr_metadata_free(segment, sizeof(*segment));
         }

@@ -313,7 +313,7 @@ static void *reserve(void *most)
 
         pthread_barrier_wait(&together);
         for (uint64_t i = 0; i < 2 * *(uint64_t *)most / THREADS; i++)
-                had += gr_account_reserve(&account, 1, *(uint64_t *)most);
+                had += gr_budget_add_up_to(&account, 1, *(uint64_t *)most);
         atomic_fetch_add(&got, had);
         return NULL;
 }
@@ -332,7 +332,7 @@ static void test_reserve(void)
         pthread_barrier_destroy(&together);
         GR_CHECK_EQ(account, most);
         GR_CHECK_EQ(got, most);
-        GR_CHECK(gr_account_reserve(&account, 0, most) && !gr_account_reserve(&account, 1, most));
+        GR_CHECK(gr_budget_add_up_to(&account, 0, most) && !gr_budget_add_up_to(&account, 1, most));
 }
 
 static void *keep(void *arg)
