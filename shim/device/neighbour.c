@@ -332,20 +332,10 @@ static uint64_t activity(struct member *member)
         return sum;
 }
 
-unsigned gr_neighbour_threads(void)
-{
-        unsigned threads;
-
-        gr_lock(&all_lock);
-        threads = all.threads;
-        gr_unlock(&all_lock);
-        return threads;
-}
-
 /* In a thread of this file. The background thread is not counted: it ends first. */
 static bool left_alone(void)
 {
-        return gr_platform_left_alone(gr_neighbour_threads() + gr_worker_threads());
+        return gr_platform_left_alone(gr_workers_running());
 }
 
 static struct timespec after(uint64_t ns)

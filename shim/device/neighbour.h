@@ -28,9 +28,6 @@ void gr_neighbour_leave(void);
 /* Called in a child after fork: forgets the regions, which are the parent's. */
 void gr_neighbour_forget(void);
 
-/* How many threads serve neighbours. */
-unsigned gr_neighbour_threads(void);
-
 /* In a thread that serves neighbours: shows the process that asked that work goes on. No effect in other threads. */
 void gr_neighbour_beat(void);
 

@@ -92,7 +92,7 @@ static void *helper_main(void *arg)
                 } else if (!wanted) {
                         break;
                 }
-                if (helper.stop || gr_platform_left_alone(1 + gr_neighbour_threads() + gr_worker_threads()))
+                if (helper.stop || gr_platform_left_alone(gr_workers_running()))
                         break;
                 gr_unlock(&helper_lock);
                 if (atomic_load(&helper_wanted)) {

@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "base/lock.h"
@@ -32,6 +34,7 @@ static struct {
         pthread_t list[THREADS_MAX];
         unsigned count;
 } threads GR_GUARDED_BY(threads_lock);
+static _Atomic unsigned started_running; /* of these, those that have not ended */
 
 static struct timespec after(uint64_t ns)
 {
@@ -111,10 +114,30 @@ static bool start(pthread_t *ret_thread, void *(*run)(void *arg), void *arg)
         return started;
 }
 
+/* What a thread of gr_workers_start_thread is to run. */
+struct order {
+        void *(*run)(void *arg);
+        void *arg;
+};
+
+static void *run_order(void *arg)
+{
+        struct order order = *(struct order *)arg;
+
+        free(arg);
+        order.run(order.arg);
+        atomic_fetch_sub(&started_running, 1);
+        return NULL;
+}
+
 bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
 {
+        struct order *order = malloc(sizeof(*order));
         bool started;
 
+        if (!order)
+                return false;
+        *order = (struct order){run, arg};
         gr_lock(&threads_lock);
         for (unsigned i = 0; i < threads.count;)
                 if (pthread_tryjoin_np(threads.list[i], NULL) == 0)
@@ -122,9 +145,14 @@ bool gr_workers_start_thread(void *(*run)(void *arg), void *arg)
                 else
                         i++;
         assert(threads.count <= THREADS_MAX);
-        started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run, arg);
+        atomic_fetch_add(&started_running, 1);
+        started = threads.count < THREADS_MAX && start(&threads.list[threads.count], run_order, order);
         threads.count += started;
         gr_unlock(&threads_lock);
+        if (!started) {
+                atomic_fetch_sub(&started_running, 1);
+                free(order);
+        }
         return started;
 }
 
@@ -167,14 +195,14 @@ bool gr_worker_call(void (*work)(void *arg), void *arg)
         return taken;
 }
 
-unsigned gr_worker_threads(void)
+unsigned gr_workers_running(void)
 {
         unsigned count;
 
         gr_lock(&apart_lock);
         count = apart.threads;
         gr_unlock(&apart_lock);
-        return count;
+        return count + atomic_load(&started_running);
 }
 
 void gr_worker_stop(uint64_t most_ns)

@@ -21,8 +21,6 @@ void gr_worker_init(void (*prepare)(void));
 /* Has a worker call work(arg) soon. False where no thread or no room can be had, or after gr_worker_stop. */
 bool gr_worker_call(void (*work)(void *arg), void *arg);
 
-/* The number of workers. */
-unsigned gr_worker_threads(void);
 
 /*
  * No call of a worker begins after this. Waits up to most_ns for calls that run; one that runs longer may still run
@@ -32,6 +30,9 @@ void gr_worker_stop(uint64_t most_ns);
 
 /* Starts a thread that ends by itself or when it is told. False where no thread can be had. */
 bool gr_workers_start_thread(void *(*run)(void *arg), void *arg);
+
+/* How many threads of the library there are: workers, and those of gr_workers_start_thread that have not ended. */
+unsigned gr_workers_running(void);
 
 /* Joins all threads of gr_workers_start_thread, waiting up to most_ns in all; they must have been told to end. */
 void gr_workers_join_threads(uint64_t most_ns);

@@ -425,7 +425,7 @@ static void test_calls(void)
 
         without_threads(true);
         GR_CHECK(!gr_worker_call(count_call, &made[0]));
-        GR_CHECK_EQ(gr_worker_threads(), 0);
+        GR_CHECK_EQ(gr_workers_running(), 0);
         without_threads(false);
         for (unsigned time = 1; time <= TIMES; time++) {
                 for (int i = 0; i < CALLS; i++)
@@ -497,6 +497,6 @@ int main(void)
         test_leaving();
         test_under_load();
         gr_worker_stop(0);
-        GR_CHECK_EQ(prepared, gr_worker_threads());
+        GR_CHECK_EQ(prepared, gr_workers_running());
         return GR_CHECK_RESULT();
 }
