@@ -32,6 +32,7 @@ enum gr_rank {
         GR_RANK_RESOLVE,       /* shim/driver: the driver is being found, or the process ends */
         GR_RANK_API,           /* shim/process: what the program registered */
         GR_RANK_PRIMARY,       /* one device's primary context begins or ends; recursive, held across the driver */
+        GR_RANK_IPC,           /* memory of other processes is opened; held across the driver and their answers */
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS,      /* the list of contexts */
         GR_RANK_HOOKS,         /* the registry of reclaimables */
@@ -54,6 +55,7 @@ enum gr_rank {
         GR_RANK_SPLIT,         /* one context's segments */
         GR_RANK_PINNED,        /* cached pinned memory */
         GR_RANK_MAPPINGS,      /* memory is mapped or unmapped; held across those calls */
+        GR_RANK_IMPORTS,       /* which memory of other processes is open */
         GR_RANK_ARENA,         /* one shard's bins of a context */
         GR_RANK_SLABS,         /* one device's slabs of small blocks */
         GR_RANK_LEDGER,        /* one shard of the ledger */

@@ -125,7 +125,6 @@ struct gr_core {
         _Atomic unsigned barriers_begun;
         /* How often a stream got work that waits for others: counted before the driver gets it, and after. */
         _Atomic uint64_t waits_begun, waits_given;
-        _Atomic bool split_barred;    /* gr_split_bar */
         struct gr_lock contexts_lock; /* guards the list and alive; contexts are never freed before the core */
         struct gr_context *contexts;
 

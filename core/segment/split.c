@@ -54,7 +54,7 @@ void gr_split_begin(struct gr_context *context)
         gr_assert_locked(&core->contexts_lock);
         if (core->config.pool == GR_POOL_AUTO)
                 wanted = core->driver->mem_reserve; /* bins where no memory can be mapped */
-        atomic_store(&context->split_active, wanted && !atomic_load(&core->split_barred));
+        atomic_store(&context->split_active, wanted);
 }
 
 void gr_split_destroy(struct gr_context *context)
@@ -536,13 +536,4 @@ void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts)
         counts->frees += split->frees;
         counts->blocks += split->free_count;
         gr_unlock(&split->lock);
-}
-
-void gr_split_bar(struct gr_core *core)
-{
-        atomic_store(&core->split_barred, true);
-        gr_lock(&core->contexts_lock); /* a context that comes now is in the list, or knows that they are barred */
-        for (struct gr_context *context = core->contexts; context; context = context->next)
-                atomic_store(&context->split_active, false);
-        gr_unlock(&core->contexts_lock);
 }

@@ -117,7 +117,4 @@ void gr_split_count(struct gr_context *context, struct gr_cache_counts *counts);
 /* The range that ptr lies in, in any context; -ENOENT where ptr is in no segment. */
 int gr_split_find(struct gr_core *core, uint64_t ptr, struct gr_split_place *ret_place);
 
-/* The program shares allocations as wholes (legacy IPC): new requests get allocations of their own from now on. */
-void gr_split_bar(struct gr_core *core);
-
 #endif

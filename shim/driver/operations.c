@@ -236,6 +236,7 @@ static int driver_mem_release(void *context, const uint64_t *ptrs, size_t count,
 static CUmemAllocationProp mapped_prop(int device)
 {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                     .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
         int capable = 0;
 
@@ -255,7 +256,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUmemAllocationProp prop;
         size_t granularity = 0;
-        int devices = 0, supported = 0;
+        int devices = 0, mappable = 0, shareable = 0;
         CUdeviceptr ptr;
         CUdevice dev;
         CUresult result;
@@ -266,9 +267,11 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         result = gr_real.cuCtxGetDevice(&dev);
         leave();
         if (result != CUDA_SUCCESS ||
-            gr_real.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, dev) !=
+            gr_real.cuDeviceGetAttribute(&mappable, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, dev) !=
                     CUDA_SUCCESS ||
-            !supported)
+            gr_real.cuDeviceGetAttribute(&shareable, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                                         dev) != CUDA_SUCCESS ||
+            !mappable || !shareable)
                 return -ENOTSUP;
         prop = mapped_prop(dev);
         if (gr_real.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
@@ -289,32 +292,70 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 
 struct gr_lock gr_mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 
+/* What one driver_mem_map has mapped. */
+struct mapping {
+        UT_hash_handle hh;
+        struct gr_piece piece; /* its ptr is the key */
+        CUmemGenericAllocationHandle handle;
+};
+static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
+static uint64_t mapped_count GR_GUARDED_BY(gr_mappings);
+static size_t largest_bytes GR_GUARDED_BY(gr_mappings); /* of all mappings ever */
+
+/* Lock held. */
+GR_HELD(gr_mappings) static struct mapping *mapping_at(uint64_t ptr)
+{
+        struct mapping *mapping;
+
+        gr_assert_locked(&gr_mappings);
+        HASH_FIND(hh, mappings, &ptr, sizeof(ptr), mapping);
+        return mapping;
+}
+
 /* Lock held. Maps memory at ptr, where the device may then read and write; maps nothing where that fails. */
 GR_HELD(gr_mappings)
 static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, const CUmemAccessDesc *access)
 {
+        struct mapping *mapping = calloc(1, sizeof(*mapping));
         CUresult result;
 
         gr_assert_locked(&gr_mappings);
+        if (!mapping)
+                return CUDA_ERROR_OUT_OF_MEMORY;
         ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
         if (result == CUDA_SUCCESS) {
                 ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, 1));
-                if (result != CUDA_SUCCESS)
-                        gr_real.cuMemUnmap(ptr, bytes);
+                if (result == CUDA_SUCCESS) {
+                        largest_bytes = bytes > largest_bytes ? bytes : largest_bytes;
+                        *mapping = (struct mapping){.piece = {ptr, bytes, ++mapped_count}, .handle = memory};
+                        HASH_ADD(hh, mappings, piece.ptr, sizeof(ptr), mapping);
+                        if (mapping->hh.tbl)
+                                return CUDA_SUCCESS;
+                        result = CUDA_ERROR_OUT_OF_MEMORY;
+                }
+                gr_real.cuMemUnmap(ptr, bytes);
         }
+        free(mapping);
         return result;
 }
 
 /* Lock held. handle 0: the memory is kept. */
 GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t handle)
 {
+        struct mapping *mapping;
         CUresult result;
 
         gr_assert_locked(&gr_mappings);
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
-        if (result == CUDA_SUCCESS && handle)
+        if (result != CUDA_SUCCESS)
+                return result;
+        mapping = mapping_at(ptr);
+        assert(mapping && mapping->piece.bytes == bytes);
+        HASH_DEL(mappings, mapping);
+        free(mapping);
+        if (handle)
                 gr_real.cuMemRelease(handle);
-        return result;
+        return CUDA_SUCCESS;
 }
 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
@@ -357,6 +398,23 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         gr_operations_restore_captures(mode);
         callbacks->going_on();
         return gr_errno_of(result);
+}
+
+GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)
+{
+        uint64_t at = ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
+        const struct mapping *mapping = mapping_at(at);
+
+        while (!mapping && at > 0 && ptr - at < largest_bytes) {
+                at -= GR_PAGE_BYTES;
+                mapping = mapping_at(at);
+        }
+        if (!mapping || ptr - at >= mapping->piece.bytes)
+                return CUDA_ERROR_NOT_FOUND;
+        *ret_piece = mapping->piece;
+        return ret_fd ? gr_real.cuMemExportToShareableHandle(ret_fd, mapping->handle,
+                                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+                      : CUDA_SUCCESS;
 }
 
 static int driver_mem_info(void *context, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
@@ -533,7 +591,9 @@ void gr_operations_init(const struct gr_operations_callbacks *who)
         bool fences = gr_real.cuCtxRecordEvent && gr_real.cuCtxWaitEvent;
         bool mapped = gr_real.cuMemCreate && gr_real.cuMemRelease && gr_real.cuMemMap && gr_real.cuMemUnmap &&
                       gr_real.cuMemSetAccess && gr_real.cuMemAddressReserve && gr_real.cuMemAddressFree &&
-                      gr_real.cuMemGetAllocationGranularity && gr_real.cuDeviceGetCount && gr_real.cuDeviceGetAttribute;
+                      gr_real.cuMemGetAllocationGranularity && gr_real.cuMemExportToShareableHandle &&
+                      gr_real.cuMemImportFromShareableHandle && gr_real.cuDeviceGetCount &&
+                      gr_real.cuDeviceGetAttribute;
 
         assert(who && who->taking && who->taken && who->going_on);
         callbacks = who;

@@ -14,6 +14,19 @@ extern struct gr_driver gr_driver;
  */
 extern struct gr_lock gr_mappings GR_HIDDEN;
 
+/* Memory that was mapped for core/ in one piece: all that one handle of the driver stands for. */
+struct gr_piece {
+        uint64_t ptr;
+        size_t bytes;
+        uint64_t number; /* no other piece ever has it */
+};
+
+/*
+ * The piece that ptr lies in and, where ret_fd is not NULL, a descriptor of its memory, which the caller closes.
+ * gr_mappings is held. CUDA_ERROR_NOT_FOUND: nothing is mapped there; or the driver's error.
+ */
+CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd);
+
 /* Functions that are called around calls of the driver. */
 struct gr_operations_callbacks {
         void (*taking)(void);   /* memory is about to be taken */

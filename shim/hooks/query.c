@@ -8,13 +8,13 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "base/log.h"
 #include "device/device.h"
 #include "device/overhead.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
+#include "hooks/segment_ipc.h"
 #include "hooks/stream_ordered.h"
 #include "system/environment.h"
 
@@ -24,6 +24,7 @@
 int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_info *ret_info)
 {
         CUdeviceptr base = ptr;
+        struct gr_segment_import import;
         struct gr_split_place place;
 
         /*
@@ -37,6 +38,14 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                         assert(place.base_ptr <= ptr);
                         *ret_base = place.base_ptr;
                         return 0;
+                }
+                if (gr_segment_ipc_find(ptr, &import) == 0) {
+                        *ret_info = (struct gr_block_info){.context = gr_context_known(import.context),
+                                                           .requested_bytes = import.bytes,
+                                                           .live = true,
+                                                           .split = true};
+                        *ret_base = import.base;
+                        return ret_info->context ? 0 : -ENOENT;
                 }
                 if (gr_real.cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr) != CUDA_SUCCESS ||
                     gr_ledger_find(gr_core.ledger, base, ret_info) != 0)
@@ -176,7 +185,9 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
                 *(CUdeviceptr *)data = block;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
-                *(int *)data = 0;
+                *(int *)data = 1;
+        if (info->split && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
+                *(unsigned long long *)data = 0;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
                 *(CUcontext *)data = info->context->handle;
         /* With this token another device can access the memory. */
@@ -231,28 +242,24 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 }
 
 /*
- * A handle stands for a whole allocation, which the importer gets from its first byte on. For a range of a segment it
- * would export other blocks, at an unexpected offset; so it is refused, as for memory that cannot be shared. Mapped
- * memory can be shared by other handles (docs/measurements.md, mapped-export), which this function cannot return.
+ * A handle stands for a whole allocation, which the importer gets from its first byte on. So a block of a segment gets a
+ * handle of the library's own (segment_ipc.h).
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
+        struct gr_segment_import import;
         struct gr_block_info info;
         CUdeviceptr block;
         CUresult result;
 
-        if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS) {
+        if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS && gr_query_block_at(dptr, &block, &info) == 0 &&
+            info.split) {
                 GR_KEEP_ERRNO;
 
-                gr_split_bar(&gr_core);
-                if (gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
-                        static _Atomic bool said;
-
-                        if (!atomic_exchange(&said, true))
-                                gr_log(GR_LOG_WARN, "legacy IPC is refused for a block that shares a segment; "
-                                                    "for programs that use it set GPURECLAIM_POOL=bins");
+                if (!handle || !is_live(dptr, block, &info) || gr_segment_ipc_find(dptr, &import) == 0)
                         return CUDA_ERROR_INVALID_VALUE;
-                }
+                mark_exported(block);
+                return gr_segment_ipc_export(block, &info, handle) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         }
         result = GR_REAL(cuIpcGetMemHandle, handle, gr_query_unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,7 +16,9 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/shm.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -287,6 +290,83 @@ int shmctl(int id, int what, struct shmid_ds *buffer)
         if (DUE(shmctl))
                 return -1;
         NEXT(shmctl, "shmctl", id, what, buffer);
+}
+
+ssize_t getrandom(void *buffer, size_t bytes, unsigned flags)
+{
+        if (DUE(getrandom))
+                return -1;
+        NEXT(getrandom, "getrandom", buffer, bytes, flags);
+}
+
+int socket(int domain, int type, int protocol)
+{
+        if (DUE(socket))
+                return -1;
+        NEXT(socket, "socket", domain, type, protocol);
+}
+
+int bind(int fd, const struct sockaddr *address, socklen_t bytes)
+{
+        if (DUE(bind))
+                return -1;
+        NEXT(bind, "bind", fd, address, bytes);
+}
+
+int listen(int fd, int backlog)
+{
+        if (DUE(listen))
+                return -1;
+        NEXT(listen, "listen", fd, backlog);
+}
+
+int accept4(int fd, struct sockaddr *restrict address, socklen_t *restrict bytes, int flags)
+{
+        if (DUE(accept4))
+                return -1;
+        NEXT(accept4, "accept4", fd, address, bytes, flags);
+}
+
+int connect(int fd, const struct sockaddr *address, socklen_t bytes)
+{
+        if (DUE(connect))
+                return -1;
+        NEXT(connect, "connect", fd, address, bytes);
+}
+
+int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict bytes)
+{
+        if (DUE(getsockopt))
+                return -1;
+        NEXT(getsockopt, "getsockopt", fd, level, name, value, bytes);
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
+{
+        if (DUE(setsockopt))
+                return -1;
+        NEXT(setsockopt, "setsockopt", fd, level, name, value, bytes);
+}
+
+int poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+        if (DUE(poll))
+                return -1;
+        NEXT(poll, "poll", fds, count, timeout_ms);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+        if (DUE(sendmsg))
+                return -1;
+        NEXT(sendmsg, "sendmsg", fd, message, flags);
+}
+
+ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+        if (DUE(recvmsg))
+                return -1;
+        NEXT(recvmsg, "recvmsg", fd, message, flags);
 }
 
 long syscall(long number, ...)

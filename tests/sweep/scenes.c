@@ -954,7 +954,7 @@ const struct sweep_scene sweep_scenes[] = {
          false},
         {"group", plain, {CARD, "GPURECLAIM_GROUP_LIMIT=48MiB"}, false},
         {"asking", asking, {CARD, "GRSIM_SHARED=FOLDER/card", "GPURECLAIM_NEIGHBOUR_WAIT=2s"}, true, true},
-        {"shared", shared, {CARD}, false},
+        {"shared", shared, {CARD}, true},
         {"hosts", hosts, {CARD}, true},
         {"green", green, {CARD}, true},
         {"giving", giving, {CARD, "GRSIM_SHARED=FOLDER/card", "GPURECLAIM_NEIGHBOUR_WAIT=2s"}, true, true},

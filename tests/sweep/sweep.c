@@ -140,6 +140,17 @@ static const struct {
         {"shmctl", {EACCES, EIDRM}},
         {"syscall", {EINTR, EAGAIN}},
         {"dlopen", {ENOENT}},
+        {"getrandom", {EINTR, ENOSYS}},
+        {"socket", {EMFILE, EACCES}},
+        {"bind", {EADDRINUSE, EACCES}},
+        {"listen", {EADDRINUSE}},
+        {"accept4", {EMFILE, EINTR, ECONNABORTED}},
+        {"connect", {EINTR, EAGAIN}},
+        {"getsockopt", {EINVAL}},
+        {"setsockopt", {EINVAL}},
+        {"poll", {EINTR, ENOMEM}},
+        {"sendmsg", {EINTR, EAGAIN, EPIPE}},
+        {"recvmsg", {EINTR, EAGAIN, ENOMEM}},
 };
 
 /* A scene under one kind of pool; -1: the default. */

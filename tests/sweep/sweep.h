@@ -50,7 +50,18 @@ enum sweep_symbol {
         X(shmat)                                                                                                       \
         X(shmctl)                                                                                                      \
         X(syscall)                                                                                                     \
-        X(dlopen)
+        X(dlopen)                                                                                                      \
+        X(getrandom)                                                                                                   \
+        X(socket)                                                                                                      \
+        X(bind)                                                                                                        \
+        X(listen)                                                                                                      \
+        X(accept4)                                                                                                     \
+        X(connect)                                                                                                     \
+        X(getsockopt)                                                                                                  \
+        X(setsockopt)                                                                                                  \
+        X(poll)                                                                                                        \
+        X(sendmsg)                                                                                                     \
+        X(recvmsg)
 
 enum sweep_function {
 #define FUNCTION(name) SWEEP_CALL_##name,

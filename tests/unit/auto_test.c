@@ -16,8 +16,7 @@
 #include "segment/split.h"
 #include "split_gpu.h"
 
-/* Where memory can be mapped, segments serve large requests from the first one on; the bins do where it cannot, and
- * after segments were refused. */
+/* Where memory can be mapped, segments serve large requests from the first one on; the bins do where it cannot. */
 static void test_auto(void)
 {
         struct gr_block_info info = {0};
@@ -28,12 +27,6 @@ static void test_auto(void)
         GR_CHECK_EQ(gr_pool_kind_is_split(context), gpu_mapping);
         GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
         GR_CHECK_EQ(info.split, gpu_mapping);
-        gr_split_bar(&core);
-        GR_CHECK(!gr_pool_kind_is_split(context));
-        gpu_give(ptr, 50 * MIB);
-        ptr = gpu_take(50 * MIB);
-        GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
-        GR_CHECK(!info.split);
         gpu_give(ptr, 50 * MIB);
         gpu_settle();
         gpu_end();

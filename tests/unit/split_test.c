@@ -856,32 +856,6 @@ static void test_all(void)
         test_threads(GR_POOL_AUTO, GR_REUSE_AUTO, false);
 }
 
-/* Who asked for legacy IPC gets allocations of their own from then on, in contexts that come later, too, also where one
- * that has ended serves for them. */
-static void test_barred(void)
-{
-        struct gr_context *later, *ended;
-        struct gr_block_info info;
-        uint64_t ptr;
-
-        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
-        ended = gr_core_context_add(&core, sg_context_new(2), 2);
-        GR_CHECK(gr_pool_kind_is_split(ended));
-        sg_context_destroy(ended->handle);
-        gr_core_context_drop(ended);
-        gr_split_bar(&core);
-        GR_CHECK(gr_core_context_add(&core, sg_context_new(2), 2) == ended);
-        GR_CHECK(!gr_pool_kind_is_split(ended));
-        GR_CHECK(!gr_pool_kind_is_split(context));
-        later = gr_core_context_add(&core, sg_context_new(1), 1);
-        GR_CHECK(!gr_pool_kind_is_split(later));
-        GR_CHECK_EQ(gr_pool_alloc(later, 4 * MIB, &ptr), 0);
-        GR_CHECK_EQ(gr_ledger_find(core.ledger, ptr, &info), 0);
-        GR_CHECK(!info.split);
-        GR_CHECK_EQ(gr_pool_free(&core, ptr), 0);
-        gpu_end();
-}
-
 /* What was freed is free, once the GPU is done. */
 static void make_free(uint64_t ptr, size_t bytes)
 {
@@ -925,6 +899,5 @@ int main(int argc, char **argv)
         }
         test_left();
         test_all();
-        test_barred();
         return GR_CHECK_RESULT();
 }
