@@ -278,6 +278,7 @@ int gr_ledger_find(struct gr_ledger *ledger, uint64_t ptr, struct gr_block_info 
                         .spilled = block->flags & GR_BLOCK_SPILLED,
                         .host = block->flags & GR_BLOCK_HOST,
                         .split = block->flags & GR_BLOCK_SPLIT,
+                        .sync = block->flags & GR_BLOCK_SYNC,
                         .kind = block->kind,
                 };
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
@@ -303,20 +304,30 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
         }
 }
 
-int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)
+static int set_flag(struct gr_ledger *ledger, uint64_t ptr, enum gr_block_flags flag, bool on)
 {
         uint64_t hash = gr_ledger_mix(ptr);
         struct gr_ledger_shard *shard = shard_of(ledger, hash);
         struct gr_block *block;
-        bool marked;
+        bool live;
 
         gr_spin_lock(&shard->lock, GR_RANK_LEDGER);
         block = find_locked(shard, hash, ptr);
-        marked = block && gr_block_is_live(block);
-        if (marked)
-                block->flags |= GR_BLOCK_EXPORTED;
+        live = block && gr_block_is_live(block);
+        if (live)
+                block->flags = on ? block->flags | flag : block->flags & ~flag;
         gr_spin_unlock(&shard->lock, GR_RANK_LEDGER);
-        return marked ? 0 : -ENOENT;
+        return live ? 0 : -ENOENT;
+}
+
+int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr)
+{
+        return set_flag(ledger, ptr, GR_BLOCK_EXPORTED, true);
+}
+
+int gr_ledger_set_sync(struct gr_ledger *ledger, uint64_t ptr, bool sync)
+{
+        return set_flag(ledger, ptr, GR_BLOCK_SYNC, sync);
 }
 
 void gr_ledger_drop_context(struct gr_ledger *ledger, struct gr_context *context,

@@ -33,6 +33,7 @@ enum gr_block_flags {
         GR_BLOCK_SPILLED = 2,  /* host memory in place of the device's; constant */
         GR_BLOCK_HOST = 4,     /* pinned host memory (pinned.h); constant */
         GR_BLOCK_SPLIT = 8,    /* a range of a segment (split.h), not an allocation of its own; constant */
+        GR_BLOCK_SYNC = 16,    /* what the program has set as SYNC_MEMOPS, where the driver does not keep it */
 };
 
 /*
@@ -85,7 +86,8 @@ static inline void gr_block_free(void *block)
 
 _Static_assert(GR_BLOCK_GONE < 1u << GR_HOME_SHIFT, "the state is in the bits below the home");
 _Static_assert((GR_SHARDS + 1) << GR_HOME_SHIFT <= UINT16_MAX, "and both have 16 bits");
-_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_SPLIT) <= UINT8_MAX, "a byte of flags");
+_Static_assert((GR_BLOCK_EXPORTED | GR_BLOCK_SPILLED | GR_BLOCK_HOST | GR_BLOCK_SPLIT | GR_BLOCK_SYNC) <= UINT8_MAX,
+               "a byte of flags");
 _Static_assert(sizeof(struct gr_block) <= GR_BLOCK_ROOM, "each block is allocated with so much");
 
 /* The state without the home. */
@@ -163,6 +165,7 @@ struct gr_block_info {
         bool spilled;               /* host memory, in place of the device's */
         bool host;                  /* pinned host memory; kind: which (pinned.h) */
         bool split;                 /* a range of a segment */
+        bool sync;                  /* gr_ledger_set_sync */
         unsigned kind;
 };
 
@@ -228,6 +231,9 @@ void gr_ledger_count_live(struct gr_ledger *ledger, int device, uint64_t *counts
 
 /* Marks the LIVE block at ptr as exported, so that its free goes to the driver; -ENOENT: there is none. */
 int gr_ledger_mark_exported(struct gr_ledger *ledger, uint64_t ptr);
+
+/* Notes for the LIVE block at ptr what the program has set as SYNC_MEMOPS; -ENOENT: there is none. */
+int gr_ledger_set_sync(struct gr_ledger *ledger, uint64_t ptr, bool sync);
 
 /*
  * Takes all blocks of context out and makes them GONE. Calls dropped for each that was LIVE, without a lock held; it

@@ -179,13 +179,21 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         assert(info->live); /* the caller has checked it */
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
-        /* The driver gives each allocation a number of its own. The uses of one block get different numbers here. */
+        /*
+         * The driver gives each allocation a number of its own. Here the uses of one block get different numbers, and
+         * so do blocks that lie in one piece of mapped memory. A block that lies in several has that of the first.
+         */
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->split &&
+            gr_real.cuPointerGetAttribute(data, attribute, block) == CUDA_SUCCESS)
+                *(unsigned long long *)data |= (unsigned long long)(block % GR_PAGE_BYTES / 512) << 28;
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->generation > 1)
                 *(unsigned long long *)data |= (unsigned long long)(info->generation - 1) << 40;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
                 *(CUdeviceptr *)data = block;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
                 *(int *)data = 1;
+        if (info->sync && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && data)
+                *(unsigned *)data = 1;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
                 *(unsigned long long *)data = 0;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_CONTEXT && data) /* mapped memory has none */
@@ -231,11 +239,40 @@ GR_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int count, CUpointer_
         return result;
 }
 
+/*
+ * SYNC_MEMOPS for a block of a segment, as the driver does not keep it for mapped memory: its context synchronizes all
+ * operations that it would for the block, and more. Stays set in the context.
+ */
+static CUresult set_sync(CUdeviceptr block, const struct gr_block_info *info, bool sync)
+{
+        CUcontext context = info->context->handle;
+        CUresult result;
+        unsigned flags;
+
+        if (!gr_real.cuCtxGetFlags || !gr_real.cuCtxSetFlags)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        result = sync ? gr_real.cuCtxPushCurrent_v2(context) : CUDA_SUCCESS;
+        if (sync && result == CUDA_SUCCESS) {
+                result = gr_real.cuCtxGetFlags(&flags);
+                if (result == CUDA_SUCCESS && !(flags & CU_CTX_SYNC_MEMOPS))
+                        result = gr_real.cuCtxSetFlags(flags | CU_CTX_SYNC_MEMOPS);
+                gr_real.cuCtxPopCurrent_v2(&context);
+        }
+        if (result == CUDA_SUCCESS)
+                gr_ledger_set_sync(gr_core.ledger, block, sync);
+        return result;
+}
+
 /* An attribute (SYNC_MEMOPS, set for GPUDirect RDMA) stays with the memory, so the block is not reused afterwards. */
 GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
         CUresult result = GR_REAL(cuPointerSetAttribute, value, attribute, gr_query_unless_cached(ptr));
+        struct gr_block_info info;
+        CUdeviceptr block;
 
+        if (result == CUDA_ERROR_NOT_SUPPORTED && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && gr_shim_ready() &&
+            gr_query_block_at(ptr, &block, &info) == 0 && info.split)
+                result = set_sync(block, &info, *(const unsigned *)value);
         if (result == CUDA_SUCCESS && gr_shim_ready())
                 mark_exported(ptr);
         return result;
