@@ -249,9 +249,23 @@ static CUmemAllocationProp mapped_prop(int device)
 }
 
 /*
- * Only where the process sees one device: contexts of other devices can copy all memory of cuMemAlloc, but mapped
- * memory only where their device was given access to each range (docs/measurements.md, mapped-peers).
+ * Contexts of other devices can copy all memory of cuMemAlloc, but mapped memory only where their device was given
+ * access to each range (docs/measurements.md, mapped-peers). So each device that the process uses gets access to all of
+ * it, and nothing is mapped where the process sees a device that cannot have it.
  */
+static bool all_can_access(CUdevice dev, int devices)
+{
+        for (int i = 0; i < devices; i++) {
+                int there = 0, back = 0;
+
+                if (i != dev &&
+                    (!gr_real.cuDeviceCanAccessPeer || gr_real.cuDeviceCanAccessPeer(&there, i, dev) != CUDA_SUCCESS ||
+                     !there || gr_real.cuDeviceCanAccessPeer(&back, dev, i) != CUDA_SUCCESS || !back))
+                        return false;
+        }
+        return true;
+}
+
 static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
 {
         CUmemAllocationProp prop;
@@ -262,7 +276,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
         CUresult result;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0);
-        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices != 1 || !enter(context))
+        if (gr_real.cuDeviceGetCount(&devices) != CUDA_SUCCESS || !enter(context))
                 return -ENOTSUP;
         result = gr_real.cuCtxGetDevice(&dev);
         leave();
@@ -271,7 +285,7 @@ static int driver_mem_reserve(void *context, size_t bytes, uint64_t *ret_ptr)
                     CUDA_SUCCESS ||
             gr_real.cuDeviceGetAttribute(&shareable, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
                                          dev) != CUDA_SUCCESS ||
-            !mappable || !shareable)
+            !mappable || !shareable || !all_can_access(dev, devices))
                 return -ENOTSUP;
         prop = mapped_prop(dev);
         if (gr_real.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) !=
@@ -300,6 +314,7 @@ struct mapping {
 };
 static struct mapping *mappings GR_GUARDED_BY(gr_mappings);
 static uint64_t mapped_count GR_GUARDED_BY(gr_mappings);
+static _Atomic uint64_t used_devices; /* a bit for each that has, or had, a context; changed with the lock held */
 static size_t largest_bytes GR_GUARDED_BY(gr_mappings); /* of all mappings ever */
 
 /* Lock held. */
@@ -312,9 +327,23 @@ GR_HELD(gr_mappings) static struct mapping *mapping_at(uint64_t ptr)
         return mapping;
 }
 
-/* Lock held. Maps memory at ptr, where the device may then read and write; maps nothing where that fails. */
-GR_HELD(gr_mappings)
-static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, const CUmemAccessDesc *access)
+/* Lock held. Lets the device and all others that are in use read and write what is mapped at ptr. */
+GR_HELD(gr_mappings) static CUresult give_access(uint64_t ptr, size_t bytes, int device)
+{
+        CUmemAccessDesc access[GR_DEVICES_MAX];
+        size_t count = 0;
+        CUresult result;
+
+        gr_assert_locked(&gr_mappings);
+        for (int i = 0; i < GR_DEVICES_MAX; i++)
+                if (i == device || atomic_load(&used_devices) >> i & 1)
+                        access[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i},
+                                                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, count));
+        return result;
+}
+
+GR_HELD(gr_mappings) CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle)
 {
         struct mapping *mapping = calloc(1, sizeof(*mapping));
         CUresult result;
@@ -322,37 +351,54 @@ static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle mem
         gr_assert_locked(&gr_mappings);
         if (!mapping)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
+        result = give_access(ptr, bytes, device);
         if (result == CUDA_SUCCESS) {
-                ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, 1));
-                if (result == CUDA_SUCCESS) {
-                        largest_bytes = bytes > largest_bytes ? bytes : largest_bytes;
-                        *mapping = (struct mapping){.piece = {ptr, bytes, ++mapped_count}, .handle = memory};
-                        HASH_ADD(hh, mappings, piece.ptr, sizeof(ptr), mapping);
-                        if (mapping->hh.tbl)
-                                return CUDA_SUCCESS;
-                        result = CUDA_ERROR_OUT_OF_MEMORY;
-                }
-                gr_real.cuMemUnmap(ptr, bytes);
+                largest_bytes = bytes > largest_bytes ? bytes : largest_bytes;
+                *mapping = (struct mapping){.piece = {ptr, bytes, ++mapped_count}, .handle = handle};
+                HASH_ADD(hh, mappings, piece.ptr, sizeof(ptr), mapping);
+                if (mapping->hh.tbl)
+                        return CUDA_SUCCESS;
+                result = CUDA_ERROR_OUT_OF_MEMORY;
         }
         free(mapping);
+        return result;
+}
+
+GR_HELD(gr_mappings) void gr_operations_drop(uint64_t ptr)
+{
+        struct mapping *mapping = mapping_at(ptr);
+
+        assert(mapping);
+        HASH_DEL(mappings, mapping);
+        free(mapping);
+}
+
+/* Lock held. Maps memory of device at ptr, where it can be used then; maps nothing where that fails. */
+GR_HELD(gr_mappings)
+static CUresult map(uint64_t ptr, size_t bytes, CUmemGenericAllocationHandle memory, int device)
+{
+        CUresult result;
+
+        gr_assert_locked(&gr_mappings);
+        ONCE_READY(result, gr_real.cuMemMap(ptr, bytes, 0, memory, 0));
+        if (result == CUDA_SUCCESS) {
+                result = gr_operations_adopt(ptr, bytes, device, memory);
+                if (result != CUDA_SUCCESS)
+                        gr_real.cuMemUnmap(ptr, bytes);
+        }
         return result;
 }
 
 /* Lock held. handle 0: the memory is kept. */
 GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t handle)
 {
-        struct mapping *mapping;
         CUresult result;
 
         gr_assert_locked(&gr_mappings);
         ONCE_READY(result, gr_real.cuMemUnmap(ptr, bytes));
         if (result != CUDA_SUCCESS)
                 return result;
-        mapping = mapping_at(ptr);
-        assert(mapping && mapping->piece.bytes == bytes);
-        HASH_DEL(mappings, mapping);
-        free(mapping);
+        gr_operations_drop(ptr);
         if (handle)
                 gr_real.cuMemRelease(handle);
         return CUDA_SUCCESS;
@@ -361,7 +407,6 @@ GR_HELD(gr_mappings) static CUresult unmap(uint64_t ptr, size_t bytes, uint64_t 
 static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes, uint64_t *handle)
 {
         CUmemAllocationProp prop = mapped_prop(device);
-        CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CUmemGenericAllocationHandle memory = *handle;
         CUresult result = CUDA_SUCCESS;
 
@@ -374,7 +419,7 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         if (result != CUDA_SUCCESS)
                 return to_errno_of_memory(result);
         gr_lock(&gr_mappings);
-        result = map(ptr, bytes, memory, &access);
+        result = map(ptr, bytes, memory, device);
         if (result != CUDA_SUCCESS && !*handle)
                 gr_real.cuMemRelease(memory);
         else
@@ -400,6 +445,21 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         return gr_errno_of(result);
 }
 
+void gr_operations_use_device(int device)
+{
+        struct mapping *mapping, *tmp;
+
+        assert(device >= 0 && device < GR_DEVICES_MAX);
+        if (atomic_load(&used_devices) >> device & 1)
+                return;
+        gr_lock(&gr_mappings);
+        if (!(atomic_fetch_or(&used_devices, UINT64_C(1) << device) >> device & 1)) {
+                HASH_ITER (hh, mappings, mapping, tmp)
+                        give_access(mapping->piece.ptr, mapping->piece.bytes, device);
+        }
+        gr_unlock(&gr_mappings);
+}
+
 GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)
 {
         uint64_t at = ptr & ~(uint64_t)(GR_PAGE_BYTES - 1);
@@ -409,7 +469,7 @@ GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece
                 at -= GR_PAGE_BYTES;
                 mapping = mapping_at(at);
         }
-        if (!mapping || ptr - at >= mapping->piece.bytes)
+        if (!mapping || !mapping->handle || ptr - at >= mapping->piece.bytes)
                 return CUDA_ERROR_NOT_FOUND;
         *ret_piece = mapping->piece;
         return ret_fd ? gr_real.cuMemExportToShareableHandle(ret_fd, mapping->handle,

@@ -22,6 +22,20 @@ struct gr_piece {
 };
 
 /*
+ * The process has a context of the device: from now on the device can use all memory that is mapped for core/, as it can
+ * use that of cuMemAlloc.
+ */
+void gr_operations_use_device(int device);
+
+/*
+ * Lets device and all devices in use read and write the memory of device that has just been mapped at ptr, and those
+ * that come into use later; until gr_operations_drop, after it was unmapped. handle: of the memory; 0: it cannot be
+ * exported. gr_mappings is held. On failure nothing has changed.
+ */
+CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
+void gr_operations_drop(uint64_t ptr);
+
+/*
  * The piece that ptr lies in and, where ret_fd is not NULL, a descriptor of its memory, which the caller closes.
  * gr_mappings is held. CUDA_ERROR_NOT_FOUND: nothing is mapped there; or the driver's error.
  */

@@ -141,6 +141,7 @@ static struct gr_context *add(CUcontext handle, CUdevice dev)
 {
         struct gr_context *context = gr_core_context_add(&gr_core, handle, dev), *first = NULL;
 
+        gr_operations_use_device(dev);
         if (!context || (!atomic_compare_exchange_strong(&only, &first, context) && first != context)) {
                 atomic_store(&several, true);
                 atomic_fetch_add(&gr_context_generation, 1);

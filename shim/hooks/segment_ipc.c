@@ -412,8 +412,8 @@ static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
         return result;
 }
 
-/* Unmaps the first bytes of what was mapped for an opening, and gives its addresses back. */
-static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes)
+/* Unmaps the first bytes of what was mapped, and gives its addresses back. adopted: as map_for does. */
+static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
 {
         CUresult result = CUDA_SUCCESS;
 
@@ -423,6 +423,8 @@ static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes)
                 if (result == CUDA_SUCCESS)
                         break;
         }
+        if (result == CUDA_SUCCESS && adopted)
+                gr_operations_drop(at);
         if (result == CUDA_SUCCESS)
                 gr_real.cuMemAddressFree(at, all_bytes);
         gr_unlock(&gr_mappings);
@@ -453,12 +455,10 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
         return result;
 }
 
-/* Maps all pieces and lets dev and the device that they are of use them. */
+/* Maps all pieces where dev, and all devices that this process uses, can use them. */
 static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 {
-        CUmemAccessDesc access[2] = {{.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev},
-                                      .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
-        int ordinal = opening->import.ordinal;
+        int owner = opening->import.ordinal;
         size_t mapped = 0;
         CUresult result = gr_real.cuMemAddressReserve(&opening->at, opening->all_bytes, GR_PAGE_BYTES, 0, 0);
 
@@ -466,13 +466,12 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
                 return result;
         result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
         if (result == CUDA_SUCCESS) {
-                access[1] = access[0];
-                access[1].location.id = ordinal;
-                result = gr_real.cuMemSetAccess(opening->at, opening->all_bytes, access,
-                                                ordinal < 0 || ordinal == dev ? 1 : 2);
+                gr_lock(&gr_mappings);
+                result = gr_operations_adopt(opening->at, opening->all_bytes, owner < 0 ? dev : owner, 0);
+                gr_unlock(&gr_mappings);
         }
         if (result != CUDA_SUCCESS)
-                unmap(opening->at, mapped, opening->all_bytes);
+                unmap(opening->at, mapped, opening->all_bytes, false);
         return result;
 }
 
@@ -633,7 +632,7 @@ static CUresult close_memory(const struct opening *opening)
         rc = gr_driver.context_sync(opening->import.context);
         if (rc && gr_driver.context_drain) /* while there is a capture only this one is not refused */
                 rc = gr_driver.context_drain(opening->import.context);
-        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes);
+        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
 }
 
 int gr_segment_ipc_close(CUdeviceptr base, CUresult *ret_result, bool *ret_last)
@@ -684,7 +683,7 @@ void gr_segment_ipc_end(CUcontext context)
         gr_unlock(&table_lock);
         DL_FOREACH_SAFE (ended, opening, tmp) {
                 if (opening->all_bytes)
-                        unmap(opening->at, opening->all_bytes, opening->all_bytes);
+                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
                 free(opening);
         }
         gr_unlock(&opening_lock);

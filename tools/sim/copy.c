@@ -13,11 +13,28 @@ static bool is_pageable(uintptr_t address)
         return !sim_is_device_address(address) && !sim_find(address);
 }
 
-static CUresult copy_box(struct sim_op *op, CUstream stream, bool wait)
+/* Whether a copy in the current context may use this address: mapped memory must have been given to its device. */
+static bool has_access(uintptr_t address)
+{
+        struct sim_alloc *alloc = sim_find(address);
+        CUcontext ctx;
+        bool may;
+
+        if (!alloc || alloc->kind != SIM_ALLOC_MAPPED)
+                return true;
+        sim_lock();
+        may = sim_current(&ctx) != CUDA_SUCCESS || (alloc->access >> ctx->device & 1);
+        sim_unlock();
+        return may;
+}
+
+/* peers: by a function that is told both contexts, which can copy all memory. */
+static CUresult copy_box(struct sim_op *op, CUstream stream, bool wait, bool peers)
 {
         if (op->u.copy.width == 0 || op->u.copy.height == 0 || op->u.copy.depth == 0)
                 return CUDA_SUCCESS;
-        if (!op->u.copy.dst || !op->u.copy.src)
+        if (!op->u.copy.dst || !op->u.copy.src ||
+            (!peers && !(has_access(op->u.copy.dst) && has_access(op->u.copy.src))))
                 return CUDA_ERROR_INVALID_VALUE;
         return sim_submit(stream, op, wait);
 }
@@ -33,7 +50,7 @@ static bool is_capturing(CUstream handle)
         return capturing;
 }
 
-static CUresult copy(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
+static CUresult copy_by(bool peers, uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
 {
         struct sim_op op = {.kind = SIM_OP_COPY,
                             .u.copy = {.dst = dst, .src = src, .width = bytes, .height = 1, .depth = 1}};
@@ -51,7 +68,12 @@ static CUresult copy(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream
                 }
                 wait = wait || is_pageable(dst);
         }
-        return copy_box(&op, stream, wait);
+        return copy_box(&op, stream, wait, peers);
+}
+
+static CUresult copy(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, bool async)
+{
+        return copy_by(false, dst, src, bytes, stream, async);
 }
 
 SIM_PTDS(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t bytes), (dst, src, bytes))
@@ -80,7 +102,7 @@ SIM_PTDS(cuMemcpyPeer, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontex
 {
         if (!to || !from)
                 return CUDA_ERROR_INVALID_CONTEXT;
-        return copy(dst, src, bytes, stream, true);
+        return copy_by(true, dst, src, bytes, stream, true);
 }
 
 SIM_PTSZ(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream), (dst, src, bytes, stream))
@@ -111,7 +133,7 @@ SIM_PTSZ(cuMemcpyPeerAsync,
 {
         if (!to || !from)
                 return CUDA_ERROR_INVALID_CONTEXT;
-        return copy(dst, src, bytes, stream, true);
+        return copy_by(true, dst, src, bytes, stream, true);
 }
 
 /* The start of one side of a 2D or 3D copy; 0 for an array, which is not simulated. */
@@ -149,7 +171,8 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool async)
         op.u.copy.height = c->Height;
         op.u.copy.depth = 1;
         return copy_box(&op, stream,
-                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)));
+                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)),
+                        false);
 }
 
 SIM_PTDS(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *c), (c))
@@ -187,7 +210,8 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool async)
         op.u.copy.height = c->Height;
         op.u.copy.depth = c->Depth;
         return copy_box(&op, stream,
-                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)));
+                        !is_capturing(stream) && (!async || is_pageable(op.u.copy.src) || is_pageable(op.u.copy.dst)),
+                        false);
 }
 
 SIM_PTDS(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *c), (c))

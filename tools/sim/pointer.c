@@ -2,6 +2,7 @@
 #include "sim.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* The allocation at an address, or NULL, also if a stream is about to free it. Memory lock held. */
@@ -74,7 +75,7 @@ static CUresult answer(void *out, CUpointer_attribute attribute, const struct si
                 break;
         case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
                 *(CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *)out = (CUDA_POINTER_ATTRIBUTE_P2P_TOKENS){0};
-                if (!alloc || alloc->kind != SIM_ALLOC_DEVICE)
+                if (!alloc || (alloc->kind != SIM_ALLOC_DEVICE && alloc->kind != SIM_ALLOC_MAPPED))
                         return CUDA_ERROR_INVALID_VALUE;
                 ((CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *)out)->p2pToken = alloc->buffer_id;
                 break;
@@ -163,6 +164,20 @@ SIM_API cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, 
         return rc;
 }
 
+/* Whether all of it is mapped memory, in whatever pieces. Memory lock held. */
+static bool is_mapped_locked(CUdeviceptr dptr, size_t bytes)
+{
+        struct sim_alloc *alloc;
+
+        for (CUdeviceptr at = dptr; at < dptr + bytes; at = alloc->base + alloc->bytes) {
+                alloc = sim_find_locked(at);
+                if (!alloc || alloc->idle || alloc->kind != SIM_ALLOC_MAPPED)
+                        return false;
+        }
+        return true;
+}
+
+/* The descriptor for mapped memory stands for nothing; nobody here could use it. */
 SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t bytes, CUmemRangeHandleType type,
                                       unsigned long long flags)
 {
@@ -177,7 +192,10 @@ SIM_API cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t byt
                 return CUDA_ERROR_NOT_SUPPORTED;
         sim_memory_lock();
         alloc = sim_find_locked(dptr);
-        if (!alloc || alloc->idle || bytes > alloc->bytes - (dptr - alloc->base))
+        if (is_mapped_locked(dptr, bytes))
+                rc = (file = memfd_create("simulated dma-buf", MFD_CLOEXEC)) < 0 ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                                 : CUDA_SUCCESS;
+        else if (!alloc || alloc->idle || bytes > alloc->bytes - (dptr - alloc->base))
                 rc = CUDA_ERROR_INVALID_VALUE;
         /* The file holds a whole allocation, so a part of one, or one in a shared page, cannot be exported. */
         else if (alloc->kind != SIM_ALLOC_DEVICE || alloc->footprint % SIM_PAGE_BYTES || dptr != alloc->base)

@@ -328,6 +328,7 @@ struct sim_alloc {
         unsigned long long buffer_id;
         bool freeing; /* the program has freed it in stream order, and the free has not run. Guarded by sim_lock() */
         bool idle;    /* in a pool's cache: touching it is misuse. Guarded by the memory lock */
+        _Atomic unsigned access; /* mapped memory: a bit for each device that may use it */
         bool sync_memops;
         int file;               /* of exported memory, plus 1; closed with the allocation. Guarded by the memory lock */
         struct sim_alloc *next; /* in the list of ranges outside the device heaps */

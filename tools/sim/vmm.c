@@ -448,16 +448,26 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
         SIM_ENTER(cuMemSetAccess);
         if (!descs || !count)
                 return CUDA_ERROR_INVALID_VALUE;
+        for (size_t i = 0; i < count; i++)
+                if (descs[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+                    sim_device_check(descs[i].location.id) != CUDA_SUCCESS)
+                        return CUDA_ERROR_INVALID_DEVICE;
         sim_lock();
         if (!bytes || !covered(base, bytes)) {
                 sim_unlock();
                 return CUDA_ERROR_INVALID_VALUE;
         }
         for (struct mapping *m = mappings; m && rc == CUDA_SUCCESS; m = m->next) {
-                bool access = descs[0].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+                bool access;
 
                 if (m->range->base < base || m->range->base - base >= bytes)
                         continue;
+                for (size_t i = 0; i < count; i++)
+                        if (descs[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+                                m->range->access |= 1u << descs[i].location.id;
+                        else
+                                m->range->access &= ~(1u << descs[i].location.id);
+                access = m->range->access != 0;
                 if (access && m->range->idle &&
                     mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                          m->memory->own_file ? m->memory->own_file - 1 : file, m->memory->offset) == MAP_FAILED)
