@@ -352,6 +352,7 @@ static void end(void)
 static void begin(void)
 {
         sim_setup();
+        sim_vmm_begin();
         atexit(end);
 }
 

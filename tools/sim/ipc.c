@@ -30,6 +30,17 @@ struct opening {
 };
 static struct opening *openings;
 
+int sim_memory_file(const char *name)
+{
+        int file = memfd_create(name, MFD_CLOEXEC), moved;
+
+        if (file < 0 || file > STDERR_FILENO)
+                return file;
+        moved = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        close(file);
+        return moved;
+}
+
 /* No operation accesses the memory meanwhile, as each would need the memory lock. */
 bool sim_move_to_file_locked(struct sim_alloc *alloc)
 {
@@ -37,7 +48,7 @@ bool sim_move_to_file_locked(struct sim_alloc *alloc)
 
         if (alloc->file)
                 return true;
-        file = memfd_create("simulated device", MFD_CLOEXEC);
+        file = sim_memory_file("simulated device");
         if (file < 0)
                 return false;
         if (ftruncate(file, (off_t)alloc->footprint) != 0 ||

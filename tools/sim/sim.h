@@ -379,10 +379,16 @@ struct sim_alloc *sim_range_add(enum sim_alloc_kind kind, uintptr_t base, size_t
                                 unsigned flags);
 void sim_range_remove(struct sim_alloc *alloc);
 
+/* ---- vmm.c ---- */
+
+void sim_vmm_begin(void); /* once, before the other functions there: a driver has its files open, too */
+
 /* ---- ipc.c ---- */
 
 /* Moves memory to a file of its own, for others to map; whole pages. False: no file. Memory lock held. */
 bool sim_move_to_file_locked(struct sim_alloc *alloc);
+/* A new file in memory, whose number is none of the standard streams', which the program may have closed; -1: none. */
+int sim_memory_file(const char *name);
 void sim_ipc_free(struct sim_alloc *alloc); /* cuMemFree of an imported pool's memory, context idle; lock held */
 
 /* ---- array.c ---- */

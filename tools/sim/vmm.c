@@ -1,6 +1,6 @@
 /*
  * Virtual memory management: reserved addresses, and memory that is created and mapped there. Created memory lies in
- * one sparse file in memory, so that it can be mapped anywhere and more than once; memory that may be exported has a
+ * one sparse file in memory, so that it can be mapped anywhere and more than once; memory that is exported moves to a
  * file of its own.
  */
 #include "sim.h"
@@ -221,22 +221,14 @@ static void forget_handle(struct created *memory)
         dead = memory;
 }
 
-/* Gives the memory its place in a file. Lock held. */
+void sim_vmm_begin(void)
+{
+        file = sim_memory_file("simulated device");
+}
+
+/* Gives the memory its place in the common file. Lock held. */
 static bool back(struct created *memory)
 {
-        int own;
-
-        if (memory->prop.requestedHandleTypes) {
-                own = memfd_create("simulated device", MFD_CLOEXEC);
-                if (own < 0)
-                        return false;
-                memory->own_file = own + 1;
-                return ftruncate(own, (off_t)memory->bytes) == 0 &&
-                       pwrite(own, &memory->prop, sizeof memory->prop, (off_t)memory->bytes) ==
-                               (ssize_t)sizeof memory->prop; /* for who imports it */
-        }
-        if (file < 0)
-                file = memfd_create("simulated device", MFD_CLOEXEC);
         memory->offset = next_offset;
         if (file < 0 || ftruncate(file, next_offset + (off_t)memory->bytes) != 0)
                 return false;
@@ -259,8 +251,6 @@ SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CU
         sim_lock();
         memory = new_handle(prop, bytes);
         if (!memory || !back(memory) || (on_device(prop) && !sim_heap_charge(prop->location.id, bytes))) {
-                if (memory && memory->own_file)
-                        close(memory->own_file - 1);
                 if (memory)
                         forget_handle(memory);
                 rc = CUDA_ERROR_OUT_OF_MEMORY;
@@ -272,16 +262,55 @@ SIM_API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CU
         return rc;
 }
 
+/* Gives mapped memory its pages, where the program may access them. Lock held. */
+static bool show(const struct mapping *m)
+{
+        return mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                    m->memory->own_file ? m->memory->own_file - 1 : file, m->memory->offset) != MAP_FAILED;
+}
+
+/*
+ * Moves memory into a file of its own, which others can map; its properties stand behind it. No operation accesses the
+ * memory meanwhile, as each would need the memory lock. Lock held.
+ */
+static bool move_to_own_file(struct created *memory)
+{
+        int own = sim_memory_file("simulated device");
+        void *from = mmap(NULL, memory->bytes, PROT_READ, MAP_SHARED, file, memory->offset);
+        bool moved;
+
+        sim_memory_lock();
+        moved = own >= 0 && from != MAP_FAILED && pwrite(own, from, memory->bytes, 0) == (ssize_t)memory->bytes &&
+                pwrite(own, &memory->prop, sizeof memory->prop, (off_t)memory->bytes) == (ssize_t)sizeof memory->prop;
+        if (moved) {
+                fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory->offset, (off_t)memory->bytes);
+                memory->own_file = own + 1;
+                memory->offset = 0;
+                for (struct mapping *m = mappings; m; m = m->next)
+                        if (m->memory == memory && !m->range->idle && !show(m))
+                                abort();
+        } else if (own >= 0) {
+                close(own);
+        }
+        sim_memory_unlock();
+        if (from != MAP_FAILED)
+                munmap(from, memory->bytes);
+        return moved;
+}
+
 SIM_API cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                      CUmemAllocationHandleType type, unsigned long long flags)
 {
+        struct created *memory = (struct created *)(uintptr_t)handle;
         CUresult rc = CUDA_ERROR_INVALID_VALUE;
 
         SIM_ENTER(cuMemExportToShareableHandle);
         sim_lock();
         if (shareable && !flags && is_created(handle) && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-            ((struct created *)(uintptr_t)handle)->own_file) {
-                int copy = fcntl(((struct created *)(uintptr_t)handle)->own_file - 1, F_DUPFD_CLOEXEC, 0);
+            memory->prop.requestedHandleTypes) {
+                int copy = memory->own_file || move_to_own_file(memory)
+                                   ? fcntl(memory->own_file - 1, F_DUPFD_CLOEXEC, 0)
+                                   : -1;
 
                 rc = copy < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
                 if (rc == CUDA_SUCCESS)
@@ -468,9 +497,7 @@ SIM_API cuMemSetAccess(CUdeviceptr base, size_t bytes, const CUmemAccessDesc *de
                         else
                                 m->range->access &= ~(1u << descs[i].location.id);
                 access = m->range->access != 0;
-                if (access && m->range->idle &&
-                    mmap((void *)m->range->base, m->range->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                         m->memory->own_file ? m->memory->own_file - 1 : file, m->memory->offset) == MAP_FAILED)
+                if (access && m->range->idle && !show(m))
                         rc = CUDA_ERROR_OUT_OF_MEMORY;
                 else
                         sim_heap_set_idle(m->range, !access);
