@@ -409,22 +409,28 @@ static int driver_mem_map(void *context, int device, uint64_t ptr, size_t bytes,
         CUmemAllocationProp prop = mapped_prop(device);
         CUmemGenericAllocationHandle memory = *handle;
         CUresult result = CUDA_SUCCESS;
+        int cancel;
 
         (void)context;
         gr_lock_rank_assert_free_from(GR_RANK_MAPPINGS);
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
         callbacks->taking();
+        /* A thread that is cancelled must not end here: the lock would stay locked, and the range with the caller. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         if (!*handle)
                 ONCE_READY(result, gr_real.cuMemCreate(&memory, bytes, &prop, 0));
-        if (result != CUDA_SUCCESS)
-                return to_errno_of_memory(result);
-        gr_lock(&gr_mappings);
-        result = map(ptr, bytes, memory, device);
-        if (result != CUDA_SUCCESS && !*handle)
-                gr_real.cuMemRelease(memory);
-        else
+        if (result == CUDA_SUCCESS) {
+                gr_lock(&gr_mappings);
+                result = map(ptr, bytes, memory, device);
+                if (result != CUDA_SUCCESS && !*handle)
+                        gr_real.cuMemRelease(memory);
+                gr_unlock(&gr_mappings);
+        }
+        if (result == CUDA_SUCCESS && !*handle) {
                 *handle = memory;
-        gr_unlock(&gr_mappings);
+                callbacks->taken();
+        }
+        pthread_setcancelstate(cancel, NULL);
         return to_errno_of_memory(result);
 }
 
@@ -433,11 +439,14 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
         CUstreamCaptureMode mode = gr_operations_relax_captures();
         bool entered = context && enter(context);
         CUresult result;
+        int cancel;
 
         assert(bytes > 0 && bytes % GR_PAGE_BYTES == 0 && ptr % GR_PAGE_BYTES == 0); /* whole pages */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);                     /* as in driver_mem_map */
         gr_lock(&gr_mappings);
         result = unmap(ptr, bytes, handle);
         gr_unlock(&gr_mappings);
+        pthread_setcancelstate(cancel, NULL);
         if (entered)
                 leave();
         gr_operations_restore_captures(mode);

@@ -19,6 +19,7 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
+#include "hooks/segment_ipc.h"
 
 struct memory {
         UT_hash_handle hh;
@@ -259,6 +260,15 @@ GR_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr base, size_t bytes, size_t offse
         return gr_real_given(result, &base);
 }
 
+/* Whether ptr is in memory that is mapped for the library: a block of a segment of this process or of another one. */
+static bool is_of_segment(CUdeviceptr ptr)
+{
+        struct gr_segment_import import;
+        struct gr_split_place place;
+
+        return gr_split_find(&gr_core, ptr, &place) == 0 || gr_segment_ipc_find(ptr, &import) == 0;
+}
+
 /* Lock held. The driver has unmapped the range. */
 GR_HELD(gr_mappings) static void range_unmapped(CUdeviceptr base, size_t bytes)
 {
@@ -286,6 +296,9 @@ GR_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr base, size_t bytes)
 {
         CUresult result;
 
+        /* Memory from cuMemAlloc cannot be unmapped, so blocks of this library's segments cannot either. */
+        if (gr_shim_ready() && gr_real.cuMemUnmap && is_of_segment(base))
+                return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready())
                 return GR_REAL(cuMemUnmap, base, bytes);
         gr_lock(&gr_mappings);
@@ -305,7 +318,7 @@ GR_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHan
         CUresult result;
 
         /* Memory from cuMemAlloc has no handle, so ranges of this library's segments must not have one either. */
-        if (gr_shim_ready() && gr_split_find(&gr_core, at, &(struct gr_split_place){0}) == 0)
+        if (gr_shim_ready() && is_of_segment(at))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!gr_shim_ready() || !handle)
                 return GR_REAL(cuMemRetainAllocationHandle, handle, address);
