@@ -115,24 +115,13 @@ static void opened_ipc(CUdeviceptr ptr)
 static CUresult open_segment(CUdeviceptr *dptr, const CUipcMemHandle *handle, unsigned int flags)
 {
         struct gr_context *context = gr_context_current();
-        struct gr_segment_import import;
-        struct gr_device *device;
-        CUresult result;
-        bool first;
 
         if (!dptr || !(flags & CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
                 return CUDA_ERROR_INVALID_VALUE;
         if (!context)
                 return CUDA_ERROR_INVALID_CONTEXT;
-        result = gr_segment_ipc_open(context->handle, context->ordinal, handle, &import, &first);
-        if (result != CUDA_SUCCESS)
-                return result;
-        *dptr = import.base;
-        if (first) {
-                device = import.ordinal >= 0 ? gr_device_get(import.ordinal) : NULL;
-                opened(context, device ? device : context->device, import.base, import.bytes);
-        }
-        return CUDA_SUCCESS;
+        gr_ipc_begin_sharing();
+        return gr_segment_ipc_open(context->handle, context->ordinal, handle, dptr);
 }
 
 static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags,
@@ -182,14 +171,11 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         unsigned long long before = 0;
         GR_KEEP_ERRNO;
         CUresult result;
-        bool last;
 
+        if (gr_shim_ready() && gr_segment_ipc_close(dptr, &result) == 0)
+                return result;
         if (gr_shim_ready())
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);
-        if (gr_shim_ready() && gr_segment_ipc_close(dptr, &result, &last) == 0) {
-                gr_accounted_settle(gr_core.accounted, entry, last);
-                return result;
-        }
         if (entry)
                 before = buffer_at(dptr);
         result = GR_REAL(cuIpcCloseMemHandle, dptr);

@@ -164,7 +164,8 @@ GR_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *si
                 return GR_REAL(cuMemGetAddressRange_v2, base, size, GR_NO_POINTER);
         result = GR_REAL(cuMemGetAddressRange_v2, base, size, dptr);
         /* The driver knows no allocation there, but the pool does. Other errors, as without a context, are returned. */
-        if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && (info.spilled || info.split))
+        if ((result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_INVALID_VALUE) && gr_real.cuMemGetAddressRange_v2 &&
+            (info.spilled || info.split))
                 result = CUDA_SUCCESS;
         if (result == CUDA_SUCCESS && size)
                 *size = info.requested_bytes;
@@ -191,7 +192,7 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)
                 *(CUdeviceptr *)data = block;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE && data)
-                *(int *)data = 1;
+                *(int *)data = info->generation > 0; /* not what another process has shared */
         if (info->sync && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && data)
                 *(unsigned *)data = 1;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES && data)
@@ -289,8 +290,8 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
         CUdeviceptr block;
         CUresult result;
 
-        if (gr_shim_ready() && gr_options.pool != GR_POOL_BINS && gr_query_block_at(dptr, &block, &info) == 0 &&
-            info.split) {
+        if (gr_shim_ready() && gr_real.cuIpcGetMemHandle && gr_options.pool != GR_POOL_BINS &&
+            gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
                 GR_KEEP_ERRNO;
 
                 if (!handle || !is_live(dptr, block, &info) || gr_segment_ipc_find(dptr, &import) == 0)

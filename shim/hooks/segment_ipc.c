@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,18 +15,20 @@
 #include <unistd.h>
 #include <utlist.h>
 
+#include "device/device.h"
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "system/platform.h"
 #include "system/workers.h"
 
-#define MAGIC        UINT64_C(0x6d65726c75707267) /* no handle of the driver begins so */
-#define BACKLOG      64
-#define TRIES        2 /* what fails once, for want of something, is tried again */
-#define PAUSE_NS     UINT64_C(10000000)
-#define LOOK_MS      400 /* longest sleep of the thread, as it delays the end of a process left alone */
-#define ASKER_WAIT_S 5   /* longest that the thread waits for one asker, while others wait */
-#define REPLY_WAIT_S 30  /* longest that an importer waits for the next message */
+#define MAGIC       UINT64_C(0x6d65726c75707267) /* no handle of the driver begins so */
+#define BACKLOG     64
+#define TRIES       2 /* what fails once, for want of something, is tried again */
+#define PAUSE_NS    UINT64_C(10000000)
+#define LOOK_MS     400                  /* longest sleep of the thread, as it delays the end of a process left alone */
+#define ANSWER_NS   UINT64_C(5000000000) /* longest time for one asker */
+#define OPEN_NS     UINT64_C(10000000000) /* longest wait of an importer for the exporter */
+#define ANSWERS_MAX 16                    /* askers that are answered at the same time */
 
 /* What the 64 bytes of a handle hold. The same block has the same bytes whenever it is asked for. */
 struct handle {
@@ -50,13 +53,18 @@ struct reply {
         unsigned char device[16]; /* its UUID; zeros: unknown */
 };
 
+/* Memory of another process: on its way, open, or about to be given back. By one thread at a time but when open. */
+enum opening_state { OPENING, OPEN, CLOSING };
+
 struct opening {
         struct opening *prev, *next;
         struct handle handle;
         struct gr_segment_import import;
         CUdeviceptr at;   /* of the first piece, or of the allocation */
         size_t all_bytes; /* of all pieces; 0: it is an allocation, opened by the driver */
-        unsigned count;
+        unsigned count;   /* how often it is open */
+        enum opening_state state;
+        bool ended; /* the context has been destroyed meanwhile */
 };
 
 /* The exporter's side. */
@@ -68,22 +76,58 @@ static struct {
         bool running, stop;
 } service GR_GUARDED_BY(service_lock) = {.fd = -1};
 
+static _Atomic int answers; /* askers that are being answered by workers */
+
 /* The importer's side. */
-static struct gr_lock opening_lock = GR_LOCK_INIT(GR_RANK_IPC); /* held while memory is opened or closed */
 static struct gr_lock table_lock = GR_LOCK_INIT(GR_RANK_IMPORTS);
+static pthread_cond_t state_changed = PTHREAD_COND_INITIALIZER; /* of an opening */
 static struct opening *openings GR_GUARDED_BY(table_lock);
 static _Atomic size_t opening_count;
 
-/* A socket that takes none of the numbers of the standard streams, should the program have closed these. -1: none. */
-static int new_socket(int flags)
+/*
+ * Descriptors that are open for a moment, plus 1. A child that the program forks then closes them, as memory stays for
+ * as long as a descriptor of it is open.
+ */
+static _Atomic int moments[4 * ANSWERS_MAX];
+
+/*
+ * A descriptor that has just been opened, under a number that is none of the standard streams', should the program have
+ * closed these. -1: it was none, or there is no other number.
+ */
+static int off_streams(int fd)
 {
-        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0), moved;
+        int moved;
 
         if (fd < 0 || fd > STDERR_FILENO)
                 return fd;
         moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
         close(fd);
         return moved;
+}
+
+/* The same, for a descriptor that end_moment closes. */
+static int begin_moment(int fd)
+{
+        int moved = off_streams(fd), none;
+
+        for (size_t i = 0; moved >= 0 && i < sizeof(moments) / sizeof(moments[0]); i++) {
+                none = 0;
+                if (atomic_compare_exchange_strong(&moments[i], &none, moved + 1))
+                        break;
+        }
+        return moved;
+}
+
+static void end_moment(int fd)
+{
+        int open;
+
+        for (size_t i = 0; i < sizeof(moments) / sizeof(moments[0]); i++) {
+                open = fd + 1;
+                if (atomic_compare_exchange_strong(&moments[i], &open, 0))
+                        break;
+        }
+        close(fd);
 }
 
 static socklen_t address_of(uint64_t number, struct sockaddr_un *address)
@@ -96,12 +140,20 @@ static socklen_t address_of(uint64_t number, struct sockaddr_un *address)
         return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-static void wait_at_most(int fd, int seconds)
+/* Waits until a socket can be read (POLLIN) or written (POLLOUT). False: not until deadline_ns. */
+static bool is_ready(int fd, short events, uint64_t deadline_ns)
 {
-        const struct timeval most = {.tv_sec = seconds};
+        struct pollfd look = {.fd = fd, .events = events};
 
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof(most));
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof(most));
+        for (;;) {
+                uint64_t now_ns = gr_driver.now_ns();
+                int rc = poll(&look, 1, now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) + 1 : 0);
+
+                if (rc > 0)
+                        return true;
+                if ((rc < 0 && errno != EINTR) || now_ns >= deadline_ns)
+                        return false;
+        }
 }
 
 /* Whether the process at the other end has the user of this one, or is root's; may_serve: or this one is. */
@@ -114,8 +166,8 @@ static bool is_trusted(int fd, bool may_serve)
                (peer.uid == geteuid() || peer.uid == 0 || (may_serve && geteuid() == 0));
 }
 
-/* Sends one message, with a descriptor where that is not -1. */
-static bool send_message(int socket, const void *data, size_t bytes, int fd)
+/* Sends one message, with a descriptor where that is not -1. False: not until deadline_ns, or an error. */
+static bool send_message(int socket, const void *data, size_t bytes, int fd, uint64_t deadline_ns)
 {
         struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
         union {
@@ -133,13 +185,17 @@ static bool send_message(int socket, const void *data, size_t bytes, int fd)
                 memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
         }
         do
-                sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-        while (sent < 0 && errno == EINTR);
+                sent = is_ready(socket, POLLOUT, deadline_ns) ? sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                                              : 0;
+        while (sent < 0 && (errno == EINTR || errno == EAGAIN));
         return sent == (ssize_t)bytes;
 }
 
-/* Receives one message of this length; *ret_fd: its descriptor, or -1. */
-static bool receive_message(int socket, void *data, size_t bytes, int *ret_fd)
+/*
+ * Receives one message of this length with one descriptor, or with none: ret_fd is NULL. False: another one, none until
+ * deadline_ns, or an error.
+ */
+static bool receive_message(int socket, void *data, size_t bytes, int *ret_fd, uint64_t deadline_ns)
 {
         struct iovec part = {.iov_base = data, .iov_len = bytes};
         union {
@@ -148,21 +204,29 @@ static bool receive_message(int socket, void *data, size_t bytes, int *ret_fd)
         } control = {0};
         struct msghdr message = {
                 .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof(control.room)};
+        int fds[sizeof(control.room) / sizeof(int)];
         struct cmsghdr *header;
+        size_t count = 0;
         ssize_t received;
 
-        *ret_fd = -1;
         do
-                received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-        while (received < 0 && errno == EINTR);
-        header = received >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
-        if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
-                memcpy(ret_fd, CMSG_DATA(header), sizeof(*ret_fd));
-        if (received == (ssize_t)bytes && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
-                return true;
-        if (*ret_fd >= 0)
-                close(*ret_fd);
-        *ret_fd = -1;
+                received = is_ready(socket, POLLIN, deadline_ns)
+                                   ? recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)
+                                   : 0;
+        while (received < 0 && (errno == EINTR || errno == EAGAIN));
+        header = received > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+        if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int); /* the room may be for more than one */
+                memcpy(fds, CMSG_DATA(header), count * sizeof(int));
+        }
+        if (received == (ssize_t)bytes && !(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+            count == (ret_fd ? 1 : 0)) {
+                if (ret_fd)
+                        *ret_fd = begin_moment(fds[0]);
+                return !ret_fd || *ret_fd >= 0;
+        }
+        while (count > 0)
+                close(fds[--count]);
         return false;
 }
 
@@ -231,22 +295,20 @@ static void describe(const struct handle *handle, struct reply *reply)
                 memcpy(reply->device, &uuid, sizeof(reply->device));
 }
 
-/* One process that has connected. */
+/* Answers one process that has connected. */
 static void answer(int asker)
 {
+        uint64_t deadline_ns = gr_driver.now_ns() + ANSWER_NS;
         struct gr_block_info info;
         struct handle handle;
         struct reply reply;
-        bool good = true;
+        bool good;
         int fd;
 
-        wait_at_most(asker, ASKER_WAIT_S);
-        if (!is_trusted(asker, false) || !receive_message(asker, &handle, sizeof(handle), &fd))
+        if (!is_trusted(asker, false) || !receive_message(asker, &handle, sizeof(handle), NULL, deadline_ns))
                 return;
-        if (fd >= 0)
-                close(fd); /* nobody needs to send one */
         describe(&handle, &reply);
-        good = send_message(asker, &reply, sizeof(reply), -1) && reply.good;
+        good = send_message(asker, &reply, sizeof(reply), -1, deadline_ns) && reply.good;
         for (CUdeviceptr at = handle.base; good && reply.all_bytes && at < handle.base + handle.bytes;) {
                 struct gr_piece piece;
                 uint64_t bytes;
@@ -255,13 +317,33 @@ static void answer(int asker)
                 gr_lock(&gr_mappings);
                 good = is_there(&handle, &info) && gr_operations_export(at, &piece, &fd) == CUDA_SUCCESS;
                 gr_unlock(&gr_mappings);
-                if (!good)
+                fd = good ? begin_moment(fd) : -1;
+                if (fd < 0)
                         return;
                 bytes = piece.bytes;
-                good = send_message(asker, &bytes, sizeof(bytes), fd);
-                close(fd);
+                good = send_message(asker, &bytes, sizeof(bytes), fd, deadline_ns);
+                end_moment(fd);
                 at = piece.ptr + bytes;
         }
+}
+
+/* On a worker, so that one that is slow to ask or to read keeps no other one waiting. */
+static void answer_on_worker(void *arg)
+{
+        int asker = (int)(intptr_t)arg;
+
+        answer(asker);
+        end_moment(asker);
+        atomic_fetch_sub(&answers, 1);
+}
+
+static void accepted(int asker)
+{
+        if (atomic_fetch_add(&answers, 1) < ANSWERS_MAX && gr_worker_call(answer_on_worker, (void *)(intptr_t)asker))
+                return;
+        atomic_fetch_sub(&answers, 1);
+        answer(asker);
+        end_moment(asker);
 }
 
 /* Whether fd is still the socket that the service has opened. */
@@ -289,20 +371,20 @@ static void *serve(void *arg)
         while (!service.stop && !gr_platform_left_alone(gr_workers_running()) && is_open(look.fd, inode)) {
                 gr_unlock(&service_lock);
                 if (poll(&look, 1, LOOK_MS) > 0 && is_open(look.fd, inode)) {
-                        asker = accept4(look.fd, NULL, NULL, SOCK_CLOEXEC);
-                        if (asker >= 0) {
-                                answer(asker);
-                                close(asker);
-                        } else {
+                        asker = begin_moment(accept4(look.fd, NULL, NULL, SOCK_CLOEXEC));
+                        if (asker >= 0)
+                                accepted(asker);
+                        else
                                 gr_driver.sleep_ns(PAUSE_NS); /* there may be no descriptor left */
-                        }
                 }
                 gr_lock(&service_lock);
         }
         if (is_open(look.fd, inode))
                 close(look.fd);
-        service.fd = -1;
-        service.running = false;
+        if (service.inode == inode) { /* else another thread serves already */
+                service.fd = -1;
+                service.running = false;
+        }
         gr_unlock(&service_lock);
         return NULL;
 }
@@ -313,6 +395,7 @@ GR_HELD(service_lock) static void begin_service(void)
         struct sockaddr_un address;
         struct stat status;
         socklen_t length;
+        int rc;
 
         gr_assert_locked(&service_lock);
         /* Never 0, which stands for none. The name stays when the thread has to start again. */
@@ -320,11 +403,15 @@ GR_HELD(service_lock) static void begin_service(void)
                 if (getrandom(&service.number, sizeof(service.number), 0) != (ssize_t)sizeof(service.number))
                         return;
         length = address_of(service.number, &address);
-        service.fd = new_socket(SOCK_NONBLOCK);
+        service.fd = off_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (service.fd < 0)
                 return;
-        if (bind(service.fd, (struct sockaddr *)&address, length) == 0 && listen(service.fd, BACKLOG) == 0 &&
-            fstat(service.fd, &status) == 0) {
+        /* The thread may still wait at a socket of this name, which the program has closed. */
+        for (int waits = 0; (rc = bind(service.fd, (struct sockaddr *)&address, length)) != 0 && errno == EADDRINUSE &&
+                            waits < (int)(2 * LOOK_MS * UINT64_C(1000000) / PAUSE_NS);
+             waits++)
+                gr_driver.sleep_ns(PAUSE_NS);
+        if (rc == 0 && listen(service.fd, BACKLOG) == 0 && fstat(service.fd, &status) == 0) {
                 service.inode = status.st_ino;
                 service.running = gr_workers_start_thread(serve, NULL);
         }
@@ -341,6 +428,8 @@ static uint64_t serving(void)
         uint64_t number;
 
         gr_lock(&service_lock);
+        if (service.running && !is_open(service.fd, service.inode))
+                service.running = false; /* the thread will see it, too, and end */
         for (int tries = 0; !service.running && !service.stop && tries < TRIES; tries++)
                 begin_service();
         number = service.running ? service.number : 0;
@@ -363,12 +452,16 @@ bool gr_segment_ipc_export(CUdeviceptr base, const struct gr_block_info *info, C
         struct handle handle = {
                 .magic = MAGIC, .base = base, .bytes = info->requested_bytes, .generation = info->generation};
         struct reply reply;
+        int cancel;
 
         assert(info->live && info->split);
+        /* A thread that is cancelled must not end here or below: its locks would stay locked. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         describe(&handle, &reply);
         handle.memory = reply.memory;
         if (reply.good)
                 handle.service = serving();
+        pthread_setcancelstate(cancel, NULL);
         if (!handle.service)
                 return false;
         memcpy(ret_handle, &handle, sizeof(*ret_handle));
@@ -432,7 +525,7 @@ static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, boo
 }
 
 /* Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes is always written. */
-static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes)
+static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes, uint64_t deadline_ns)
 {
         CUresult result = CUDA_SUCCESS;
         size_t mapped = 0;
@@ -442,12 +535,11 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
                 int fd;
 
                 result = CUDA_ERROR_MAP_FAILED;
-                if (!receive_message(exporter, &bytes, sizeof(bytes), &fd))
+                if (!receive_message(exporter, &bytes, sizeof(bytes), &fd, deadline_ns))
                         break;
-                if (fd >= 0 && bytes > 0 && bytes % GR_PAGE_BYTES == 0 && bytes <= all_bytes - mapped)
+                if (bytes > 0 && bytes % GR_PAGE_BYTES == 0 && bytes <= all_bytes - mapped)
                         result = map_piece(at + mapped, bytes, fd);
-                if (fd >= 0)
-                        close(fd);
+                end_moment(fd);
                 if (result == CUDA_SUCCESS)
                         mapped += bytes;
         }
@@ -456,7 +548,7 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
 }
 
 /* Maps all pieces where dev, and all devices that this process uses, can use them. */
-static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
+static CUresult map_for(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns)
 {
         int owner = opening->import.ordinal;
         size_t mapped = 0;
@@ -464,7 +556,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
+        result = map_all(exporter, opening->at, opening->all_bytes, &mapped, deadline_ns);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
                 result = gr_operations_adopt(opening->at, opening->all_bytes, owner < 0 ? dev : owner, 0);
@@ -479,21 +571,18 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
  * Opens what the exporter at the other end of the socket offers, for the device dev. Fills all of opening but count.
  * *ret_again: it failed for a reason that may have gone when it is tried again.
  */
-static CUresult take(int exporter, CUdevice dev, struct opening *opening, bool *ret_again)
+static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
         struct gr_segment_import *import = &opening->import;
         struct reply reply;
         CUresult result;
-        int none;
 
         *ret_again = true;
         if (!is_trusted(exporter, true))
                 return CUDA_ERROR_INVALID_VALUE;
-        if (!send_message(exporter, &opening->handle, sizeof(opening->handle), -1) ||
-            !receive_message(exporter, &reply, sizeof(reply), &none))
+        if (!send_message(exporter, &opening->handle, sizeof(opening->handle), -1, deadline_ns) ||
+            !receive_message(exporter, &reply, sizeof(reply), NULL, deadline_ns))
                 return CUDA_ERROR_MAP_FAILED;
-        if (none >= 0)
-                close(none);
         if (!reply.good) {
                 *ret_again = false;
                 return CUDA_ERROR_INVALID_VALUE;
@@ -503,7 +592,7 @@ static CUresult take(int exporter, CUdevice dev, struct opening *opening, bool *
                 return CUDA_ERROR_MAP_FAILED;
         opening->all_bytes = reply.all_bytes;
         import->ordinal = device_of(reply.device);
-        result = reply.all_bytes ? map_for(exporter, dev, opening)
+        result = reply.all_bytes ? map_for(exporter, dev, opening, deadline_ns)
                                  : gr_real.cuIpcOpenMemHandle_v2(&opening->at, reply.driver,
                                                                  CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         import->base = opening->at + reply.offset_bytes;
@@ -512,27 +601,26 @@ static CUresult take(int exporter, CUdevice dev, struct opening *opening, bool *
 }
 
 /* As take, from the exporter that the handle names. */
-static CUresult fetch(CUdevice dev, struct opening *opening, bool *ret_again)
+static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
 {
         struct sockaddr_un address;
         socklen_t length = address_of(opening->handle.service, &address);
         CUresult result = CUDA_ERROR_MAP_FAILED;
-        int exporter = new_socket(0), rc;
+        int exporter = begin_moment(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), rc;
 
         *ret_again = true;
         if (exporter < 0)
                 return result;
-        wait_at_most(exporter, REPLY_WAIT_S);
-        do
-                rc = connect(exporter, (struct sockaddr *)&address, length);
-        while (rc != 0 && errno == EINTR);
+        while ((rc = connect(exporter, (struct sockaddr *)&address, length)) != 0 &&
+               (errno == EINTR || errno == EAGAIN) && gr_driver.now_ns() < deadline_ns)
+                gr_driver.sleep_ns(PAUSE_NS); /* too many are waiting */
         if (rc == 0) {
-                result = take(exporter, dev, opening, ret_again);
+                result = take(exporter, dev, opening, deadline_ns, ret_again);
         } else if (errno == ECONNREFUSED) {
                 *ret_again = false;
                 result = CUDA_ERROR_INVALID_VALUE;
         }
-        close(exporter);
+        end_moment(exporter);
         return result;
 }
 
@@ -548,13 +636,107 @@ GR_HELD(table_lock) static struct opening *opened(CUcontext context, const struc
         return NULL;
 }
 
-CUresult gr_segment_ipc_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle,
-                             struct gr_segment_import *ret_import, bool *ret_first)
+/* Counts what is open as imported. Without memory for the entry it is not shown: the limit does not count it anyway. */
+static void count_import(const struct opening *opening, struct gr_device *device)
 {
-        CUresult result = CUDA_SUCCESS;
+        uint64_t bytes = (opening->import.bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
+
+        gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
+        (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, opening->import.base,
+                               opening->import.context, bytes);
+}
+
+/* Waits for all work of the context and gives back what an opening has. The driver does not wait when it unmaps. */
+static CUresult close_memory(const struct opening *opening)
+{
+        struct gr_context *context = gr_context_find(&gr_core, opening->import.context);
+        int rc = 0;
+
+        if (!opening->all_bytes)
+                return gr_real.cuIpcCloseMemHandle(opening->at);
+        if (context)
+                rc = gr_fence_wait_work(context->fence);
+        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+}
+
+/* Lock held. */
+GR_HELD(table_lock) static void leave(struct opening *opening)
+{
+        gr_assert_locked(&table_lock);
+        DL_DELETE(openings, opening);
+        atomic_fetch_sub(&opening_count, 1);
+        pthread_cond_broadcast(&state_changed);
+}
+
+/* This thread's new entry for a handle; NULL: none is needed, as it is open and *ret_import says what, or none can be had. */
+static struct opening *begin_opening(CUcontext context, const struct handle *handle,
+                                     struct gr_segment_import *ret_import, CUresult *ret_result)
+{
+        struct opening *opening;
+
+        *ret_result = CUDA_SUCCESS;
+        gr_lock(&table_lock);
+        while ((opening = opened(context, handle)) && opening->state != OPEN)
+                pthread_cond_wait(&state_changed, &table_lock.mutex);
+        if (opening) {
+                opening->count++;
+                *ret_import = opening->import;
+                opening = NULL;
+        } else if ((opening = calloc(1, sizeof(*opening)))) {
+                opening->handle = *handle;
+                opening->import.context = context;
+                DL_APPEND(openings, opening);
+                atomic_fetch_add(&opening_count, 1);
+        } else {
+                *ret_result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        gr_unlock(&table_lock);
+        return opening;
+}
+
+/* Fetches what a new entry stands for. On failure the entry is gone. */
+static CUresult finish_opening(CUdevice dev, struct opening *opening)
+{
+        uint64_t deadline_ns = gr_driver.now_ns() + OPEN_NS;
+        CUresult result = CUDA_ERROR_MAP_FAILED;
+        struct gr_device *device;
+        bool again = true, ended;
+
+        for (int tries = 0; result != CUDA_SUCCESS && again && tries < TRIES; tries++)
+                result = fetch(dev, opening, deadline_ns, &again);
+        if (result == CUDA_SUCCESS) {
+                device = opening->import.ordinal >= 0 ? gr_device_get(opening->import.ordinal) : NULL;
+                count_import(opening, device ? device : gr_device_get(dev));
+        }
+        gr_lock(&table_lock);
+        ended = opening->ended;
+        if (result == CUDA_SUCCESS && !ended) {
+                opening->count = 1;
+                opening->state = OPEN;
+                pthread_cond_broadcast(&state_changed);
+        } else {
+                leave(opening);
+        }
+        gr_unlock(&table_lock);
+        if (result == CUDA_SUCCESS && !ended)
+                return result;
+        if (result == CUDA_SUCCESS) {
+                gr_accounted_drop_owner(gr_core.accounted, opening->import.context);
+                if (opening->all_bytes)
+                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+        free(opening);
+        return result;
+}
+
+CUresult gr_segment_ipc_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr)
+{
+        struct gr_segment_import import;
         struct opening *opening;
         struct handle wanted;
-        bool first = false, again = true;
+        CUresult result;
+        int cancel;
 
         assert(gr_segment_ipc_made(handle));
         memcpy(&wanted, handle, sizeof(wanted));
@@ -562,37 +744,16 @@ CUresult gr_segment_ipc_open(CUcontext context, CUdevice dev, const CUipcMemHand
                 return CUDA_ERROR_INVALID_CONTEXT;
         if (!gr_driver.mem_reserve || !gr_real.cuIpcOpenMemHandle_v2)
                 return CUDA_ERROR_INVALID_VALUE;
-        gr_lock(&opening_lock);
-        gr_lock(&table_lock);
-        opening = opened(context, &wanted);
-        gr_unlock(&table_lock);
-        if (!opening) {
-                opening = calloc(1, sizeof(*opening));
-                if (!opening) {
-                        gr_unlock(&opening_lock);
-                        return CUDA_ERROR_OUT_OF_MEMORY;
-                }
-                opening->handle = wanted;
-                opening->import.context = context;
-                first = true;
-                result = CUDA_ERROR_MAP_FAILED;
-                for (int tries = 0; result != CUDA_SUCCESS && again && tries < TRIES; tries++)
-                        result = fetch(dev, opening, &again);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        opening = begin_opening(context, &wanted, &import, &result);
+        if (opening) {
+                result = finish_opening(dev, opening);
+                if (result == CUDA_SUCCESS)
+                        import = opening->import;
         }
-        if (result == CUDA_SUCCESS) {
-                opening->count++;
-                *ret_import = opening->import;
-                *ret_first = first;
-                gr_lock(&table_lock);
-                if (first) {
-                        DL_APPEND(openings, opening);
-                        atomic_fetch_add(&opening_count, 1);
-                }
-                gr_unlock(&table_lock);
-        } else {
-                free(opening);
-        }
-        gr_unlock(&opening_lock);
+        pthread_setcancelstate(cancel, NULL);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = import.base;
         return result;
 }
 
@@ -605,7 +766,7 @@ int gr_segment_ipc_find(CUdeviceptr ptr, struct gr_segment_import *ret_import)
                 return rc;
         gr_lock(&table_lock);
         DL_FOREACH (openings, opening)
-                if (ptr - opening->import.base < opening->import.bytes) {
+                if (opening->state != OPENING && ptr - opening->import.base < opening->import.bytes) {
                         *ret_import = opening->import;
                         rc = 0;
                         break;
@@ -614,57 +775,54 @@ int gr_segment_ipc_find(CUdeviceptr ptr, struct gr_segment_import *ret_import)
         return rc;
 }
 
-/* Lock held. Takes an opening out of the table. */
-GR_HELD(table_lock) static void leave(struct opening *opening)
+/* Gives back what one entry has, which this thread alone may change. */
+static CUresult finish_closing(struct opening *opening)
 {
-        gr_assert_locked(&table_lock);
-        DL_DELETE(openings, opening);
-        atomic_fetch_sub(&opening_count, 1);
+        struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base);
+        CUresult result = close_memory(opening);
+        bool gone;
+
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_lock(&table_lock);
+        gone = result == CUDA_SUCCESS || opening->ended;
+        if (gone) {
+                leave(opening);
+        } else {
+                opening->state = OPEN;
+                pthread_cond_broadcast(&state_changed);
+        }
+        gr_unlock(&table_lock);
+        if (!gone)
+                return result;
+        if (result != CUDA_SUCCESS && opening->all_bytes)
+                result = unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+        free(opening);
+        return result;
 }
 
-/* Gives back what an opening has. The driver does not wait when memory is unmapped. */
-static CUresult close_memory(const struct opening *opening)
-{
-        int rc;
-
-        if (!opening->all_bytes)
-                return gr_real.cuIpcCloseMemHandle(opening->at);
-        rc = gr_driver.context_sync(opening->import.context);
-        if (rc && gr_driver.context_drain) /* while there is a capture only this one is not refused */
-                rc = gr_driver.context_drain(opening->import.context);
-        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
-}
-
-int gr_segment_ipc_close(CUdeviceptr base, CUresult *ret_result, bool *ret_last)
+int gr_segment_ipc_close(CUdeviceptr base, CUresult *ret_result)
 {
         struct opening *opening;
+        bool last = false;
+        int cancel;
 
         if (atomic_load_explicit(&opening_count, memory_order_relaxed) == 0)
                 return -ENOENT;
-        gr_lock(&opening_lock);
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&table_lock);
         DL_FOREACH (openings, opening)
-                if (opening->import.base == base)
+                if (opening->state == OPEN && opening->import.base == base)
                         break;
+        if (opening) {
+                last = opening->count == 1;
+                opening->count -= !last;
+                opening->state = last ? CLOSING : OPEN;
+        }
         gr_unlock(&table_lock);
-        if (!opening) {
-                gr_unlock(&opening_lock);
-                return -ENOENT;
-        }
-        *ret_last = opening->count == 1;
-        *ret_result = CUDA_SUCCESS;
-        if (*ret_last) {
-                *ret_result = close_memory(opening);
-                *ret_last = *ret_result == CUDA_SUCCESS;
-        }
-        if (*ret_result == CUDA_SUCCESS && --opening->count == 0) {
-                gr_lock(&table_lock);
-                leave(opening);
-                gr_unlock(&table_lock);
-                free(opening);
-        }
-        gr_unlock(&opening_lock);
-        return 0;
+        if (opening)
+                *ret_result = last ? finish_closing(opening) : CUDA_SUCCESS;
+        pthread_setcancelstate(cancel, NULL);
+        return opening ? 0 : -ENOENT;
 }
 
 void gr_segment_ipc_end(CUcontext context)
@@ -673,12 +831,14 @@ void gr_segment_ipc_end(CUcontext context)
 
         if (atomic_load(&opening_count) == 0)
                 return;
-        gr_lock(&opening_lock);
         gr_lock(&table_lock);
         DL_FOREACH_SAFE (openings, opening, tmp)
                 if (opening->import.context == context) {
-                        leave(opening);
-                        DL_APPEND(ended, opening);
+                        opening->ended = true; /* where another thread is at it, that one cleans up */
+                        if (opening->state == OPEN) {
+                                leave(opening);
+                                DL_APPEND(ended, opening);
+                        }
                 }
         gr_unlock(&table_lock);
         DL_FOREACH_SAFE (ended, opening, tmp) {
@@ -686,7 +846,6 @@ void gr_segment_ipc_end(CUcontext context)
                         unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
                 free(opening);
         }
-        gr_unlock(&opening_lock);
 }
 
 void gr_segment_ipc_stop(void)
@@ -703,4 +862,10 @@ GR_NOT_CHECKED void gr_segment_ipc_forget(void)
 {
         if (service.running && is_open(service.fd, service.inode))
                 close(service.fd);
+        for (size_t i = 0; i < sizeof(moments) / sizeof(moments[0]); i++) {
+                int fd = atomic_exchange(&moments[i], 0) - 1;
+
+                if (fd >= 0)
+                        close(fd);
+        }
 }
