@@ -81,7 +81,7 @@ import os
 import sys
 import time
 
-if os.environ.get("GPURECLAIM_POOL") == "auto":
+if os.environ.get("GPURECLAIM_POOL") == "split":
     sys.exit("oops")
 if os.sched_getaffinity(0) != {int(os.environ["PROCESSOR"])}:
     sys.exit("on other processors")
@@ -114,11 +114,11 @@ os.environ["PROCESSOR"] = str(min(os.sched_getaffinity(0)))
 bench = module.Bench(types.SimpleNamespace(build_folder=build, quick=False, simulated=True), folder)
 bench.turns("training", "turns.py", 3, True)
 samples = {(row, column): values for (_, _, row, column), values in bench.results.samples.items()}
-for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "split", "bins, no fences"):
+for column in ("PyTorch", "PyTorch, preloaded", "PyTorch, expandable", "bins", "auto", "bins, no fences"):
     assert samples["training: time, the first 100 steps", column] == [5.0], samples
     assert samples["training: time, ten steps later on", column] == [0.5] * 20, samples
 assert samples["training: time, the first 100 steps", "native"] == [5.0] and len(samples) == 13, samples
-assert len(bench.complaints) == 1 and "auto: exit status 1: oops" in bench.complaints[0], bench.complaints
+assert len(bench.complaints) == 1 and "split: exit status 1: oops" in bench.complaints[0], bench.complaints
 
 # The same by the time in PyTorch's allocator: its steps, with another's time in place of its own.
 bench.results.samples.clear()

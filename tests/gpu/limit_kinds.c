@@ -344,7 +344,8 @@ static bool look(struct figures *ret)
         available(); /* pools are looked at anew */
         if (!get || get(gt.device, &status) != 0 || !gt_footprint(&gt, &bytes))
                 return false;
-        *ret = (struct figures){(double)bytes, (double)status.reserved_bytes};
+        *ret = (struct figures){(double)bytes - (double)status.cached_bytes,
+                                (double)status.reserved_bytes - (double)status.cached_bytes};
         return true;
 }
 

@@ -399,23 +399,6 @@ static unsigned said(void (*act)(void), const char *what)
         return count;
 }
 
-static void ask_for_legacy_ipc(void)
-{
-        CUipcMemHandle handle;
-        CUdeviceptr ptr = allocate(4 * MIB);
-
-        for (int i = 0; i < 3; i++)
-                GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE);
-        GR_MUST(cuMemFree(ptr));
-}
-
-/* With the split pool: legacy IPC is refused each time it is asked for, and that is said once. */
-static void test_refusal(void)
-{
-        gt_open(&gt);
-        GR_CHECK_EQ(said(ask_for_legacy_ipc, "legacy IPC is refused for"), 1);
-}
-
 static int purge_and_fail(void *arg, int device, uint64_t want_bytes)
 {
         (void)device, (void)want_bytes;
@@ -666,23 +649,6 @@ static void test_pinned_stays(void)
         GR_MUST(cuMemFree(ptr));
 }
 
-/* GPURECLAIM_POOL=auto. A program that asks for legacy IPC gets it of what it allocates from then on. */
-static void test_legacy_ipc(void)
-{
-        CUipcMemHandle handle;
-        CUdeviceptr ptr;
-
-        gt_open(&gt);
-        for (size_t i = 0; i < 60; i++) /* no size comes again, so bins waste it all */
-                GR_MUST(cuMemFree(allocate((3 + i) * MIB)));
-        ptr = allocate(101 * MIB);
-        GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_ERROR_INVALID_VALUE); /* it came from a segment */
-        GR_MUST(cuMemFree(ptr));
-        ptr = allocate(103 * MIB);
-        GR_CHECK_EQ(cuIpcGetMemHandle(&handle, ptr), CUDA_SUCCESS);
-        GR_MUST(cuMemFree(ptr));
-}
-
 /*
  * With a driver that tells no attributes, or knows no allocation where the library has one: the size of a block is the
  * one that was asked for, inside of it, too. Any other error is the program's to see.
@@ -903,8 +869,6 @@ int main(int argc, char **argv)
                 test_busy(false);
         else if (strcmp(mode, "no-worker") == 0)
                 test_no_worker();
-        else if (strcmp(mode, "refusal") == 0)
-                test_refusal();
         else if (strcmp(mode, "decay") == 0)
                 test_decay();
         else if (strcmp(mode, "no-decay") == 0)
@@ -927,8 +891,6 @@ int main(int argc, char **argv)
                 test_soft_limit();
         else if (strcmp(mode, "pinned-stays") == 0)
                 test_pinned_stays();
-        else if (strcmp(mode, "legacy-ipc") == 0)
-                test_legacy_ipc();
         else if (strcmp(mode, "range") == 0)
                 test_range(CUDA_SUCCESS);
         else if (strcmp(mode, "range-error") == 0)

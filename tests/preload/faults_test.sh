@@ -133,7 +133,7 @@ missing() {
         grep -q '^cuMemMap$' "$folder/trace" && ! grep '^cuMemAlloc_v2$' "$folder/trace" || fail "all functions: no mapped memory"
         rm -f "$folder/trace"
         for symbol in cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess cuMemAddressReserve cuMemAddressFree \
-                cuMemGetAllocationGranularity; do
+                cuMemGetAllocationGranularity cuMemExportToShareableHandle cuMemImportFromShareableHandle; do
                 under 0 "no $symbol" "$(old $symbol)" GPURECLAIM_POOL=split GRSIM_TRACE="$folder/trace" "$process" plain
                 grep -q '^cuMemAlloc_v2$' "$folder/trace" || fail "no $symbol: no memory of another kind"
                 ! grep -E '^cuMem(Create|AddressReserve)$' "$folder/trace" || fail "no $symbol: memory to be mapped all the same"
@@ -157,13 +157,13 @@ missing() {
         rm -f "$folder/trace"
 
         # The card is full for one call: the ladder is climbed and the program does not notice.
-        under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2 "$process" plain
+        under 0 "cuMemAlloc fails once" GRSIM_FAULT=cuMemAlloc_v2:1=2,cuMemCreate:1=2 "$process" plain
         quiet "cuMemAlloc fails once"
         [ "$(stat ladder.ready.tries)" -gt 0 ] || fail "cuMemAlloc fails once: the ladder was not used"
         [ "$(stat failures)" -eq 0 ] || fail "cuMemAlloc fails once: the program was told"
-        under 99 "cuMemAlloc always fails" 'GRSIM_FAULT=cuMemAlloc_v2:*=2' "$process" plain
+        under 99 "cuMemAlloc always fails" 'GRSIM_FAULT=cuMemAlloc_v2:*=2,cuMemCreate:*=2' "$process" plain
         grep -q ': cuMemAlloc(.*) returned 2$' "$folder/err" || fail "cuMemAlloc always fails: not the driver's code"
-        under 99 "cuMemAlloc dies" 'GRSIM_FAULT=cuMemAlloc_v2:*=700' "$process" plain
+        under 99 "cuMemAlloc dies" 'GRSIM_FAULT=cuMemAlloc_v2:*=700,cuMemCreate:*=700' "$process" plain
         grep -q ': cuMemAlloc(.*) returned 700$' "$folder/err" || fail "cuMemAlloc dies: not the driver's code"
 }
 

@@ -24,7 +24,8 @@ within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0777 "$place/region"' ||
 within "$1" 'mount -t tmpfs tmpfs "$place" && mkdir -m 0700 "$place/region" && : >"$place/elsewhere" &&
         for i in default; do ln -s ../elsewhere "$place/region/$i"; done' || { echo "FAILED: links"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && : >"$place/region"' || { echo "FAILED: a file for a folder"; failed=1; }
-within "$1" 'ulimit -f 100; mount -t tmpfs tmpfs "$place"' || { echo "FAILED: a limit on file sizes"; failed=1; }
+# Mapped memory of the simulated device lies in a file.
+within "$1" 'export GPURECLAIM_POOL=bins; ulimit -f 100; mount -t tmpfs tmpfs "$place"' || { echo "FAILED: a limit on file sizes"; failed=1; }
 within "$1" 'mount -t tmpfs tmpfs "$place" && chmod 0500 "$place"' || { echo "FAILED: a folder without rights"; failed=1; }
 
 # shared SCRIPT: with a /dev/shm of its own, in which SCRIPT has put something, two processes must have one limit. That

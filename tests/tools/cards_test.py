@@ -39,7 +39,8 @@ def orders(scene):
     scene.check(other.ask("alloc", 1, 900) == 0, "a neighbour's cache on a card counted differently")
     scene.check(apart.ask("alloc", 0, 900) == 2, "more than its card has left")
     totals = sorted(card["card_used_bytes"] // MIB for card in status(scene))
-    scene.check(totals == [300, 900], f"what is used: {totals}")
+    # What the neighbour had cached went as far as was needed, or all of it.
+    scene.check(totals[0] == 300 and 900 <= totals[1] <= 1024, f"what is used: {totals}")
     for process in (one, other, apart):
         scene.check(process.end() == 0, "a process ended badly")
     scene.check(status(scene) == [], "nobody is left")
