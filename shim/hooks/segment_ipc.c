@@ -624,14 +624,14 @@ static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_n
         return result;
 }
 
-/* Lock held. */
-GR_HELD(table_lock) static struct opening *opened(CUcontext context, const struct handle *handle)
+/* Lock held. The entry of a handle, in whatever context; NULL. */
+GR_HELD(table_lock) static struct opening *opened(const struct handle *handle)
 {
         struct opening *opening;
 
         gr_assert_locked(&table_lock);
         DL_FOREACH (openings, opening)
-                if (opening->import.context == context && memcmp(&opening->handle, handle, sizeof(*handle)) == 0)
+                if (memcmp(&opening->handle, handle, sizeof(*handle)) == 0)
                         return opening;
         return NULL;
 }
@@ -676,9 +676,12 @@ static struct opening *begin_opening(CUcontext context, const struct handle *han
 
         *ret_result = CUDA_SUCCESS;
         gr_lock(&table_lock);
-        while ((opening = opened(context, handle)) && opening->state != OPEN)
+        while ((opening = opened(handle)) && opening->state != OPEN)
                 pthread_cond_wait(&state_changed, &table_lock.mutex);
-        if (opening) {
+        if (opening && opening->import.context != context) {
+                *ret_result = CUDA_ERROR_INVALID_HANDLE; /* as the driver does */
+                opening = NULL;
+        } else if (opening) {
                 opening->count++;
                 *ret_import = opening->import;
                 opening = NULL;

@@ -95,12 +95,12 @@ SIM_API cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
         return CUDA_SUCCESS;
 }
 
-/* Finds what ctx has opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
+/* Finds what ctx, or (NULL) any context, has opened by words, from an imported pool or (NULL) by legacy IPC. Lock held. */
 static struct opening *opened(CUcontext ctx, CUmemoryPool pool, const struct ipc_handle *words)
 {
         struct opening *opening = openings;
 
-        while (opening && (opening->ctx != ctx || opening->range->pool != pool ||
+        while (opening && ((ctx && opening->ctx != ctx) || opening->range->pool != pool ||
                            memcmp(&opening->words, words, sizeof *words) != 0))
                 opening = opening->next;
         return opening;
@@ -160,8 +160,10 @@ static CUresult open_handle(CUdeviceptr *dptr, const CUipcMemHandle *handle, uns
         sim_lock();
         rc = sim_current(&ctx);
         if (rc == CUDA_SUCCESS) {
-                opening = opened(ctx, NULL, &words);
-                if (!opening)
+                opening = opened(NULL, NULL, &words);
+                if (opening && opening->ctx != ctx)
+                        rc = CUDA_ERROR_INVALID_HANDLE; /* one context of a process may have it */
+                else if (!opening)
                         rc = open_first(ctx, &words, &opening);
         }
         if (rc == CUDA_SUCCESS) {
@@ -185,20 +187,38 @@ SIM_API cuIpcOpenMemHandle_v2(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned
 }
 
 /* Lock held. */
+static void drop(struct opening **at)
+{
+        struct opening *opening = *at;
+        uintptr_t base = opening->range->base;
+
+        *at = opening->next;
+        sim_range_remove(opening->range);
+        sim_unmap((void *)base, opening->words.footprint);
+        free(opening);
+}
+
+/* Lock held. */
 static bool close_at(CUdeviceptr dptr, bool of_pool)
 {
-        struct opening **at = &openings, *opening;
+        struct opening **at = &openings;
 
         while (*at && ((*at)->range->base != dptr || !(*at)->range->pool == of_pool))
                 at = &(*at)->next;
-        opening = *at;
-        if (opening && --opening->count == 0) {
-                *at = opening->next;
-                sim_range_remove(opening->range);
-                sim_unmap((void *)dptr, opening->words.footprint);
-                free(opening);
-        }
-        return opening != NULL;
+        if (!*at)
+                return false;
+        if (--(*at)->count == 0)
+                drop(at);
+        return true;
+}
+
+void sim_ipc_close_context(CUcontext ctx)
+{
+        for (struct opening **at = &openings; *at;)
+                if ((*at)->ctx == ctx && !(*at)->range->pool)
+                        drop(at);
+                else
+                        at = &(*at)->next;
 }
 
 SIM_API cuIpcCloseMemHandle(CUdeviceptr dptr)

@@ -389,6 +389,8 @@ void sim_vmm_begin(void); /* once, before the other functions there: a driver ha
 bool sim_move_to_file_locked(struct sim_alloc *alloc);
 /* A new file in memory, whose number is none of the standard streams', which the program may have closed; -1: none. */
 int sim_memory_file(const char *name);
+void sim_ipc_close_context(
+        CUcontext ctx); /* it ends, and is idle: closes what legacy IPC has opened in it; lock held */
 void sim_ipc_free(struct sim_alloc *alloc); /* cuMemFree of an imported pool's memory, context idle; lock held */
 
 /* ---- array.c ---- */
