@@ -13,6 +13,7 @@
 #include "cache/preallocate.h"
 #include "fence/fence.h"
 #include "host/spill.h"
+#include "segment/slack.h"
 #include "segment/split.h"
 
 #define QUARANTINE_BYTES (UINT64_C(256) << 20) /* with many streams no barrier is laid for a quarantine below this */
@@ -68,6 +69,17 @@ static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 }
 
 /*
+ * Whether segments should grow for a small request although freed memory waits for a barrier. As bins do by
+ * preallocation: where a thread allocates and frees in a loop, one barrier then readies all that the slack has room
+ * for, and not only the one page that was free.
+ */
+static bool spares_barriers(struct gr_context *context, size_t bytes)
+{
+        return gr_is_small(bytes) && gr_fence_barrier_is_cheap(context->fence) &&
+               !gr_slack_is_exceeded_recently(context, bytes, GR_PAGE_BYTES);
+}
+
+/*
  * Makes quarantined blocks usable where that is worth it, and takes one. NULL: fresh memory is better. A barrier costs
  * half a microsecond and, with several streams, their overlap. A kernel may also run until later work of the program
  * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
@@ -80,7 +92,8 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         struct gr_block *block;
 
         if (gr_pool_kind_split_serves(context, bytes)) {
-                if (!gr_split_waiting(context) && gr_arenas_class_empty(context, gr_class_of(bytes)))
+                if (gr_arenas_class_empty(context, gr_class_of(bytes)) &&
+                    (!gr_split_waiting(context) || (reuse == GR_REUSE_AUTO && spares_barriers(context, bytes))))
                         return NULL;
         } else if (gr_arenas_class_empty(context, gr_class_of(bytes)) ||
                    (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {

@@ -371,6 +371,26 @@ static void test_handouts(void)
         gpu_end();
 }
 
+/* A loop over a small block uses the slack, so that one barrier readies many; it holds no more than that. */
+static void test_spares_barriers(void)
+{
+        enum { PAIRS = 160 };
+        uint64_t barriers, rest, ptr;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        rest = gpu_take(100 * MIB);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        for (int i = 0; i < PAIRS; i++) {
+                ptr = gpu_take(MIB);
+                gpu_give(ptr, MIB);
+        }
+        GR_CHECK(core.counters.counts[GR_COUNTER_barriers] - barriers <= PAIRS / 8);
+        GR_CHECK(gpu_device()->reserved_bytes <= (100 + 16 + 2) * MIB);
+        gpu_give(rest, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Where they cannot be handed out they are passed by, and what comes then merges them. */
 static void test_waits(void)
 {
@@ -716,6 +736,7 @@ int main(int argc, char **argv)
         test_least();
         test_handouts();
         test_slight();
+        test_spares_barriers();
         test_waits();
         test_ends();
         test_ends_beside_frees();
