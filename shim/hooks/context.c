@@ -13,7 +13,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/captures.h"
-#include "hooks/segment_ipc.h"
+#include "hooks/segment_import.h"
 
 #define ENDED_LOOK_NS 10000
 #define ALIASES_MAX   256 /* contexts that use another one's memory: green contexts that no hook saw created */
@@ -268,7 +268,7 @@ static void ended(CUcontext handle)
         atomic_fetch_add(&gr_context_generation, 1);
         gr_captures_end(handle);
         gr_operations_forget(handle);
-        gr_segment_ipc_end(handle);
+        gr_segment_import_end(handle);
         gr_accounted_drop_owner(gr_core.accounted, handle);
         gr_lock(&lock);
         for (unsigned i = 0; i < alias_count;)

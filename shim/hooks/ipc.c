@@ -27,7 +27,7 @@
 #include "device/device.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/segment_ipc.h"
+#include "hooks/segment_import.h"
 
 void gr_ipc_begin_sharing(void)
 {
@@ -121,7 +121,7 @@ static CUresult open_segment(CUdeviceptr *dptr, const CUipcMemHandle *handle, un
         if (!context)
                 return CUDA_ERROR_INVALID_CONTEXT;
         gr_ipc_begin_sharing();
-        return gr_segment_ipc_open(context->handle, context->ordinal, handle, dptr);
+        return gr_segment_import_open(context->handle, context->ordinal, handle, dptr);
 }
 
 static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int flags,
@@ -132,7 +132,7 @@ static CUresult open_ipc(CUdeviceptr *dptr, CUipcMemHandle handle, unsigned int 
 
         if (!real)
                 return CUDA_ERROR_NOT_FOUND;
-        if (gr_shim_ready() && gr_segment_ipc_made(&handle))
+        if (gr_shim_ready() && gr_segment_import_made(&handle))
                 return open_segment(dptr, &handle, flags);
         result = gr_real_given(real(dptr, handle, flags), dptr);
         if (result == CUDA_SUCCESS && gr_shim_ready()) {
@@ -172,7 +172,7 @@ GR_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
         GR_KEEP_ERRNO;
         CUresult result;
 
-        if (gr_shim_ready() && gr_segment_ipc_close(dptr, &result) == 0)
+        if (gr_shim_ready() && gr_segment_import_close(dptr, &result) == 0)
                 return result;
         if (gr_shim_ready())
                 entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, dptr);

@@ -14,7 +14,8 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
-#include "hooks/segment_ipc.h"
+#include "hooks/segment_export.h"
+#include "hooks/segment_import.h"
 #include "hooks/stream_ordered.h"
 #include "system/environment.h"
 
@@ -39,7 +40,7 @@ int gr_query_block_at(CUdeviceptr ptr, CUdeviceptr *ret_base, struct gr_block_in
                         *ret_base = place.base_ptr;
                         return 0;
                 }
-                if (gr_segment_ipc_find(ptr, &import) == 0) {
+                if (gr_segment_import_find(ptr, &import) == 0) {
                         *ret_info = (struct gr_block_info){.context = gr_context_known(import.context),
                                                            .requested_bytes = import.bytes,
                                                            .live = true,
@@ -281,7 +282,7 @@ GR_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_at
 
 /*
  * A handle stands for a whole allocation, which the importer gets from its first byte on. So a block of a segment gets a
- * handle of the library's own (segment_ipc.h).
+ * handle of the library's own (segment_export.h).
  */
 GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr dptr)
 {
@@ -294,10 +295,10 @@ GR_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr
             gr_query_block_at(dptr, &block, &info) == 0 && info.split) {
                 GR_KEEP_ERRNO;
 
-                if (!handle || !is_live(dptr, block, &info) || gr_segment_ipc_find(dptr, &import) == 0)
+                if (!handle || !is_live(dptr, block, &info) || gr_segment_import_find(dptr, &import) == 0)
                         return CUDA_ERROR_INVALID_VALUE;
                 mark_exported(block);
-                return gr_segment_ipc_export(block, &info, handle) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+                return gr_segment_export(block, &info, handle) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         }
         result = GR_REAL(cuIpcGetMemHandle, handle, gr_query_unless_cached(dptr));
         if (result == CUDA_SUCCESS && gr_shim_ready())

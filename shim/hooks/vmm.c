@@ -19,7 +19,7 @@
 #include "driver/real.h"
 #include "hooks/context.h"
 #include "hooks/ipc.h"
-#include "hooks/segment_ipc.h"
+#include "hooks/segment_import.h"
 
 struct memory {
         UT_hash_handle hh;
@@ -266,7 +266,7 @@ static bool is_of_segment(CUdeviceptr ptr)
         struct gr_segment_import import;
         struct gr_split_place place;
 
-        return gr_split_find(&gr_core, ptr, &place) == 0 || gr_segment_ipc_find(ptr, &import) == 0;
+        return gr_split_find(&gr_core, ptr, &place) == 0 || gr_segment_import_find(ptr, &import) == 0;
 }
 
 /* Lock held. The driver has unmapped the range. */

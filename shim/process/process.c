@@ -18,7 +18,7 @@
 #include "driver/operations.h"
 #include "driver/real.h"
 #include "hooks/context.h"
-#include "hooks/segment_ipc.h"
+#include "hooks/segment_export.h"
 #include "hooks/stream_ordered.h"
 #include "hooks/trace.h"
 #include "process/api.h"
@@ -203,7 +203,7 @@ static void in_child(void)
         if (atomic_load(&in_use))
                 atomic_store(&gr_shim_state, GR_SHIM_OFF);
         gr_neighbour_forget();
-        gr_segment_ipc_forget();
+        gr_segment_export_forget();
 }
 
 /* A report. After the first error nothing more is written. */
@@ -271,7 +271,7 @@ static void at_exit(void)
         gr_worker_stop(HELPER_STOP_NS);
         helper_stop();
         gr_neighbour_leave();
-        gr_segment_ipc_stop();
+        gr_segment_export_stop();
         gr_workers_join_threads(HELPER_STOP_NS);
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])

@@ -1,0 +1,292 @@
+#include "hooks/segment_export.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "system/messages.h"
+#include "system/platform.h"
+#include "system/workers.h"
+
+#define BACKLOG     64
+#define TRIES       2 /* what fails once, for want of something, is tried again */
+#define PAUSE_NS    UINT64_C(10000000)
+#define LOOK_MS     400                  /* longest sleep of the thread, as it delays the end of a process left alone */
+#define ANSWER_NS   UINT64_C(5000000000) /* longest time for one asker */
+#define ANSWERS_MAX 16                   /* askers that are answered at the same time */
+
+static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
+static struct {
+        uint64_t number; /* 0: none yet */
+        int fd;
+        ino_t inode; /* of the socket: the program may have closed fd, and opened something else */
+        bool running, stop;
+} service GR_GUARDED_BY(service_lock) = {.fd = -1};
+
+static _Atomic int answers; /* askers that are being answered by workers */
+
+/* gr_mappings is held, so mapped memory stays: whether the block of the handle is still there, and exported. */
+GR_HELD(gr_mappings) static bool is_there(const struct gr_segment_handle *handle, struct gr_block_info *ret_info)
+{
+        gr_assert_locked(&gr_mappings);
+        return gr_ledger_find(gr_core.ledger, handle->base, ret_info) == 0 && ret_info->live && ret_info->split &&
+               ret_info->exported && ret_info->generation == handle->generation &&
+               ret_info->requested_bytes == handle->bytes;
+}
+
+/* gr_mappings is held. Describes a block whose memory was mapped. False: it was not. */
+GR_HELD(gr_mappings) static bool describe_mapped(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
+{
+        struct gr_piece piece, first;
+        CUdeviceptr end = handle->base + handle->bytes;
+
+        gr_assert_locked(&gr_mappings);
+        if (gr_operations_export(handle->base, &first, NULL) != CUDA_SUCCESS)
+                return false;
+        for (piece = first; piece.ptr + piece.bytes < end;)
+                if (gr_operations_export(piece.ptr + piece.bytes, &piece, NULL) != CUDA_SUCCESS)
+                        return false;
+        reply->offset_bytes = handle->base - first.ptr;
+        reply->all_bytes = piece.ptr + piece.bytes - first.ptr;
+        reply->memory = first.number;
+        return true;
+}
+
+/* Describes a block that lies in an allocation of the driver. */
+static bool describe_allocation(const struct gr_segment_handle *handle, CUcontext context,
+                                struct gr_segment_reply *reply)
+{
+        CUresult results[2] = {CUDA_ERROR_UNKNOWN, CUDA_ERROR_UNKNOWN};
+        CUdeviceptr start = 0;
+
+        if (!gr_real.cuIpcGetMemHandle || gr_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+                return false;
+        results[0] = gr_real.cuIpcGetMemHandle(&reply->driver, handle->base);
+        for (int tries = 0; tries < TRIES && results[1] != CUDA_SUCCESS; tries++)
+                results[1] = gr_real.cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, handle->base);
+        gr_real.cuCtxPopCurrent_v2(&context);
+        reply->offset_bytes = handle->base - start;
+        reply->memory = UINT64_C(0xcbf29ce484222325);
+        for (size_t i = 0; i < sizeof(reply->driver); i++) /* FNV-1a */
+                reply->memory = (reply->memory ^ ((unsigned char *)&reply->driver)[i]) * UINT64_C(0x100000001b3);
+        return results[0] == CUDA_SUCCESS && results[1] == CUDA_SUCCESS;
+}
+
+/* Fills the reply to a handle, in which memory is 0 while it is made. */
+static void describe(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
+{
+        struct gr_block_info info;
+        bool there, mapped;
+        CUuuid uuid;
+
+        *reply = (struct gr_segment_reply){0};
+        gr_lock(&gr_mappings);
+        there = is_there(handle, &info);
+        mapped = there && describe_mapped(handle, reply);
+        gr_unlock(&gr_mappings);
+        if (!there || (!mapped && !describe_allocation(handle, info.context->handle, reply)))
+                return;
+        reply->good = !handle->memory || handle->memory == reply->memory;
+        if (gr_real.cuDeviceGetUuid_v2 && gr_real.cuDeviceGetUuid_v2(&uuid, info.context->ordinal) == CUDA_SUCCESS)
+                memcpy(reply->device, &uuid, sizeof(reply->device));
+}
+
+/* Answers one process that has connected. */
+static void answer(int asker)
+{
+        uint64_t deadline_ns = gr_platform_now_ns() + ANSWER_NS;
+        struct gr_block_info info;
+        struct gr_segment_handle handle;
+        struct gr_segment_reply reply;
+        bool good;
+        int fd;
+
+        if (!gr_message_is_trusted(asker, false) ||
+            !gr_message_receive(asker, &handle, sizeof(handle), NULL, deadline_ns))
+                return;
+        describe(&handle, &reply);
+        good = gr_message_send(asker, &reply, sizeof(reply), -1, deadline_ns) && reply.good;
+        for (CUdeviceptr at = handle.base; good && reply.all_bytes && at < handle.base + handle.bytes;) {
+                struct gr_piece piece;
+                uint64_t bytes;
+
+                /* One by one, as a process may not have as many descriptors as a large block has pieces. */
+                gr_lock(&gr_mappings);
+                good = is_there(&handle, &info) && gr_operations_export(at, &piece, &fd) == CUDA_SUCCESS;
+                gr_unlock(&gr_mappings);
+                fd = good ? gr_message_begin(fd) : -1;
+                if (fd < 0)
+                        return;
+                bytes = piece.bytes;
+                good = gr_message_send(asker, &bytes, sizeof(bytes), fd, deadline_ns);
+                gr_message_end(fd);
+                at = piece.ptr + bytes;
+        }
+}
+
+/* On a worker, so that one that is slow to ask or to read keeps no other one waiting. */
+static void answer_on_worker(void *arg)
+{
+        int asker = (int)(intptr_t)arg;
+
+        answer(asker);
+        gr_message_end(asker);
+        atomic_fetch_sub(&answers, 1);
+}
+
+static void accepted(int asker)
+{
+        if (atomic_fetch_add(&answers, 1) < ANSWERS_MAX && gr_worker_call(answer_on_worker, (void *)(intptr_t)asker))
+                return;
+        atomic_fetch_sub(&answers, 1);
+        answer(asker);
+        gr_message_end(asker);
+}
+
+/* Whether fd is still the socket that the service has opened. */
+static bool is_open(int fd, ino_t inode)
+{
+        struct stat now;
+
+        if (fstat(fd, &now) != 0)
+                return errno != EBADF;
+        return S_ISSOCK(now.st_mode) && now.st_ino == inode;
+}
+
+/* The thread that answers. It ends when the process exits, or when the program has closed the socket. */
+static void *serve(void *arg)
+{
+        struct pollfd look = {.events = POLLIN};
+        ino_t inode;
+        int asker;
+
+        (void)arg;
+        gr_operations_relax_captures();
+        gr_lock(&service_lock);
+        look.fd = service.fd;
+        inode = service.inode;
+        while (!service.stop && !gr_platform_left_alone(gr_workers_running()) && is_open(look.fd, inode)) {
+                gr_unlock(&service_lock);
+                if (poll(&look, 1, LOOK_MS) > 0 && is_open(look.fd, inode)) {
+                        asker = gr_message_begin(accept4(look.fd, NULL, NULL, SOCK_CLOEXEC));
+                        if (asker >= 0)
+                                accepted(asker);
+                        else
+                                gr_driver.sleep_ns(PAUSE_NS); /* there may be no descriptor left */
+                }
+                gr_lock(&service_lock);
+        }
+        if (is_open(look.fd, inode))
+                close(look.fd);
+        if (service.inode == inode) { /* else another thread serves already */
+                service.fd = -1;
+                service.running = false;
+        }
+        gr_unlock(&service_lock);
+        return NULL;
+}
+
+/* Lock held. Opens the socket and starts the thread, unless one of these cannot be had. */
+GR_HELD(service_lock) static void begin_service(void)
+{
+        struct sockaddr_un address;
+        struct stat status;
+        socklen_t length;
+        int rc;
+
+        gr_assert_locked(&service_lock);
+        /* Never 0, which stands for none. The name stays when the thread has to start again. */
+        while (!service.number)
+                if (getrandom(&service.number, sizeof(service.number), 0) != (ssize_t)sizeof(service.number))
+                        return;
+        length = gr_message_address(service.number, &address);
+        service.fd = gr_message_off_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        if (service.fd < 0)
+                return;
+        /* The thread may still wait at a socket of this name, which the program has closed. */
+        for (int waits = 0; (rc = bind(service.fd, (struct sockaddr *)&address, length)) != 0 && errno == EADDRINUSE &&
+                            waits < (int)(2 * LOOK_MS * UINT64_C(1000000) / PAUSE_NS);
+             waits++)
+                gr_driver.sleep_ns(PAUSE_NS);
+        if (rc == 0 && listen(service.fd, BACKLOG) == 0 && fstat(service.fd, &status) == 0) {
+                service.inode = status.st_ino;
+                service.running = gr_workers_start_thread(serve, NULL);
+        }
+        if (!service.running) {
+                service.number = 0; /* a child that the program forked may keep the name */
+                close(service.fd);
+                service.fd = -1;
+        }
+}
+
+/* The number of the service, which runs then; 0: it cannot. */
+static uint64_t serving(void)
+{
+        uint64_t number;
+
+        gr_lock(&service_lock);
+        if (service.running && !is_open(service.fd, service.inode))
+                service.running = false; /* the thread will see it, too, and end */
+        for (int tries = 0; !service.running && !service.stop && tries < TRIES; tries++)
+                begin_service();
+        number = service.running ? service.number : 0;
+        gr_unlock(&service_lock);
+        return number;
+}
+
+bool gr_segment_export_is_own(const struct gr_segment_handle *handle)
+{
+        bool own;
+
+        gr_lock(&service_lock);
+        own = handle->service == service.number;
+        gr_unlock(&service_lock);
+        return own;
+}
+
+bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipcMemHandle *ret_handle)
+{
+        struct gr_segment_handle handle = {.magic = GR_SEGMENT_MAGIC,
+                                           .base = base,
+                                           .bytes = info->requested_bytes,
+                                           .generation = info->generation};
+        struct gr_segment_reply reply;
+        int cancel;
+
+        assert(info->live && info->split);
+        /* A thread that is cancelled must not end here or below: its locks would stay locked. */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        describe(&handle, &reply);
+        handle.memory = reply.memory;
+        if (reply.good)
+                handle.service = serving();
+        pthread_setcancelstate(cancel, NULL);
+        if (!handle.service)
+                return false;
+        memcpy(ret_handle, &handle, sizeof(*ret_handle));
+        return true;
+}
+
+void gr_segment_export_stop(void)
+{
+        gr_lock(&service_lock);
+        service.stop = true;
+        if (service.running && is_open(service.fd, service.inode))
+                shutdown(service.fd, SHUT_RDWR); /* wakes the thread */
+        gr_unlock(&service_lock);
+}
+
+/* The child has one thread, and the locks may be held by others that it has not. */
+GR_NOT_CHECKED void gr_segment_export_forget(void)
+{
+        if (service.running && is_open(service.fd, service.inode))
+                close(service.fd);
+        gr_message_forget();
+}

@@ -1,0 +1,421 @@
+#include "hooks/segment_import.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
+
+#include "device/device.h"
+#include "driver/operations.h"
+#include "driver/real.h"
+#include "hooks/segment_export.h"
+#include "system/messages.h"
+#include "system/platform.h"
+
+#define TRIES    2 /* what fails once, for want of something, is tried again */
+#define PAUSE_NS UINT64_C(10000000)
+#define OPEN_NS  UINT64_C(10000000000) /* longest wait for the exporter */
+
+/* Memory of another process: on its way, open, or about to be given back. By one thread at a time but when open. */
+enum opening_state { OPENING, OPEN, CLOSING };
+
+struct opening {
+        struct opening *prev, *next;
+        struct gr_segment_handle handle;
+        struct gr_segment_import import;
+        CUdeviceptr at;   /* of the first piece, or of the allocation */
+        size_t all_bytes; /* of all pieces; 0: it is an allocation, opened by the driver */
+        unsigned count;   /* how often it is open */
+        enum opening_state state;
+        bool ended; /* the context has been destroyed meanwhile */
+};
+
+static struct gr_lock table_lock = GR_LOCK_INIT(GR_RANK_IMPORTS);
+static pthread_cond_t state_changed = PTHREAD_COND_INITIALIZER; /* of an opening */
+static struct opening *openings GR_GUARDED_BY(table_lock);
+static _Atomic size_t opening_count;
+
+bool gr_segment_import_made(const CUipcMemHandle *handle)
+{
+        return memcmp(handle, &(uint64_t){GR_SEGMENT_MAGIC}, sizeof(uint64_t)) == 0;
+}
+
+/* The ordinal of the device with this UUID; -1: not seen here. */
+static int device_of(const unsigned char uuid[16])
+{
+        CUuuid seen;
+        int count = 0;
+
+        if (!gr_real.cuDeviceGetUuid_v2 || !gr_real.cuDeviceGetCount ||
+            gr_real.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+                return -1;
+        for (int i = 0; i < count; i++)
+                if (gr_real.cuDeviceGetUuid_v2(&seen, i) == CUDA_SUCCESS && memcmp(&seen, uuid, sizeof(seen)) == 0)
+                        return i;
+        return -1;
+}
+
+/* Maps the memory behind a descriptor, of bytes bytes, at `at`. */
+static CUresult map_piece(CUdeviceptr at, size_t bytes, int fd)
+{
+        CUmemGenericAllocationHandle memory;
+        CUresult result;
+
+        gr_lock(&gr_mappings);
+        result = gr_real.cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)fd,
+                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        if (result == CUDA_SUCCESS) {
+                result = gr_real.cuMemMap(at, bytes, 0, memory, 0);
+                gr_real.cuMemRelease(memory); /* the mapping keeps it */
+        }
+        gr_unlock(&gr_mappings);
+        return result;
+}
+
+/* Unmaps the first bytes of what was mapped, and gives its addresses back. adopted: as map_for does. */
+static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, bool adopted)
+{
+        CUresult result = CUDA_SUCCESS;
+
+        gr_lock(&gr_mappings);
+        for (int tries = 0; mapped_bytes > 0 && tries < TRIES; tries++) {
+                result = gr_real.cuMemUnmap(at, mapped_bytes);
+                if (result == CUDA_SUCCESS)
+                        break;
+        }
+        if (result == CUDA_SUCCESS && adopted)
+                gr_operations_drop(at);
+        if (result == CUDA_SUCCESS)
+                gr_real.cuMemAddressFree(at, all_bytes);
+        gr_unlock(&gr_mappings);
+        return result;
+}
+
+/* Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes is always written. */
+static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes, uint64_t deadline_ns)
+{
+        CUresult result = CUDA_SUCCESS;
+        size_t mapped = 0;
+
+        while (mapped < all_bytes && result == CUDA_SUCCESS) {
+                uint64_t bytes;
+                int fd;
+
+                result = CUDA_ERROR_MAP_FAILED;
+                if (!gr_message_receive(exporter, &bytes, sizeof(bytes), &fd, deadline_ns))
+                        break;
+                if (bytes > 0 && bytes % GR_PAGE_BYTES == 0 && bytes <= all_bytes - mapped)
+                        result = map_piece(at + mapped, bytes, fd);
+                gr_message_end(fd);
+                if (result == CUDA_SUCCESS)
+                        mapped += bytes;
+        }
+        *ret_mapped_bytes = mapped;
+        return result;
+}
+
+/* Maps all pieces where dev, and all devices that this process uses, can use them. */
+static CUresult map_for(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns)
+{
+        int owner = opening->import.ordinal;
+        size_t mapped = 0;
+        CUresult result = gr_real.cuMemAddressReserve(&opening->at, opening->all_bytes, GR_PAGE_BYTES, 0, 0);
+
+        if (result != CUDA_SUCCESS)
+                return result;
+        result = map_all(exporter, opening->at, opening->all_bytes, &mapped, deadline_ns);
+        if (result == CUDA_SUCCESS) {
+                gr_lock(&gr_mappings);
+                result = gr_operations_adopt(opening->at, opening->all_bytes, owner < 0 ? dev : owner, 0);
+                gr_unlock(&gr_mappings);
+        }
+        if (result != CUDA_SUCCESS)
+                unmap(opening->at, mapped, opening->all_bytes, false);
+        return result;
+}
+
+/*
+ * Opens what the exporter at the other end of the socket offers, for the device dev. Fills all of opening but count.
+ * *ret_again: it failed for a reason that may have gone when it is tried again.
+ */
+static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
+{
+        struct gr_segment_import *import = &opening->import;
+        struct gr_segment_reply reply;
+        CUresult result;
+
+        *ret_again = true;
+        if (!gr_message_is_trusted(exporter, true))
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!gr_message_send(exporter, &opening->handle, sizeof(opening->handle), -1, deadline_ns) ||
+            !gr_message_receive(exporter, &reply, sizeof(reply), NULL, deadline_ns))
+                return CUDA_ERROR_MAP_FAILED;
+        if (!reply.good) {
+                *ret_again = false;
+                return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (reply.all_bytes && (reply.all_bytes % GR_PAGE_BYTES || reply.offset_bytes >= reply.all_bytes ||
+                                opening->handle.bytes > reply.all_bytes - reply.offset_bytes))
+                return CUDA_ERROR_MAP_FAILED;
+        opening->all_bytes = reply.all_bytes;
+        import->ordinal = device_of(reply.device);
+        result = reply.all_bytes ? map_for(exporter, dev, opening, deadline_ns)
+                                 : gr_real.cuIpcOpenMemHandle_v2(&opening->at, reply.driver,
+                                                                 CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        import->base = opening->at + reply.offset_bytes;
+        import->bytes = opening->handle.bytes;
+        return result;
+}
+
+/* As take, from the exporter that the handle names. */
+static CUresult fetch(CUdevice dev, struct opening *opening, uint64_t deadline_ns, bool *ret_again)
+{
+        struct sockaddr_un address;
+        socklen_t length = gr_message_address(opening->handle.service, &address);
+        CUresult result = CUDA_ERROR_MAP_FAILED;
+        int exporter = gr_message_begin(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), rc;
+
+        *ret_again = true;
+        if (exporter < 0)
+                return result;
+        while ((rc = connect(exporter, (struct sockaddr *)&address, length)) != 0 &&
+               (errno == EINTR || errno == EAGAIN) && gr_platform_now_ns() < deadline_ns)
+                gr_driver.sleep_ns(PAUSE_NS); /* too many are waiting */
+        if (rc == 0) {
+                result = take(exporter, dev, opening, deadline_ns, ret_again);
+        } else if (errno == ECONNREFUSED) {
+                *ret_again = false;
+                result = CUDA_ERROR_INVALID_VALUE;
+        }
+        gr_message_end(exporter);
+        return result;
+}
+
+/* Lock held. The entry of a handle, in whatever context; NULL. */
+GR_HELD(table_lock) static struct opening *opened(const struct gr_segment_handle *handle)
+{
+        struct opening *opening;
+
+        gr_assert_locked(&table_lock);
+        DL_FOREACH (openings, opening)
+                if (memcmp(&opening->handle, handle, sizeof(*handle)) == 0)
+                        return opening;
+        return NULL;
+}
+
+/* Counts what is open as imported. Without memory for the entry it is not shown: the limit does not count it anyway. */
+static void count_import(const struct opening *opening, struct gr_device *device)
+{
+        uint64_t bytes = (opening->import.bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
+
+        gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
+        (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, opening->import.base,
+                               opening->import.context, bytes);
+}
+
+/* Waits for all work of the context and gives back what an opening has. The driver does not wait when it unmaps. */
+static CUresult close_memory(const struct opening *opening)
+{
+        struct gr_context *context = gr_context_find(&gr_core, opening->import.context);
+        int rc = 0;
+
+        if (!opening->all_bytes)
+                return gr_real.cuIpcCloseMemHandle(opening->at);
+        if (context)
+                rc = gr_fence_wait_work(context->fence);
+        return rc ? gr_result_of(rc) : unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+}
+
+/* Lock held. */
+GR_HELD(table_lock) static void leave(struct opening *opening)
+{
+        gr_assert_locked(&table_lock);
+        DL_DELETE(openings, opening);
+        atomic_fetch_sub(&opening_count, 1);
+        pthread_cond_broadcast(&state_changed);
+}
+
+/* This thread's new entry for a handle; NULL: none is needed, as it is open and *ret_import says what, or none can be had. */
+static struct opening *begin_opening(CUcontext context, const struct gr_segment_handle *handle,
+                                     struct gr_segment_import *ret_import, CUresult *ret_result)
+{
+        struct opening *opening;
+
+        *ret_result = CUDA_SUCCESS;
+        gr_lock(&table_lock);
+        while ((opening = opened(handle)) && opening->state != OPEN)
+                pthread_cond_wait(&state_changed, &table_lock.mutex);
+        if (opening && opening->import.context != context) {
+                *ret_result = CUDA_ERROR_INVALID_HANDLE; /* as the driver does */
+                opening = NULL;
+        } else if (opening) {
+                opening->count++;
+                *ret_import = opening->import;
+                opening = NULL;
+        } else if ((opening = calloc(1, sizeof(*opening)))) {
+                opening->handle = *handle;
+                opening->import.context = context;
+                DL_APPEND(openings, opening);
+                atomic_fetch_add(&opening_count, 1);
+        } else {
+                *ret_result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        gr_unlock(&table_lock);
+        return opening;
+}
+
+/* Fetches what a new entry stands for. On failure the entry is gone. */
+static CUresult finish_opening(CUdevice dev, struct opening *opening)
+{
+        uint64_t deadline_ns = gr_platform_now_ns() + OPEN_NS;
+        CUresult result = CUDA_ERROR_MAP_FAILED;
+        struct gr_device *device;
+        bool again = true, ended;
+
+        for (int tries = 0; result != CUDA_SUCCESS && again && tries < TRIES; tries++)
+                result = fetch(dev, opening, deadline_ns, &again);
+        if (result == CUDA_SUCCESS) {
+                device = opening->import.ordinal >= 0 ? gr_device_get(opening->import.ordinal) : NULL;
+                count_import(opening, device ? device : gr_device_get(dev));
+        }
+        gr_lock(&table_lock);
+        ended = opening->ended;
+        if (result == CUDA_SUCCESS && !ended) {
+                opening->count = 1;
+                opening->state = OPEN;
+                pthread_cond_broadcast(&state_changed);
+        } else {
+                leave(opening);
+        }
+        gr_unlock(&table_lock);
+        if (result == CUDA_SUCCESS && !ended)
+                return result;
+        if (result == CUDA_SUCCESS) {
+                gr_accounted_drop_owner(gr_core.accounted, opening->import.context);
+                if (opening->all_bytes)
+                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+        free(opening);
+        return result;
+}
+
+CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr)
+{
+        struct gr_segment_import import;
+        struct opening *opening;
+        struct gr_segment_handle wanted;
+        CUresult result;
+        int cancel;
+
+        assert(gr_segment_import_made(handle));
+        memcpy(&wanted, handle, sizeof(wanted));
+        if (gr_segment_export_is_own(&wanted))
+                return CUDA_ERROR_INVALID_CONTEXT;
+        if (!gr_driver.mem_reserve || !gr_real.cuIpcOpenMemHandle_v2)
+                return CUDA_ERROR_INVALID_VALUE;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        opening = begin_opening(context, &wanted, &import, &result);
+        if (opening) {
+                result = finish_opening(dev, opening);
+                if (result == CUDA_SUCCESS)
+                        import = opening->import;
+        }
+        pthread_setcancelstate(cancel, NULL);
+        if (result == CUDA_SUCCESS)
+                *ret_ptr = import.base;
+        return result;
+}
+
+int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import)
+{
+        struct opening *opening;
+        int rc = -ENOENT;
+
+        if (atomic_load_explicit(&opening_count, memory_order_relaxed) == 0)
+                return rc;
+        gr_lock(&table_lock);
+        DL_FOREACH (openings, opening)
+                if (opening->state != OPENING && ptr - opening->import.base < opening->import.bytes) {
+                        *ret_import = opening->import;
+                        rc = 0;
+                        break;
+                }
+        gr_unlock(&table_lock);
+        return rc;
+}
+
+/* Gives back what one entry has, which this thread alone may change. */
+static CUresult finish_closing(struct opening *opening)
+{
+        struct gr_accounted *entry = gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base);
+        CUresult result = close_memory(opening);
+        bool gone;
+
+        gr_accounted_settle(gr_core.accounted, entry, result == CUDA_SUCCESS);
+        gr_lock(&table_lock);
+        gone = result == CUDA_SUCCESS || opening->ended;
+        if (gone) {
+                leave(opening);
+        } else {
+                opening->state = OPEN;
+                pthread_cond_broadcast(&state_changed);
+        }
+        gr_unlock(&table_lock);
+        if (!gone)
+                return result;
+        if (result != CUDA_SUCCESS && opening->all_bytes)
+                result = unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+        free(opening);
+        return result;
+}
+
+int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
+{
+        struct opening *opening;
+        bool last = false;
+        int cancel;
+
+        if (atomic_load_explicit(&opening_count, memory_order_relaxed) == 0)
+                return -ENOENT;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+        gr_lock(&table_lock);
+        DL_FOREACH (openings, opening)
+                if (opening->state == OPEN && opening->import.base == base)
+                        break;
+        if (opening) {
+                last = opening->count == 1;
+                opening->count -= !last;
+                opening->state = last ? CLOSING : OPEN;
+        }
+        gr_unlock(&table_lock);
+        if (opening)
+                *ret_result = last ? finish_closing(opening) : CUDA_SUCCESS;
+        pthread_setcancelstate(cancel, NULL);
+        return opening ? 0 : -ENOENT;
+}
+
+void gr_segment_import_end(CUcontext context)
+{
+        struct opening *opening, *tmp, *ended = NULL;
+
+        if (atomic_load(&opening_count) == 0)
+                return;
+        gr_lock(&table_lock);
+        DL_FOREACH_SAFE (openings, opening, tmp)
+                if (opening->import.context == context) {
+                        opening->ended = true; /* where another thread is at it, that one cleans up */
+                        if (opening->state == OPEN) {
+                                leave(opening);
+                                DL_APPEND(ended, opening);
+                        }
+                }
+        gr_unlock(&table_lock);
+        DL_FOREACH_SAFE (ended, opening, tmp) {
+                if (opening->all_bytes)
+                        unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                free(opening);
+        }
+}

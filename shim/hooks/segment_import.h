@@ -1,0 +1,42 @@
+/* Memory of other processes that is opened by the handles of segment_export.h. As there, any thread may call. */
+#ifndef GR_SEGMENT_IMPORT_H
+#define GR_SEGMENT_IMPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shim.h"
+
+/* Memory of another process that is open here. */
+struct gr_segment_import {
+        CUcontext context; /* it was opened in */
+        CUdeviceptr base;  /* of the block */
+        size_t bytes;      /* that the other process asked for */
+        int ordinal;       /* of the device that it lies on; -1: this process does not see that device */
+};
+
+/* Whether a handle was made by gr_segment_export, in any process. */
+bool gr_segment_import_made(const CUipcMemHandle *handle);
+
+/*
+ * Opens a handle in context, of device dev, which is current, and counts it as imported. A context opens memory once,
+ * and counts how often. May wait for the exporter's answer. On failure nothing is written: CUDA_ERROR_INVALID_CONTEXT:
+ * it is this process's own; CUDA_ERROR_INVALID_VALUE: the block or its process is gone, or of another user;
+ * CUDA_ERROR_MAP_FAILED: no answer; or the driver's error.
+ */
+CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr);
+
+/* What is open at ptr; -ENOENT. */
+int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import);
+
+/*
+ * Closes what is open at base once; the last time it waits for the context's work and unmaps the memory. -ENOENT:
+ * nothing is open there, and nothing was written.
+ */
+int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result);
+
+/* The context has been destroyed: unmaps what was open in it. */
+void gr_segment_import_end(CUcontext context);
+
+#endif
