@@ -19,7 +19,7 @@
 #define TRIES       2 /* what fails once, for want of something, is tried again */
 #define PAUSE_NS    UINT64_C(10000000)
 #define LOOK_MS     400                  /* longest sleep of the thread, as it delays the end of a process left alone */
-#define ANSWER_NS   UINT64_C(5000000000) /* longest time for one asker */
+#define ANSWER_NS   UINT64_C(5000000000) /* longest wait for an asker to ask, or to take what was sent */
 #define ANSWERS_MAX 16                   /* askers that are answered at the same time */
 
 static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
@@ -101,7 +101,6 @@ static void describe(const struct gr_segment_handle *handle, struct gr_segment_r
 /* Answers one process that has connected. */
 static void answer(int asker)
 {
-        uint64_t deadline_ns = gr_platform_now_ns() + ANSWER_NS;
         struct gr_block_info info;
         struct gr_segment_handle handle;
         struct gr_segment_reply reply;
@@ -109,10 +108,10 @@ static void answer(int asker)
         int fd;
 
         if (!gr_message_is_trusted(asker, false) ||
-            !gr_message_receive(asker, &handle, sizeof(handle), NULL, deadline_ns))
+            !gr_message_receive(asker, &handle, sizeof(handle), NULL, gr_platform_now_ns() + ANSWER_NS))
                 return;
         describe(&handle, &reply);
-        good = gr_message_send(asker, &reply, sizeof(reply), -1, deadline_ns) && reply.good;
+        good = gr_message_send(asker, &reply, sizeof(reply), -1, gr_platform_now_ns() + ANSWER_NS) && reply.good;
         for (CUdeviceptr at = handle.base; good && reply.all_bytes && at < handle.base + handle.bytes;) {
                 struct gr_piece piece;
                 uint64_t bytes;
@@ -125,7 +124,7 @@ static void answer(int asker)
                 if (fd < 0)
                         return;
                 bytes = piece.bytes;
-                good = gr_message_send(asker, &bytes, sizeof(bytes), fd, deadline_ns);
+                good = gr_message_send(asker, &bytes, sizeof(bytes), fd, gr_platform_now_ns() + ANSWER_NS);
                 gr_message_end(fd);
                 at = piece.ptr + bytes;
         }

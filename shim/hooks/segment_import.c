@@ -16,7 +16,7 @@
 
 #define TRIES    2 /* what fails once, for want of something, is tried again */
 #define PAUSE_NS UINT64_C(10000000)
-#define OPEN_NS  UINT64_C(10000000000) /* longest wait for the exporter */
+#define OPEN_NS  UINT64_C(10000000000) /* longest wait for the exporter's answer, and for each piece */
 
 /* Memory of another process: on its way, open, or about to be given back. By one thread at a time but when open. */
 enum opening_state { OPENING, OPEN, CLOSING };
@@ -94,7 +94,7 @@ static CUresult unmap(CUdeviceptr at, size_t mapped_bytes, size_t all_bytes, boo
 }
 
 /* Receives all pieces and maps them side by side at `at`. *ret_mapped_bytes is always written. */
-static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes, uint64_t deadline_ns)
+static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *ret_mapped_bytes)
 {
         CUresult result = CUDA_SUCCESS;
         size_t mapped = 0;
@@ -104,7 +104,7 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
                 int fd;
 
                 result = CUDA_ERROR_MAP_FAILED;
-                if (!gr_message_receive(exporter, &bytes, sizeof(bytes), &fd, deadline_ns))
+                if (!gr_message_receive(exporter, &bytes, sizeof(bytes), &fd, gr_platform_now_ns() + OPEN_NS))
                         break;
                 if (bytes > 0 && bytes % GR_PAGE_BYTES == 0 && bytes <= all_bytes - mapped)
                         result = map_piece(at + mapped, bytes, fd);
@@ -117,7 +117,7 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
 }
 
 /* Maps all pieces where dev, and all devices that this process uses, can use them. */
-static CUresult map_for(int exporter, CUdevice dev, struct opening *opening, uint64_t deadline_ns)
+static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 {
         int owner = opening->import.ordinal;
         size_t mapped = 0;
@@ -125,7 +125,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening, uin
 
         if (result != CUDA_SUCCESS)
                 return result;
-        result = map_all(exporter, opening->at, opening->all_bytes, &mapped, deadline_ns);
+        result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
                 result = gr_operations_adopt(opening->at, opening->all_bytes, owner < 0 ? dev : owner, 0);
@@ -161,7 +161,7 @@ static CUresult take(int exporter, CUdevice dev, struct opening *opening, uint64
                 return CUDA_ERROR_MAP_FAILED;
         opening->all_bytes = reply.all_bytes;
         import->ordinal = device_of(reply.device);
-        result = reply.all_bytes ? map_for(exporter, dev, opening, deadline_ns)
+        result = reply.all_bytes ? map_for(exporter, dev, opening)
                                  : gr_real.cuIpcOpenMemHandle_v2(&opening->at, reply.driver,
                                                                  CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         import->base = opening->at + reply.offset_bytes;
