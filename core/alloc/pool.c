@@ -76,7 +76,7 @@ static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 static bool spares_barriers(struct gr_context *context, size_t bytes)
 {
         return gr_is_small(bytes) && gr_fence_barrier_is_cheap(context->fence) &&
-               !gr_slack_is_exceeded_recently(context, bytes, GR_PAGE_BYTES);
+               gr_budget_excess(context->device) == 0 && !gr_slack_is_exceeded_recently(context, bytes, GR_PAGE_BYTES);
 }
 
 /*

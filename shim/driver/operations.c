@@ -327,19 +327,39 @@ GR_HELD(gr_mappings) static struct mapping *mapping_at(uint64_t ptr)
         return mapping;
 }
 
-/* Lock held. Lets the device and all others that are in use read and write what is mapped at ptr. */
-GR_HELD(gr_mappings) static CUresult give_access(uint64_t ptr, size_t bytes, int device)
+/* Lock held. Lets devices read and write what is mapped at ptr. */
+GR_HELD(gr_mappings) static CUresult set_access(uint64_t ptr, size_t bytes, const int *devices, size_t count)
 {
         CUmemAccessDesc access[GR_DEVICES_MAX];
-        size_t count = 0;
+        CUresult result;
+
+        gr_assert_locked(&gr_mappings);
+        assert(count <= GR_DEVICES_MAX);
+        for (size_t i = 0; i < count; i++)
+                access[i] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = devices[i]},
+                                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, count));
+        return result;
+}
+
+/* Lock held. Lets the device read and write what is mapped at ptr, and of the others in use those that can reach it. */
+GR_HELD(gr_mappings) static CUresult give_access(uint64_t ptr, size_t bytes, int device)
+{
+        uint64_t used = atomic_load(&used_devices);
+        int devices[GR_DEVICES_MAX] = {device};
+        size_t count = 1;
         CUresult result;
 
         gr_assert_locked(&gr_mappings);
         for (int i = 0; i < GR_DEVICES_MAX; i++)
-                if (i == device || atomic_load(&used_devices) >> i & 1)
-                        access[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = i},
-                                                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        ONCE_READY(result, gr_real.cuMemSetAccess(ptr, bytes, access, count));
+                if (i != device && used >> i & 1)
+                        devices[count++] = i;
+        result = set_access(ptr, bytes, devices, count);
+        if (result == CUDA_SUCCESS || count == 1)
+                return result;
+        result = set_access(ptr, bytes, devices, 1);
+        for (size_t i = 1; i < count && result == CUDA_SUCCESS; i++)
+                (void)set_access(ptr, bytes, &devices[i], 1);
         return result;
 }
 
@@ -456,17 +476,28 @@ static int driver_mem_unmap(void *context, uint64_t ptr, size_t bytes, uint64_t 
 
 void gr_operations_use_device(int device)
 {
+        static _Atomic uint64_t served; /* a bit for each that has access to all there is */
         struct mapping *mapping, *tmp;
+        bool all = true;
+        int cancel;
 
         assert(device >= 0 && device < GR_DEVICES_MAX);
-        if (atomic_load(&used_devices) >> device & 1)
+        if (atomic_load(&served) >> device & 1)
                 return;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* as in driver_mem_map */
         gr_lock(&gr_mappings);
-        if (!(atomic_fetch_or(&used_devices, UINT64_C(1) << device) >> device & 1)) {
+        atomic_fetch_or(&used_devices, UINT64_C(1) << device);
+        if (!(atomic_load(&served) >> device & 1)) {
                 HASH_ITER (hh, mappings, mapping, tmp)
-                        give_access(mapping->piece.ptr, mapping->piece.bytes, device);
+                        /* Tried twice: copies of it would fail for good. */
+                        if (set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
+                            set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS)
+                                all = false;
+                if (all) /* else the next context tries again */
+                        atomic_fetch_or(&served, UINT64_C(1) << device);
         }
         gr_unlock(&gr_mappings);
+        pthread_setcancelstate(cancel, NULL);
 }
 
 GR_HELD(gr_mappings) CUresult gr_operations_export(uint64_t ptr, struct gr_piece *ret_piece, int *ret_fd)

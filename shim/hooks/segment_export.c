@@ -20,7 +20,7 @@
 #define PAUSE_NS    UINT64_C(10000000)
 #define LOOK_MS     400                  /* longest sleep of the thread, as it delays the end of a process left alone */
 #define ANSWER_NS   UINT64_C(5000000000) /* longest wait for an asker to ask, or to take what was sent */
-#define ANSWERS_MAX 16                   /* askers that are answered at the same time */
+#define ANSWERS_MAX 64                   /* askers that are answered at the same time */
 
 static struct gr_lock service_lock = GR_LOCK_INIT(GR_RANK_IPC);
 static struct {

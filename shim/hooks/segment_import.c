@@ -119,7 +119,6 @@ static CUresult map_all(int exporter, CUdeviceptr at, size_t all_bytes, size_t *
 /* Maps all pieces where dev, and all devices that this process uses, can use them. */
 static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
 {
-        int owner = opening->import.ordinal;
         size_t mapped = 0;
         CUresult result = gr_real.cuMemAddressReserve(&opening->at, opening->all_bytes, GR_PAGE_BYTES, 0, 0);
 
@@ -128,7 +127,7 @@ static CUresult map_for(int exporter, CUdevice dev, struct opening *opening)
         result = map_all(exporter, opening->at, opening->all_bytes, &mapped);
         if (result == CUDA_SUCCESS) {
                 gr_lock(&gr_mappings);
-                result = gr_operations_adopt(opening->at, opening->all_bytes, owner < 0 ? dev : owner, 0);
+                result = gr_operations_adopt(opening->at, opening->all_bytes, dev, 0);
                 gr_unlock(&gr_mappings);
         }
         if (result != CUDA_SUCCESS)
@@ -293,9 +292,13 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
         if (result == CUDA_SUCCESS && !ended)
                 return result;
         if (result == CUDA_SUCCESS) {
-                gr_accounted_drop_owner(gr_core.accounted, opening->import.context);
+                gr_accounted_settle(gr_core.accounted,
+                                    gr_accounted_take(gr_core.accounted, GR_MEMORY_IMPORTED, opening->import.base),
+                                    true);
                 if (opening->all_bytes)
                         unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
+                else
+                        gr_real.cuIpcCloseMemHandle(opening->at);
                 result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
         free(opening);
@@ -400,9 +403,11 @@ int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result)
 void gr_segment_import_end(CUcontext context)
 {
         struct opening *opening, *tmp, *ended = NULL;
+        int cancel;
 
         if (atomic_load(&opening_count) == 0)
                 return;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
         gr_lock(&table_lock);
         DL_FOREACH_SAFE (openings, opening, tmp)
                 if (opening->import.context == context) {
@@ -418,4 +423,5 @@ void gr_segment_import_end(CUcontext context)
                         unmap(opening->at, opening->all_bytes, opening->all_bytes, true);
                 free(opening);
         }
+        pthread_setcancelstate(cancel, NULL);
 }

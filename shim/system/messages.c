@@ -12,7 +12,7 @@
 
 #include "system/platform.h"
 
-#define MOMENTS_MAX 64
+#define MOMENTS_MAX 192
 
 /*
  * Descriptors that are open for a moment, plus 1. A child that the program forks then closes them, as memory stays for
