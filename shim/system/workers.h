@@ -21,7 +21,6 @@ void gr_worker_init(void (*prepare)(void));
 /* Has a worker call work(arg) soon. False where no thread or no room can be had, or after gr_worker_stop. */
 bool gr_worker_call(void (*work)(void *arg), void *arg);
 
-
 /*
  * No call of a worker begins after this. Waits up to most_ns for calls that run; one that runs longer may still run
  * when the driver ends.
