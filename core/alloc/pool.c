@@ -69,9 +69,9 @@ static uint64_t own_oldest(struct gr_context *context, size_t bytes)
 }
 
 /*
- * Whether segments should grow for a small request although freed memory waits for a barrier. As bins do by
- * preallocation: where a thread allocates and frees in a loop, one barrier then readies all that the slack has room
- * for, and not only the one page that was free.
+ * Whether a small request should take fresh memory rather than pay for a barrier behind which freed ranges are usable.
+ * In a loop of allocations and frees, one barrier then readies as many pages as the slack has room for, instead of one;
+ * bins preallocate for the same reason. Only while nothing exceeds the slack or a limit.
  */
 static bool spares_barriers(struct gr_context *context, size_t bytes)
 {

@@ -249,9 +249,10 @@ static CUmemAllocationProp mapped_prop(int device)
 }
 
 /*
- * Contexts of other devices can copy all memory of cuMemAlloc, but mapped memory only where their device was given
- * access to each range (docs/measurements.md, mapped-peers). So each device that the process uses gets access to all of
- * it, and nothing is mapped where the process sees a device that cannot have it.
+ * Contexts of other devices can copy all memory of cuMemAlloc, but mapped memory, other than by cuMemcpyPeer, only where
+ * their device was given access to each range (docs/measurements.md, mapped-peers). So each device that the process uses
+ * gets access to all that is mapped for core/, and nothing is mapped where the process sees a device that cannot have
+ * it. Imports are mapped nevertheless.
  */
 static bool all_can_access(CUdevice dev, int devices)
 {
@@ -306,7 +307,7 @@ static void driver_mem_unreserve(uint64_t ptr, size_t bytes)
 
 struct gr_lock gr_mappings = GR_LOCK_INIT(GR_RANK_MAPPINGS);
 
-/* What one driver_mem_map has mapped. */
+/* What one driver_mem_map has mapped, or all pieces of one import. */
 struct mapping {
         UT_hash_handle hh;
         struct gr_piece piece; /* its ptr is the key */
@@ -489,11 +490,11 @@ void gr_operations_use_device(int device)
         atomic_fetch_or(&used_devices, UINT64_C(1) << device);
         if (!(atomic_load(&served) >> device & 1)) {
                 HASH_ITER (hh, mappings, mapping, tmp)
-                        /* Tried twice: copies of it would fail for good. */
+                        /* Tried twice, as copies of it fail without; and by the next context again. */
                         if (set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS &&
                             set_access(mapping->piece.ptr, mapping->piece.bytes, &device, 1) != CUDA_SUCCESS)
                                 all = false;
-                if (all) /* else the next context tries again */
+                if (all)
                         atomic_fetch_or(&served, UINT64_C(1) << device);
         }
         gr_unlock(&gr_mappings);

@@ -22,15 +22,15 @@ struct gr_piece {
 };
 
 /*
- * The process has a context of the device: from now on the device can use all memory that is mapped for core/, as it can
- * use that of cuMemAlloc.
+ * The process has a context of the device: from now on the device can use all mapped memory that it can reach, as it can
+ * use that of cuMemAlloc. What the driver refuses is tried again when the next context of the device begins.
  */
 void gr_operations_use_device(int device);
 
 /*
- * Lets device and all devices in use read and write the memory of device that has just been mapped at ptr, and those
- * that come into use later; until gr_operations_drop, after it was unmapped. handle: of the memory; 0: it cannot be
- * exported. gr_mappings is held. On failure nothing has changed.
+ * Lets device read and write what has just been mapped at ptr, and those devices in use, now or later, that can reach
+ * it; until gr_operations_drop, after it was unmapped. handle: of the memory; 0: it cannot be exported. gr_mappings is
+ * held. On failure it is not entered, and the caller unmaps it.
  */
 CUresult gr_operations_adopt(uint64_t ptr, size_t bytes, int device, uint64_t handle);
 void gr_operations_drop(uint64_t ptr);

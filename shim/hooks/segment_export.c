@@ -79,7 +79,7 @@ static bool describe_allocation(const struct gr_segment_handle *handle, CUcontex
         return results[0] == CUDA_SUCCESS && results[1] == CUDA_SUCCESS;
 }
 
-/* Fills the reply to a handle, in which memory is 0 while it is made. */
+/* Fills the reply to a handle. While a handle is made its `memory` is 0, and is not compared. */
 static void describe(const struct gr_segment_handle *handle, struct gr_segment_reply *reply)
 {
         struct gr_block_info info;

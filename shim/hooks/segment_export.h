@@ -1,16 +1,17 @@
 /*
- * Legacy IPC (cuIpcGetMemHandle) of blocks that lie in segments. The driver's handle stands for a whole allocation, and
- * there is none for mapped memory; so the library makes a handle of its own. A process under the library that opens it
- * asks the exporter for the memory, and gets one descriptor for each piece that the block lies in; it maps these side by
- * side. Where the segment is an allocation of the driver it gets the driver's handle for that. No descriptor of memory
- * stays open. Like the driver's, a handle stands for the whole block, whatever the offset that it was asked for, until
- * the block is freed. What is open stays, whatever the exporter does.
+ * Legacy IPC (cuIpcGetMemHandle) of blocks that lie in segments. The driver makes handles of whole allocations only, and
+ * none of mapped memory. So the library makes a handle of its own. The importer, a process under the library, sends it
+ * to the exporter and receives one descriptor for each piece that the block lies in. It maps the pieces side by side and
+ * closes the descriptors. Where the segment is an ordinary allocation of the driver, the importer receives the driver's
+ * handle instead. As with the driver, a handle stands for the whole block, whatever offset it was asked for, until the
+ * block is freed. An open mapping and its content survive a free by the exporter, and its end.
  *
  * The exporter listens on a Unix socket with a random abstract name, in a thread, from its first export on; workers
- * answer. It answers processes of its own user and of root. A process without the library cannot open such a handle: the
+ * answer, or that thread where there are too many. Should the program close the socket, handles cannot be opened until
+ * the next export. It answers processes of its own user and of root. A process without the library cannot open such a handle: the
  * driver refuses it (docs/measurements.md, mapped-export).
  *
- * Any thread may call these functions; errno is not kept. No lock is held across waits for the other process or the GPU,
+ * Any thread may call these functions; they may change errno. No lock is held across waits for the other process or the GPU,
  * so that an open or close that waits delays only those of the same memory.
  */
 #ifndef GR_SEGMENT_EXPORT_H
@@ -24,13 +25,13 @@
 
 #define GR_SEGMENT_MAGIC UINT64_C(0x6d65726c75707267) /* no handle of the driver begins so */
 
-/* What the 64 bytes of a handle hold. The same block has the same bytes whenever it is asked for. */
+/* What the 64 bytes of a handle hold. While the service lives, a block has the same bytes whenever it is asked for. */
 struct gr_segment_handle {
         uint64_t magic, service; /* service: the number in the name of the exporter's socket */
         uint64_t base, bytes;    /* of the block, in the exporter */
-        uint64_t memory;         /* a number of the memory there: another one when the address is used again */
+        uint64_t memory;         /* identifies the physical memory there: it differs if other memory is there later */
         uint64_t generation;     /* of the block */
-        uint64_t none[2];
+        uint64_t reserved[2];    /* 0 */
 };
 _Static_assert(sizeof(struct gr_segment_handle) == sizeof(CUipcMemHandle), "one is copied to the other");
 
@@ -49,7 +50,7 @@ struct gr_segment_reply {
 
 /*
  * Writes a handle for the live block at base, which lies in a segment and is marked as exported. False: no thread or
- * socket can be had.
+ * socket can be had, or the driver refuses a handle of its own.
  */
 bool gr_segment_export(CUdeviceptr base, const struct gr_block_info *info, CUipcMemHandle *ret_handle);
 
@@ -59,7 +60,7 @@ bool gr_segment_export_is_own(const struct gr_segment_handle *handle);
 /* The process exits: tells the thread to end. */
 void gr_segment_export_stop(void);
 
-/* In a child after fork: closes the descriptors of all this, so that only the parent answers and holds memory. */
+/* In a child after fork: closes the socket and what is in transit, so that only the parent answers and holds memory. */
 void gr_segment_export_forget(void);
 
 #endif

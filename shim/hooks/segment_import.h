@@ -20,10 +20,11 @@ struct gr_segment_import {
 bool gr_segment_import_made(const CUipcMemHandle *handle);
 
 /*
- * Opens a handle in context, of device dev, which is current, and counts it as imported. A context opens memory once,
- * and counts how often. May wait for the exporter's answer. On failure nothing is written: CUDA_ERROR_INVALID_CONTEXT:
- * it is this process's own; CUDA_ERROR_INVALID_VALUE: the block or its process is gone, or of another user;
- * CUDA_ERROR_MAP_FAILED: no answer; or the driver's error.
+ * Opens a handle in context, of device dev, which is current. The first open maps the memory and counts it as imported;
+ * further ones return the same address and increase a count. May wait for the exporter. On failure nothing is written.
+ * CUDA_ERROR_INVALID_CONTEXT: the handle is this process's own; CUDA_ERROR_INVALID_HANDLE: another context of the process
+ * has it open; CUDA_ERROR_INVALID_VALUE: the block or its process is gone, or that process is of a user whom this one
+ * does not trust; CUDA_ERROR_MAP_FAILED: no answer; or the driver's error.
  */
 CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr);
 
@@ -31,7 +32,7 @@ CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemH
 int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import);
 
 /*
- * Closes what is open at base once; the last time it waits for the context's work and unmaps the memory. -ENOENT:
+ * Decreases the count of what is open at base; at 0 it waits for the context's work and unmaps the memory. -ENOENT:
  * nothing is open there, and nothing was written.
  */
 int gr_segment_import_close(CUdeviceptr base, CUresult *ret_result);

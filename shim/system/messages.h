@@ -1,7 +1,7 @@
 /*
  * Messages between processes of this library, with descriptors: over Unix sockets of kind SOCK_SEQPACKET that have
- * abstract names. There is no CUDA in this file. Any thread may call these functions; errno is not kept. deadline_ns is
- * by gr_platform_now_ns.
+ * abstract names. There is no CUDA in this file. Any thread may call these functions; they may change errno. deadline_ns
+ * is a time on the clock of gr_platform_now_ns.
  */
 #ifndef GR_MESSAGES_H
 #define GR_MESSAGES_H
@@ -16,19 +16,19 @@
 socklen_t gr_message_address(uint64_t number, struct sockaddr_un *address);
 
 /*
- * A descriptor that has just been opened, under a number that is none of the standard streams', should the program have
- * closed these. -1: it was none, or there is no other number.
+ * For a descriptor that has just been opened. If it is 0, 1 or 2, moves it to a higher number, as the program may have
+ * closed its standard streams. Returns the number; -1: fd was negative, or there is no other number.
  */
 int gr_message_off_streams(int fd);
 
 /*
- * The same, for a descriptor that is open for a moment only, until gr_message_end closes it: a child that the program
- * forks meanwhile closes it, too (gr_message_forget).
+ * The same, and registers it until gr_message_end closes it, so that a child that the program forks meanwhile closes it,
+ * too (gr_message_forget). Where the register is full it stays open in the child.
  */
 int gr_message_begin(int fd);
 void gr_message_end(int fd);
 
-/* Whether the process at the other end has the user of this one, or is root's; may_serve: or this one is. */
+/* Whether the other end has this process's user or is root; with may_serve, also whether this process is root. */
 bool gr_message_is_trusted(int fd, bool may_serve);
 
 /* Sends one message, with a descriptor where that is not -1. False: not until deadline_ns, or an error. */

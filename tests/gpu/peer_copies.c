@@ -1,5 +1,5 @@
 /*
- * Two devices in one process: every kind of copy, from each context, of memory of both; kernels and fills with access to
+ * Two devices in one process: nine kinds of copy, from each context, of memory of both; kernels and fills with access to
  * their peer's. One context has memory before the other one begins. Every line must be the same natively and under the
  * library. Ends with status 77 where there is one device only.
  */

@@ -1,6 +1,6 @@
 /*
  * Legacy IPC at its edges: memory of another process that is opened and closed by threads, contexts and captures that
- * meet, and whose exporter frees it, is stopped, or is killed. Every line must be the same natively and under the
+ * meet, and whose exporter frees it or is killed. Every line must be the same natively and under the
  * library. The other process exports; this one opens.
  */
 #include "gputest.h"
