@@ -32,7 +32,7 @@ enum gr_rank {
         GR_RANK_RESOLVE,       /* shim/driver: the driver is being found, or the process ends */
         GR_RANK_API,           /* shim/process: what the program registered */
         GR_RANK_PRIMARY,       /* one device's primary context begins or ends; recursive, held across the driver */
-        GR_RANK_IPC,           /* memory of other processes is opened; held across the driver and their answers */
+        GR_RANK_IPC,           /* shim/hooks: the thread that answers other processes; held while it is started */
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS,      /* the list of contexts */
         GR_RANK_HOOKS,         /* the registry of reclaimables */

@@ -4,9 +4,9 @@
  * that a hit needs no lock but the arena's.
  *
  * Each arena has a set of its own: threads that allocate at the same time do not meet at the split's lock. The pages
- * count as used meanwhile, so a set holds little: a share of the peak of live memory (gr_arena_fastbins_have_room). When it is
- * full, or a request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called
- * with the lock of the arena held.
+ * count as used meanwhile, so a set holds little: a share of the peak of live memory (gr_arena_fastbins_have_room). When
+ * it is full, or a request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are
+ * called with the lock of the arena held.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H

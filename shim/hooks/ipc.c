@@ -53,10 +53,7 @@ static void opened(struct gr_context *context, struct gr_device *device, uint64_
 {
         assert(context && device && device != gr_core.host);
         gr_ipc_begin_sharing();
-        bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
-        gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
-        /* Without memory for the entry it is not shown: the limit does not count it anyway. */
-        (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, handle, context->handle, bytes);
+        gr_segment_import_count(device, context->handle, handle, bytes);
 }
 
 GR_EXPORT CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *external,

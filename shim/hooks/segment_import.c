@@ -204,14 +204,12 @@ GR_HELD(table_lock) static struct opening *opened(const struct gr_segment_handle
         return NULL;
 }
 
-/* Counts what is open as imported. Without memory for the entry it is not shown: the limit does not count it anyway. */
-static void count_import(const struct opening *opening, struct gr_device *device)
+void gr_segment_import_count(struct gr_device *device, CUcontext context, uint64_t key, uint64_t bytes)
 {
-        uint64_t bytes = (opening->import.bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
-
+        bytes = (bytes + GR_PAGE_BYTES - 1) & ~(uint64_t)(GR_PAGE_BYTES - 1);
         gr_budget_force(device, GR_MEMORY_IMPORTED, bytes);
-        (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, opening->import.base,
-                               opening->import.context, bytes);
+        /* Without memory for the entry it is not shown: the limit does not count it anyway. */
+        (void)gr_accounted_add(gr_core.accounted, device, GR_MEMORY_IMPORTED, key, context, bytes);
 }
 
 /* Waits for all work of the context and gives back what an opening has. The driver does not wait when it unmaps. */
@@ -236,7 +234,7 @@ GR_HELD(table_lock) static void leave(struct opening *opening)
         pthread_cond_broadcast(&state_changed);
 }
 
-/* This thread's new entry for a handle; NULL: none is needed, as it is open and *ret_import says what, or none can be had. */
+/* This thread's new entry for a handle. NULL: it is open, and *ret_import says what; or *ret_result is an error. */
 static struct opening *begin_opening(CUcontext context, const struct gr_segment_handle *handle,
                                      struct gr_segment_import *ret_import, CUresult *ret_result)
 {
@@ -277,7 +275,8 @@ static CUresult finish_opening(CUdevice dev, struct opening *opening)
                 result = fetch(dev, opening, deadline_ns, &again);
         if (result == CUDA_SUCCESS) {
                 device = opening->import.ordinal >= 0 ? gr_device_get(opening->import.ordinal) : NULL;
-                count_import(opening, device ? device : gr_device_get(dev));
+                gr_segment_import_count(device ? device : gr_device_get(dev), opening->import.context,
+                                        opening->import.base, opening->import.bytes);
         }
         gr_lock(&table_lock);
         ended = opening->ended;

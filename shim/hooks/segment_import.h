@@ -28,6 +28,9 @@ bool gr_segment_import_made(const CUipcMemHandle *handle);
  */
 CUresult gr_segment_import_open(CUcontext context, CUdevice dev, const CUipcMemHandle *handle, CUdeviceptr *ret_ptr);
 
+/* Counts memory as imported, with an entry by key in the accounts, that of context. For imports of any kind. */
+void gr_segment_import_count(struct gr_device *device, CUcontext context, uint64_t key, uint64_t bytes);
+
 /* What is open at ptr; -ENOENT. */
 int gr_segment_import_find(CUdeviceptr ptr, struct gr_segment_import *ret_import);
 

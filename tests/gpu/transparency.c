@@ -180,6 +180,14 @@ static void buffer_ids(void)
 static void pointer_attributes(void)
 {
         static const size_t sizes[] = {1000, 3 * MIB + 5};
+        CUdeviceptr one = block(200000), other = block(200000);
+        unsigned long long ids[2] = {0};
+        CUresult results[2] = {cuPointerGetAttribute(&ids[0], CU_POINTER_ATTRIBUTE_BUFFER_ID, one),
+                               cuPointerGetAttribute(&ids[1], CU_POINTER_ATTRIBUTE_BUFFER_ID, other)};
+
+        say("numbers of two blocks", results[0], "%d, different: %d", (int)results[1], ids[0] != ids[1]);
+        GR_MUST(cuMemFree(one));
+        GR_MUST(cuMemFree(other));
 
         for (size_t i = 0; i < 2; i++) {
                 CUdeviceptr p = block(sizes[i]);
