@@ -182,12 +182,11 @@ static void correct(void *data, CUpointer_attribute attribute, CUdeviceptr block
         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE && data)
                 *(size_t *)data = info->requested_bytes;
         /*
-         * The driver gives each allocation a number of its own. Here the uses of one block get different numbers, and
-         * so do blocks that lie in one piece of mapped memory. A block that lies in several has that of the first.
+         * The driver gives each allocation a number of its own. Here each use of a block gets one, also where blocks lie
+         * in one piece of mapped memory. A block that lies in several pieces has the number of the first.
          */
-        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->split &&
-            gr_real.cuPointerGetAttribute(data, attribute, block) == CUDA_SUCCESS)
-                *(unsigned long long *)data |= (unsigned long long)(block % GR_PAGE_BYTES / 512) << 28;
+        if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->split)
+                (void)gr_real.cuPointerGetAttribute(data, attribute, block);
         if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && data && info->generation > 1)
                 *(unsigned long long *)data |= (unsigned long long)(info->generation - 1) << 40;
         if (info->split && attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR && data)

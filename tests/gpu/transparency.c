@@ -180,12 +180,15 @@ static void buffer_ids(void)
 static void pointer_attributes(void)
 {
         static const size_t sizes[] = {1000, 3 * MIB + 5};
-        CUdeviceptr one = block(200000), other = block(200000);
-        unsigned long long ids[2] = {0};
-        CUresult results[2] = {cuPointerGetAttribute(&ids[0], CU_POINTER_ATTRIBUTE_BUFFER_ID, one),
-                               cuPointerGetAttribute(&ids[1], CU_POINTER_ATTRIBUTE_BUFFER_ID, other)};
+        CUdeviceptr one = block(200000), other = block(200000), large = block(9 * MIB);
+        unsigned long long ids[4] = {0};
+        CUdeviceptr at[] = {one, other, large, large + 8 * MIB};
 
-        say("numbers of two blocks", results[0], "%d, different: %d", (int)results[1], ids[0] != ids[1]);
+        for (int i = 0; i < 4; i++)
+                GR_MUST(cuPointerGetAttribute(&ids[i], CU_POINTER_ATTRIBUTE_BUFFER_ID, at[i]));
+        say("numbers of blocks", CUDA_SUCCESS, "of two different: %d, in one the same: %d", ids[0] != ids[1],
+            ids[2] == ids[3]);
+        GR_MUST(cuMemFree(large));
         GR_MUST(cuMemFree(one));
         GR_MUST(cuMemFree(other));
 
