@@ -27,54 +27,49 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
 }
 
 /*
- * Takes a block of the thread's own bin after a barrier, laid by this thread or another one, where that costs no more
- * than its call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of
- * all arenas usable, while threads that look into each other's bins wait for each other's locks.
+ * The epoch of the oldest block in the calling thread's own bin, or fastbin, that would serve the request; 0: there is
+ * none. For bins only where all blocks of the class have one size. Called after the fast path found it not usable.
  */
-static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes)
+static uint64_t own_epoch(struct gr_context *context, size_t bytes)
+{
+        struct gr_arena *arena = gr_arena_own(context);
+        unsigned class;
+
+        if (gr_pool_kind_split_serves(context, bytes))
+                return gr_arena_fastbin_epoch(arena, bytes);
+        class = gr_class_of(bytes);
+        return class < GR_CLASS_EXACT && gr_bin_count(&arena->bins[class]) > 0 ? gr_arena_oldest_epoch(arena, class)
+                                                                               : 0;
+}
+
+/*
+ * Takes that block, of own_epoch, after a barrier, laid by this thread or another one, where that costs no more than its
+ * call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all arenas
+ * usable, while threads that look into each other's bins wait for each other's locks.
+ */
+static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes, uint64_t epoch)
 {
         struct gr_arena *arena = gr_arena_own(context);
         unsigned class = gr_class_of(bytes);
-        struct gr_block *block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+        struct gr_block *block = NULL;
 
-        if (!block && gr_fence_barrier_for(context->fence, gr_arena_oldest_epoch(arena, class)) == 0)
-                block = gr_arena_take(arena, class, class, bytes, SIZE_MAX);
+        if (gr_fence_barrier_for(context->fence, epoch) == 0)
+                block = gr_pool_kind_split_serves(context, bytes) ? gr_arena_take_fastbin(arena, bytes)
+                                                                  : gr_arena_take(arena, class, class, bytes, SIZE_MAX);
         return block ? block : gr_source_take(context, bytes, false); /* blocks taken by others, or a capture is open */
 }
 
 /*
- * Whether the calling thread's own bin of the request's class has blocks; only for classes in which all blocks have one
- * size. Called after the fast path found none of them usable.
+ * Whether a request should take fresh memory rather than pay for a barrier behind which freed memory is usable. In a
+ * loop of allocations and frees, one barrier then readies many blocks instead of one. Bins have rules for that
+ * (cache/preallocate.h). Small requests of segments may use the slack, while nothing exceeds that or a limit.
  */
-static bool own_waiting(struct gr_context *context, size_t bytes)
+static bool wants_fresh(struct gr_context *context, size_t bytes)
 {
-        unsigned class;
-
-        if (gr_pool_kind_split_serves(context, bytes))
+        if (context->core->config.reuse != GR_REUSE_AUTO)
                 return false;
-        class = gr_class_of(bytes);
-        return class < GR_CLASS_EXACT && gr_bin_count(&gr_arena_own(context)->bins[class]) > 0;
-}
-
-/*
- * The epoch that has to become usable for the calling thread's bin to serve the request; UINT64_MAX: no single epoch
- * decides that.
- */
-static uint64_t own_oldest(struct gr_context *context, size_t bytes)
-{
-        uint64_t epoch =
-                own_waiting(context, bytes) ? gr_arena_oldest_epoch(gr_arena_own(context), gr_class_of(bytes)) : 0;
-
-        return epoch ? epoch : UINT64_MAX;
-}
-
-/*
- * Whether a small request should take fresh memory rather than pay for a barrier behind which freed ranges are usable.
- * In a loop of allocations and frees, one barrier then readies as many pages as the slack has room for, instead of one;
- * bins preallocate for the same reason. Only while nothing exceeds the slack or a limit.
- */
-static bool spares_barriers(struct gr_context *context, size_t bytes)
-{
+        if (!gr_pool_kind_split_serves(context, bytes))
+                return gr_preallocate_wanted(context, bytes);
         return gr_is_small(bytes) && gr_fence_barrier_is_cheap(context->fence) &&
                gr_budget_excess(context->device) == 0 && !gr_slack_is_exceeded_recently(context, bytes, GR_PAGE_BYTES);
 }
@@ -87,16 +82,14 @@ static bool spares_barriers(struct gr_context *context, size_t bytes)
  */
 static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
 {
-        enum gr_reuse reuse = context->core->config.reuse;
-        bool barrier;
+        bool split = gr_pool_kind_split_serves(context, bytes), barrier;
+        uint64_t epoch = split ? 0 : own_epoch(context, bytes);
         struct gr_block *block;
 
-        if (gr_pool_kind_split_serves(context, bytes)) {
-                if (gr_arenas_class_empty(context, gr_class_of(bytes)) &&
-                    (!gr_split_waiting(context) || (reuse == GR_REUSE_AUTO && spares_barriers(context, bytes))))
+        if (gr_arenas_class_empty(context, gr_class_of(bytes))) {
+                if (!split || !gr_split_waiting(context) || wants_fresh(context, bytes))
                         return NULL;
-        } else if (gr_arenas_class_empty(context, gr_class_of(bytes)) ||
-                   (reuse == GR_REUSE_AUTO && own_waiting(context, bytes) && gr_preallocate_wanted(context, bytes))) {
+        } else if (!split && epoch > 0 && wants_fresh(context, bytes)) {
                 return NULL;
         }
         if (gr_fence_barrier_is_cheap(context->fence)) {
@@ -104,15 +97,14 @@ static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
         } else {
                 uint64_t bound = gr_budget_held(context->device) / 4;
 
-                gr_fence_look_for(context->fence, own_oldest(context, bytes));
+                gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
                 block = gr_source_take(context, bytes, false);
                 if (block)
                         return block;
                 if (bound < QUARANTINE_BYTES)
                         bound = QUARANTINE_BYTES;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
-                          gr_fence_barrier_is_safe(context->fence) &&
-                          (!gr_pool_kind_split_serves(context, bytes) || gr_split_would_help(context, bytes));
+                          gr_fence_barrier_is_safe(context->fence) && (!split || gr_split_would_help(context, bytes));
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
@@ -145,13 +137,14 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
 static struct gr_block *from_cache(struct gr_context *context, size_t bytes)
 {
+        uint64_t epoch = own_epoch(context, bytes);
         struct gr_block *block;
 
-        if (own_waiting(context, bytes) && gr_fence_barrier_is_cheap(context->fence) &&
-            !gr_fence_is_broken(context->fence)) {
-                if (context->core->config.reuse == GR_REUSE_AUTO && gr_preallocate_wanted(context, bytes))
-                        return NULL;
-                return take_behind_barrier(context, bytes);
+        if (epoch > 0 && gr_fence_barrier_is_cheap(context->fence) && !gr_fence_is_broken(context->fence)) {
+                block = gr_pool_kind_split_serves(context, bytes) ? gr_split_take_ready(context, bytes) : NULL;
+                if (block || wants_fresh(context, bytes))
+                        return block;
+                return take_behind_barrier(context, bytes, epoch);
         }
         block = gr_source_take(context, bytes, false);
         return block ? block : take_fenced(context, bytes);

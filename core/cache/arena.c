@@ -20,10 +20,14 @@
 
 #define PEAK_LOOK_HITS 64 /* hits between looks at the peak of live memory */
 #define GENERATIONS    64 /* that an arena takes at once */
-/* How much fastbins may hold (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak of live memory. */
+/*
+ * How much fastbins may hold in ranges above 1 MiB (gr_arena_fastbins_have_room); a share of 16 is a 16th of the peak of
+ * live memory.
+ */
 #define FASTBIN_SHARE       256                 /* those of all arenas together */
 #define FASTBIN_LEAST_BYTES (UINT64_C(2) << 20) /* those of one arena, in any case */
 #define FASTBIN_ONE_SHARE   16                  /* one block in an arena, where several threads allocate */
+#define FASTBIN_MOST_SHARE  2                   /* one block in an arena, if it is at least so much of the peak */
 
 _Static_assert(offsetof(struct gr_block, kind) == GR_LINE_BYTES, "a hit needs one cache line of the block");
 _Static_assert(offsetof(struct gr_arena, cached.next) == GR_LINE_BYTES, "and one of its arena");
@@ -234,12 +238,15 @@ static uint32_t next_generation(struct gr_arena *arena)
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes)
 {
         struct gr_context *context = arena->context;
-        uint64_t cached = atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed);
+        uint64_t large = atomic_load_explicit(&arena->fastbins.large_bytes, memory_order_relaxed);
         uint64_t peak = atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed);
         unsigned arenas = atomic_load_explicit(&context->arena_count, memory_order_relaxed);
 
-        return cached + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES) ||
-               (arenas > 1 && cached == 0 && bytes <= peak / FASTBIN_ONE_SHARE);
+        if (gr_is_small(bytes))
+                return true;
+        if (large == 0 && (bytes >= peak / FASTBIN_MOST_SHARE || (arenas > 1 && bytes <= peak / FASTBIN_ONE_SHARE)))
+                return true;
+        return large + bytes <= gr_max(peak / FASTBIN_SHARE / arenas, FASTBIN_LEAST_BYTES);
 }
 
 /* As gr_arena_alloc, for a request that split serves. */
@@ -249,7 +256,7 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         struct gr_block *block;
         uint64_t ptr = 0;
 
-        if (!arena || gr_is_small(bytes))
+        if (!arena)
                 return 0;
         gr_arena_lock(arena);
         block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
@@ -261,6 +268,37 @@ GR_HOT_CODE static __attribute__((noinline)) uint64_t alloc_from_fastbin(struct 
         }
         gr_arena_unlock(arena);
         return ptr;
+}
+
+struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes)
+{
+        struct gr_block *block;
+
+        gr_arena_lock(arena);
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        if (block && is_ready(block, arena->context, arena->context->fence)) {
+                gr_fastbin_leave(&arena->fastbins, block);
+                arena->fastbins.hits++;
+                hit(arena);
+        } else {
+                block = NULL;
+        }
+        gr_arena_unlock(arena);
+        return block;
+}
+
+uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes)
+{
+        struct gr_block *block;
+        uint64_t epoch;
+
+        if (atomic_load_explicit(&arena->fastbins.cached.bytes, memory_order_relaxed) == 0)
+                return 0;
+        gr_arena_lock(arena);
+        block = gr_fastbin_find(&arena->fastbins, gr_round_up(bytes, GR_SPLIT_UNIT_BYTES));
+        epoch = block ? block->freed_epoch : 0;
+        gr_arena_unlock(arena);
+        return epoch;
 }
 
 GR_HOT_CODE uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes)
@@ -300,8 +338,7 @@ GR_HOT_CODE uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes)
         struct gr_arena *arena = gr_arena_own(context);
         uint64_t ptr = 0;
 
-        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT ||
-            gr_is_small(block->capacity_bytes))
+        if (context->core->config.pool != GR_POOL_AUTO || block->flags != GR_BLOCK_SPLIT)
                 return 0;
         gr_arena_lock(arena);
         if (may_hit(context) && atomic_load(&block->state) == GR_BLOCK_CACHED &&

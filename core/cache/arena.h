@@ -134,8 +134,7 @@ uint64_t gr_arena_alloc(struct gr_context *context, size_t bytes);
 
 /*
  * Hands a CACHED block that the caller owns, and that is in no list, to the program with the calling thread's arena as
- * its home, so that its free may take the fast path into a fastbin. Only ranges above 1 MiB of pool kind auto. Returns
- * its address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
+ * its home, so that its free may take the fast path into a fastbin. Only ranges of pool kind auto. Returns its address; 0: it was not handed out and is unchanged. No lock from GR_RANK_ARENA up is held.
  */
 uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 
@@ -146,9 +145,10 @@ uint64_t gr_arena_adopt(struct gr_block *block, size_t bytes);
 uint32_t gr_arena_generation(struct gr_context *context);
 
 /*
- * Whether the fastbins of the arena may take so many bytes more. Those of all arenas together may hold a 256th of the
- * peak of live memory; each may hold 2 MiB or, where several threads allocate, one block of up to a 16th of the peak.
- * The arena's lock need not be held.
+ * Whether the fastbins of the arena may take a range of so many bytes. Ranges of up to 1 MiB: always. Of larger ones,
+ * those of all arenas together may hold a 256th of the peak of live memory, and each may hold 2 MiB or one range: of
+ * half the peak or more, as the program then has little else, or, where several threads allocate, of up to a 16th of
+ * the peak. The arena's lock need not be held.
  */
 bool gr_arena_fastbins_have_room(struct gr_arena *arena, uint64_t bytes);
 
@@ -178,6 +178,13 @@ struct gr_block *gr_arena_take(struct gr_arena *arena, unsigned class, unsigned 
 
 /* The epoch in which the oldest block of a class below GR_CLASS_EXACT was freed; 0: the bin is empty. */
 uint64_t gr_arena_oldest_epoch(struct gr_arena *arena, unsigned class);
+
+/*
+ * Of the ranges in the fastbins that have exactly the size for a request of bytes, the oldest: takes it out if it is
+ * usable, or NULL; or the epoch in which it was freed, 0: there is none. No lock from GR_RANK_ARENA up is held.
+ */
+struct gr_block *gr_arena_take_fastbin(struct gr_arena *arena, size_t bytes);
+uint64_t gr_arena_fastbin_epoch(struct gr_arena *arena, size_t bytes);
 
 /*
  * Moves up to count blocks of a class below GR_CLASS_EXACT, the oldest first, to another arena of the same context, if

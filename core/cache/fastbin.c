@@ -8,16 +8,18 @@ struct gr_block *gr_fastbin_empty(struct gr_fastbins *fastbins)
 
         if (fastbins->count == 0)
                 return NULL;
-        for (size_t i = 0; i < 1u << GR_FASTBIN_LISTS_LOG2; i++) {
-                struct gr_fastbin_list *list = &fastbins->lists[i];
+        for (size_t word = 0; word < sizeof(fastbins->filled) / sizeof(fastbins->filled[0]); word++) {
+                for (uint64_t filled = fastbins->filled[word]; filled; filled &= filled - 1) {
+                        struct gr_fastbin_list *list = &fastbins->lists[word * 64 + (size_t)__builtin_ctzll(filled)];
 
-                assert(!list->first == !list->last);
-                if (!list->first)
-                        continue;
-                list->last->next = all;
-                all = list->first;
-                *list = (struct gr_fastbin_list){0};
+                        assert(list->first && list->last);
+                        list->last->next = all;
+                        all = list->first;
+                        *list = (struct gr_fastbin_list){0};
+                }
+                fastbins->filled[word] = 0;
         }
         fastbins->count = 0;
+        atomic_store_explicit(&fastbins->large_bytes, 0, memory_order_relaxed);
         return all;
 }

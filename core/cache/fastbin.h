@@ -4,9 +4,9 @@
  * that a hit needs no lock but the arena's.
  *
  * Each arena has a set of its own: threads that allocate at the same time do not meet at the split's lock. The pages
- * count as used meanwhile, so a set holds little: a share of the peak of live memory (gr_arena_fastbins_have_room). When
- * it is full, or a request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are
- * called with the lock of the arena held.
+ * count as used meanwhile, so a set holds few ranges above 1 MiB (gr_arena_fastbins_have_room). When it is full, or a
+ * request fits nowhere else, all of its ranges are merged (coalesced) at once. All functions here are called with the
+ * lock of the arena held.
  */
 #ifndef GR_FASTBIN_H
 #define GR_FASTBIN_H
@@ -22,7 +22,7 @@
 #include "base/size_class.h"
 #include "cache/ledger.h"
 
-#define GR_FASTBIN_LISTS_LOG2 6
+#define GR_FASTBIN_LISTS_LOG2 8
 #define GR_FASTBIN_LOOK       8 /* most blocks of other sizes that a search skips */
 
 /* The list keeps both ends, so that a block which enters touches no other block than the last. */
@@ -32,15 +32,18 @@ struct gr_fastbin_list {
 
 /* Zero bytes are empty lists. */
 struct gr_fastbins {
-        struct gr_cached cached; /* bytes of all of them; on the device's account */
-        uint64_t count;          /* of all blocks */
-        uint64_t hits, frees;    /* blocks that the fast path handed out, and took back */
+        struct gr_cached cached;      /* bytes of all of them; on the device's account */
+        _Atomic uint64_t large_bytes; /* of those above 1 MiB; written with the arena's lock held */
+        uint64_t count;               /* of all blocks */
+        uint64_t hits, frees;         /* blocks that the fast path handed out, and took back */
         struct gr_fastbin_list lists[1u << GR_FASTBIN_LISTS_LOG2]; /* by a hash of the size */
+        uint64_t filled[(1u << GR_FASTBIN_LISTS_LOG2) / 64];       /* a bit for each list, set if it is not empty */
 };
 
-static inline struct gr_fastbin_list *gr_fastbin_list_of(struct gr_fastbins *fastbins, size_t bytes)
+/* The index of the list for blocks of so many bytes. */
+static inline unsigned gr_fastbin_index(size_t bytes)
 {
-        return &fastbins->lists[gr_ledger_mix(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2)];
+        return (unsigned)(gr_ledger_mix(bytes) >> (64 - GR_FASTBIN_LISTS_LOG2));
 }
 
 /*
@@ -49,7 +52,7 @@ static inline struct gr_fastbin_list *gr_fastbin_list_of(struct gr_fastbins *fas
  */
 static inline struct gr_block *gr_fastbin_find(struct gr_fastbins *fastbins, size_t bytes)
 {
-        struct gr_block *block = gr_fastbin_list_of(fastbins, bytes)->first;
+        struct gr_block *block = fastbins->lists[gr_fastbin_index(bytes)].first;
 
         for (unsigned passed = 0; block && __builtin_expect(block->capacity_bytes != bytes, 0); block = block->next)
                 if (++passed == GR_FASTBIN_LOOK)
@@ -57,32 +60,51 @@ static inline struct gr_block *gr_fastbin_find(struct gr_fastbins *fastbins, siz
         return block;
 }
 
+/* Adds a block to the bytes of large ones, or takes it off. */
+static inline void gr_fastbin_count_large(struct gr_fastbins *fastbins, const struct gr_block *block, int sign)
+{
+        uint64_t bytes = atomic_load_explicit(&fastbins->large_bytes, memory_order_relaxed);
+
+        if (gr_is_small(block->capacity_bytes))
+                return;
+        assert(sign > 0 || bytes >= block->capacity_bytes);
+        bytes = sign > 0 ? bytes + block->capacity_bytes : bytes - block->capacity_bytes;
+        atomic_store_explicit(&fastbins->large_bytes, bytes, memory_order_relaxed);
+}
+
 /* Appends a CACHED block to its list, and adds its bytes to `cached`. */
 static inline void gr_fastbin_enter(struct gr_fastbins *fastbins, struct gr_block *block)
 {
-        struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
+        unsigned index = gr_fastbin_index(block->capacity_bytes);
+        struct gr_fastbin_list *list = &fastbins->lists[index];
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
-        assert(block->flags & GR_BLOCK_SPLIT && !gr_is_small(block->capacity_bytes));
+        assert(block->flags & GR_BLOCK_SPLIT);
         assert(!gr_block_is_live(block)); /* CACHED, or GONE by now */
         block->prev = list->last;
         block->next = NULL;
         *(list->last ? &list->last->next : &list->first) = block;
         list->last = block;
+        fastbins->filled[index / 64] |= UINT64_C(1) << index % 64;
         fastbins->count++;
+        gr_fastbin_count_large(fastbins, block, 1);
         gr_cached_add(&fastbins->cached, (int64_t)block->capacity_bytes);
 }
 
 /* Takes block out of its list, and its bytes off `cached`. */
 static inline void gr_fastbin_leave(struct gr_fastbins *fastbins, struct gr_block *block)
 {
-        struct gr_fastbin_list *list = gr_fastbin_list_of(fastbins, block->capacity_bytes);
+        unsigned index = gr_fastbin_index(block->capacity_bytes);
+        struct gr_fastbin_list *list = &fastbins->lists[index];
 
         gr_lock_rank_assert_held(GR_RANK_ARENA);
         assert(fastbins->count > 0 && (block->prev || list->first == block) && (block->next || list->last == block));
         *(block->prev ? &block->prev->next : &list->first) = block->next;
         *(block->next ? &block->next->prev : &list->last) = block->prev;
+        if (!list->first)
+                fastbins->filled[index / 64] &= ~(UINT64_C(1) << index % 64);
         fastbins->count--;
+        gr_fastbin_count_large(fastbins, block, -1);
         gr_cached_add(&fastbins->cached, -(int64_t)block->capacity_bytes);
 }
 

@@ -79,28 +79,43 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
         return blocks;
 }
 
+void gr_segments_wait(struct gr_split *split, struct gr_range *range)
+{
+        struct gr_block *block = &range->block;
+
+        gr_assert_locked(&split->lock);
+        gr_range_become(range, GR_RANGE_WAITING);
+        DL_APPEND(split->queue, block);
+        split->free_count++;
+        gr_budget_add(&split->waiting_bytes, block->capacity_bytes);
+}
+
 GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 {
         struct gr_context *context = arena->context;
         struct gr_split *split = context->split;
-        struct gr_block *block, *next, *freed = NULL;
+        struct gr_block *blocks = empty_fastbins(arena), *block, *next, *freed = NULL;
         uint64_t epoch = atomic_load(&split->ahead_epoch);
 
         gr_assert_locked(&split->lock);
-        for (block = empty_fastbins(arena); block; block = next) {
+        for (block = blocks; block; block = next) {
+                struct gr_range *range = gr_range_of(block);
+
                 next = block->next;
-                assert(gr_range_of(block)->state == GR_RANGE_USED);
-                epoch = gr_max(epoch, block->freed_epoch);
+                assert(range->state == GR_RANGE_USED);
                 gr_ledger_drop(context->core->ledger, block);
-                count_used(context, gr_range_of(block), -1);
-                gr_range_become(gr_range_of(block), GR_RANGE_FREED);
+                count_used(context, range, -1);
+                if (range->segment->small && !gr_fence_usable(context->fence, block->freed_epoch)) {
+                        gr_segments_wait(split, range);
+                        continue;
+                }
+                epoch = gr_max(epoch, block->freed_epoch);
+                gr_range_become(range, GR_RANGE_FREED);
                 DL_PREPEND(freed, block);
         }
-        if (!freed)
-                return false;
         atomic_store(&split->ahead_epoch, epoch);
         gr_range_free_all(split, freed);
-        return true;
+        return blocks != NULL;
 }
 
 bool gr_segments_merge_fastbins(struct gr_context *context)

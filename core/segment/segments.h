@@ -42,7 +42,13 @@ uint64_t gr_segment_stranded(const struct gr_segment *segment);
 /* Counts a range as used and not cached (+1), or as cached and not used (-1; its freed_epoch is set). */
 void gr_segments_use(struct gr_context *context, struct gr_range *range, int sign);
 
-/* Empties the fastbins of all arenas, or of one: their ranges are freed and merged. False: they were empty. */
+/* Appends a range that is no longer counted as used to the queue of those that wait for their epoch. */
+void gr_segments_wait(struct gr_split *split, struct gr_range *range);
+
+/*
+ * Empties the fastbins of all arenas, or of one: their ranges are freed and merged, but small ones whose epoch is not
+ * usable go into the queue. False: they were empty.
+ */
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 

@@ -146,7 +146,7 @@ static size_t range_bytes(size_t bytes)
         return gr_round_up(bytes, GR_SPLIT_UNIT_BYTES);
 }
 
-/* Whether ranges freed ahead of their fence may go into fastbins. */
+/* Whether freed ranges may go into fastbins. */
 static bool fits_fastbin(struct gr_context *context)
 {
         return context->core->config.pool == GR_POOL_AUTO && !atomic_load(&context->fastbins_closed);
@@ -200,6 +200,47 @@ static bool is_slight(struct gr_context *context, size_t bytes)
         return bytes <= atomic_load_explicit(&context->device->peak_live_bytes, memory_order_relaxed) / SLIGHT_SHARE;
 }
 
+/* Cuts a block out of a free range, from `at` on. NULL: out of memory. */
+GR_HOT_CODE static struct gr_block *take_from(struct gr_context *context, struct gr_range *range, uint64_t at,
+                                              size_t bytes)
+{
+        struct gr_split *split = context->split;
+        struct gr_block *block;
+
+        gr_range_leave(split, range);
+        if (at > range->block.ptr) {
+                struct gr_range *rest = gr_range_cut(range, at - range->block.ptr);
+
+                if (rest) {
+                        gr_range_enter(split, range);
+                        range = rest;
+                }
+        }
+        block = gr_segments_carve(context, range, bytes);
+        if (block && ++split->hits % PEAK_LOOK_REQUESTS == 0)
+                gr_budget_update_peak(context->device);
+        return block;
+}
+
+/* Lock not held. */
+struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes)
+{
+        struct gr_split *split = context->split;
+        struct gr_block *block = NULL;
+        struct gr_range *range;
+        uint64_t at;
+
+        if (!gr_is_small(bytes) && !is_slight(context, bytes))
+                return NULL;
+        gr_lock(&split->lock);
+        gr_segments_drain(context);
+        range = fit(context, range_bytes(bytes), WORTH_OPENING, gr_fence_usable_epoch(context->fence), &at);
+        if (range)
+                block = take_from(context, range, at, range_bytes(bytes));
+        gr_unlock(&split->lock);
+        return block;
+}
+
 /* As gr_split_take. Lock not held. */
 GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_t bytes, enum segments segments)
 {
@@ -216,7 +257,7 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         if (!range)
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
-        if (!range && !gr_is_small(bytes) && gr_segments_merge_fastbins(context))
+        if (!range && gr_segments_merge_fastbins(context))
                 range = fit(context, bytes, segments, UINT64_MAX, &at);
         if (range && !gr_fence_usable(fence, range->block.freed_epoch)) {
                 uint64_t epoch = range->block.freed_epoch;
@@ -228,20 +269,8 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
                 }
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         }
-        if (range) {
-                gr_range_leave(split, range);
-                if (at > range->block.ptr) {
-                        struct gr_range *rest = gr_range_cut(range, at - range->block.ptr);
-
-                        if (rest) {
-                                gr_range_enter(split, range);
-                                range = rest;
-                        }
-                }
-                block = gr_segments_carve(context, range, bytes);
-        }
-        if (block && ++split->hits % PEAK_LOOK_REQUESTS == 0)
-                gr_budget_update_peak(context->device);
+        if (range)
+                block = take_from(context, range, at, bytes);
         gr_unlock(&split->lock);
         return block;
 }
@@ -402,10 +431,7 @@ static void set_aside(struct gr_split *split, struct gr_range *range, bool ahead
                 atomic_store(&split->ahead_epoch, gr_max(atomic_load(&split->ahead_epoch), block->freed_epoch));
                 gr_range_free(split, range);
         } else {
-                gr_range_become(range, GR_RANGE_WAITING);
-                DL_APPEND(split->queue, block);
-                split->free_count++;
-                atomic_fetch_add_explicit(&split->waiting_bytes, block->capacity_bytes, memory_order_relaxed);
+                gr_segments_wait(split, range);
         }
 }
 
@@ -431,7 +457,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         struct gr_arena *arena = gr_arena_own(context);
         struct gr_segment *segment;
         uint64_t ptr = block->ptr, last = gr_range_end(range) - 1;
-        bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), ahead, fastbins;
+        bool ends_fastbins = epoch == GR_SPLIT_NEVER && fits_fastbin(context), gone, fastbins;
 
         assert(block->flags & GR_BLOCK_SPLIT && !gr_block_has_home(block));
         if (ends_fastbins)
@@ -443,8 +469,8 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         }
         if (ends_fastbins)
                 gr_arenas_resume(context);
-        ahead = gr_block_state(block) != GR_BLOCK_GONE && goes_ahead(context, range->segment);
-        fastbins = ahead && !by_driver && fits_fastbin(context);
+        gone = gr_block_state(block) == GR_BLOCK_GONE;
+        fastbins = !gone && !by_driver && fits_fastbin(context) && gr_fence_barrier_is_cheap(context->fence);
         if (fastbins && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)) {
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
                 fastbins = false;
@@ -474,7 +500,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 return 0;
         }
         gr_segments_use(context, range, -1);
-        set_aside(split, range, ahead);
+        set_aside(split, range, !gone && goes_ahead(context, segment));
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
                 bool ends_stuck = segment->pages && gr_expandable_ends_stuck(segment, ptr, last);
 

@@ -34,9 +34,9 @@
  * moved to where they are needed, and idle memory is returned. That costs calls of the driver, which may take a fixed
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
- * With GR_POOL_AUTO the bins serve more of the small requests, and a few large ranges that are freed ahead of their
- * fence wait in fastbins (fastbin.h), so that threads do not meet here. Where no memory can be mapped the bins serve
- * all.
+ * With GR_POOL_AUTO the bins serve more of the small requests, and where a barrier is cheap freed ranges, of the large
+ * ones a few, wait in fastbins (fastbin.h) for a request of their size, so that threads do not meet here. Where no memory
+ * can be mapped the bins serve all.
  *
  * Every used range is a block in the ledger. Free ranges are not in it; gr_split_find finds them.
  */
@@ -82,7 +82,13 @@ void gr_split_drop(struct gr_context *context);
 struct gr_block *gr_split_take(struct gr_context *context, size_t bytes, bool lax);
 
 /*
- * The same from a segment of any size, which cannot go back as long as the block is used: for when all else has failed.
+ * As gr_split_take, only a range that is usable now, and only for a request so small that this is better than a barrier
+ * behind which a range of its exact size would be usable. Merges no fastbins.
+ */
+struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes);
+
+/*
+ * As gr_split_take, from a segment of any size, which cannot go back as long as the block is used: for when all else has failed.
  * opens: also from a free segment.
  */
 struct gr_block *gr_split_take_any(struct gr_context *context, size_t bytes, bool opens);

@@ -246,7 +246,6 @@ static void test_threads(void)
         a = gpu_take(3 * MIB);
         b = gpu_take(20 * MIB);
         small = gpu_take(200 * KIB);
-        GR_CHECK(!gr_arena_free(&core, small, &much));
         GR_CHECK_EQ(gr_shard(), 0);
         GR_CHECK_EQ(pthread_create(&thread, NULL, give_elsewhere, &a), 0);
         pthread_join(thread, NULL);
@@ -387,6 +386,120 @@ static void test_spares_barriers(void)
         GR_CHECK(core.counters.counts[GR_COUNTER_barriers] - barriers <= PAIRS / 8);
         GR_CHECK(gpu_device()->reserved_bytes <= (100 + 16 + 2) * MIB);
         gpu_give(rest, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * Small ranges wait for their size, too, as many as are freed. Merged before a barrier they wait in the queue: nothing
+ * of them is free yet, as a small request that took it would have to lay one.
+ */
+static void test_small(void)
+{
+        enum { COUNT = 40 };
+        uint64_t ptrs[COUNT], rest, large, barriers, hits;
+        const size_t bytes = 700 * KIB;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        rest = gpu_take(100 * MIB);
+        for (int i = 0; i < COUNT; i++)
+                ptrs[i] = gpu_take(bytes);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ptrs[i], bytes);
+        GR_CHECK_EQ(fastbin_bytes(), COUNT * bytes);
+        GR_CHECK_EQ(gr_arena_alloc(context, bytes), 0); /* not usable yet */
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        hits = own_fastbins()->hits;
+        for (int i = 0; i < COUNT; i++)
+                GR_CHECK_EQ(gpu_take(bytes), ptrs[i]);
+        GR_CHECK_EQ(own_fastbins()->hits, hits + COUNT);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ptrs[i], bytes);
+        large = gpu_take(MIB + 512 * KIB); /* merges them, as it fits nowhere */
+        gpu_give(large, MIB + 512 * KIB);
+        ptrs[0] = gpu_take(bytes);
+        gpu_give(ptrs[0], bytes);
+        GR_CHECK_EQ(fastbin_bytes(), bytes + MIB + 512 * KIB);
+        GR_CHECK_EQ(own_fastbins()->large_bytes, MIB + 512 * KIB);
+
+        gpu_give(gpu_take(40 * MIB), 40 * MIB);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        for (int i = 0; i < COUNT; i++)
+                ptrs[i] = gpu_take(bytes);
+        for (int i = 0; i < COUNT; i++)
+                gpu_give(ptrs[i], bytes);
+        gr_split_trim_settle(context);
+        GR_CHECK_EQ(fastbin_bytes(), 0);
+        GR_CHECK_EQ(own_fastbins()->large_bytes, 0);
+        GR_CHECK_EQ(atomic_load(&context->split->waiting_bytes), COUNT * bytes);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        ptrs[0] = gpu_take(MIB); /* of several of them */
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
+        GR_CHECK_EQ(atomic_load(&context->split->waiting_bytes), 0);
+        gpu_give(ptrs[0], MIB);
+        gpu_give(rest, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/* A block that is half of all that the program ever had waits for its size, and only one; each reuse is one barrier. */
+static void test_alone(void)
+{
+        uint64_t barriers, a, b;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        a = gpu_take(64 * MIB);
+        gpu_give(a, 64 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 64 * MIB);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        for (int i = 0; i < 10; i++) {
+                GR_CHECK_EQ(gpu_take(64 * MIB), a);
+                gpu_give(a, 64 * MIB);
+        }
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 10);
+        GR_CHECK_EQ(fastbin_bytes(), 64 * MIB);
+        a = gpu_take(64 * MIB);
+        b = gpu_take(64 * MIB);
+        gpu_give(a, 64 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 64 * MIB);
+        gpu_give(b, 64 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 0); /* the second one does not fit, so that all are merged */
+        a = gpu_take(20 * MIB);
+        gpu_give(a, 20 * MIB);
+        GR_CHECK_EQ(fastbin_bytes(), 0); /* less than half of the peak */
+        gpu_settle();
+        gpu_end();
+}
+
+/* A slight request takes what is usable before a barrier is laid for the range of its size; a larger one does not. */
+static void test_slight_exact(void)
+{
+        const size_t slight = MIB + 512 * KIB, more = 20 * MIB;
+        uint64_t barriers, usable, exact, larger, ptr;
+
+        begin_auto();
+        usable = gpu_take(40 * MIB);
+        exact = gpu_take(slight);
+        larger = gpu_take(more);
+        ptr = gpu_take(3 * MIB); /* so that the two stay apart from what follows */
+        gpu_give(usable, 40 * MIB);
+        gr_split_trim_settle(context);
+        GR_CHECK_EQ(gr_fence_barrier(context->fence), 0);
+        atomic_store(&gpu_device()->peak_live_bytes, 8192 * MIB); /* room for both */
+        gpu_give(exact, slight);
+        gpu_give(larger, more);
+        GR_CHECK_EQ(fastbin_bytes(), slight + more);
+        atomic_store(&gpu_device()->peak_live_bytes, 4096 * MIB);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        usable = gpu_take(slight);
+        GR_CHECK(usable != exact);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
+        GR_CHECK_EQ(gpu_take(more), larger);
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers + 1);
+        gpu_give(larger, more);
+        gpu_give(usable, slight);
+        gpu_give(ptr, 3 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -704,16 +817,16 @@ static void test_passed(void)
 {
         static struct gr_fastbins fastbins;
         static struct gr_block blocks[GR_FASTBIN_LOOK + 1];
-        struct gr_fastbin_list *list = gr_fastbin_list_of(&fastbins, 2 * MIB);
+        unsigned index = gr_fastbin_index(2 * MIB);
         size_t bytes = 2 * MIB;
 
         for (int i = 0; i <= GR_FASTBIN_LOOK; i++, bytes += 512) {
-                while (gr_fastbin_list_of(&fastbins, bytes) != list)
+                while (gr_fastbin_index(bytes) != index)
                         bytes += 512;
                 blocks[i].capacity_bytes = bytes;
                 blocks[i].next = i < GR_FASTBIN_LOOK ? &blocks[i + 1] : NULL;
         }
-        list->first = &blocks[0];
+        fastbins.lists[index].first = &blocks[0];
         for (int i = 0; i < GR_FASTBIN_LOOK; i++)
                 GR_CHECK(gr_fastbin_find(&fastbins, blocks[i].capacity_bytes) == &blocks[i]);
         GR_CHECK(!gr_fastbin_find(&fastbins, blocks[GR_FASTBIN_LOOK].capacity_bytes));
@@ -737,6 +850,9 @@ int main(int argc, char **argv)
         test_handouts();
         test_slight();
         test_spares_barriers();
+        test_small();
+        test_alone();
+        test_slight_exact();
         test_waits();
         test_ends();
         test_ends_beside_frees();
