@@ -26,20 +26,26 @@ void gr_pool_given(struct gr_core *core, uint64_t ptr)
                 gr_block_drop(stale);
 }
 
+/* A request on the slow path, and what does not change while it is served. */
+struct request {
+        struct gr_context *context;
+        struct gr_arena *arena; /* the calling thread's own */
+        size_t bytes;
+        unsigned class;
+        bool by_split; /* segments serve it; else the bins */
+};
+
 /*
  * The epoch of the oldest block in the calling thread's own bin, or fastbin, that would serve the request; 0: there is
  * none. For bins only where all blocks of the class have one size. Called after the fast path found it not usable.
  */
-static uint64_t own_epoch(struct gr_context *context, size_t bytes)
+static uint64_t own_epoch(const struct request *request)
 {
-        struct gr_arena *arena = gr_arena_own(context);
-        unsigned class;
-
-        if (gr_pool_kind_split_serves(context, bytes))
-                return gr_arena_fastbin_epoch(arena, bytes);
-        class = gr_class_of(bytes);
-        return class < GR_CLASS_EXACT && gr_bin_count(&arena->bins[class]) > 0 ? gr_arena_oldest_epoch(arena, class)
-                                                                               : 0;
+        if (request->by_split)
+                return gr_arena_fastbin_epoch(request->arena, request->bytes);
+        if (request->class >= GR_CLASS_EXACT || gr_bin_count(&request->arena->bins[request->class]) == 0)
+                return 0;
+        return gr_arena_oldest_epoch(request->arena, request->class);
 }
 
 /*
@@ -47,16 +53,18 @@ static uint64_t own_epoch(struct gr_context *context, size_t bytes)
  * call. NULL: none. The own bin comes before usable blocks of other arenas: one barrier makes the blocks of all arenas
  * usable, while threads that look into each other's bins wait for each other's locks.
  */
-static struct gr_block *take_behind_barrier(struct gr_context *context, size_t bytes, uint64_t epoch)
+static struct gr_block *take_own_behind_barrier(const struct request *request, uint64_t epoch)
 {
-        struct gr_arena *arena = gr_arena_own(context);
-        unsigned class = gr_class_of(bytes);
         struct gr_block *block = NULL;
 
-        if (gr_fence_barrier_for(context->fence, epoch) == 0)
-                block = gr_pool_kind_split_serves(context, bytes) ? gr_arena_take_fastbin(arena, bytes)
-                                                                  : gr_arena_take(arena, class, class, bytes, SIZE_MAX);
-        return block ? block : gr_source_take(context, bytes, false); /* blocks taken by others, or a capture is open */
+        assert(epoch > 0);
+        if (gr_fence_barrier_for(request->context->fence, epoch) == 0)
+                block = request->by_split ? gr_arena_take_fastbin(request->arena, request->bytes)
+                                          : gr_arena_take(request->arena, request->class, request->class,
+                                                          request->bytes, SIZE_MAX);
+        if (!block) /* blocks taken by others, or a capture is open */
+                block = gr_source_take(request->context, request->bytes, false);
+        return block;
 }
 
 /*
@@ -64,14 +72,17 @@ static struct gr_block *take_behind_barrier(struct gr_context *context, size_t b
  * loop of allocations and frees, one barrier then readies many blocks instead of one. Bins have rules for that
  * (cache/preallocate.h). Small requests of segments may use the slack, while nothing exceeds that or a limit.
  */
-static bool wants_fresh(struct gr_context *context, size_t bytes)
+static bool wants_fresh(const struct request *request)
 {
+        struct gr_context *context = request->context;
+
         if (context->core->config.reuse != GR_REUSE_AUTO)
                 return false;
-        if (!gr_pool_kind_split_serves(context, bytes))
-                return gr_preallocate_wanted(context, bytes);
-        return gr_is_small(bytes) && gr_fence_barrier_is_cheap(context->fence) &&
-               gr_budget_excess(context->device) == 0 && !gr_slack_is_exceeded_recently(context, bytes, GR_PAGE_BYTES);
+        if (!request->by_split)
+                return gr_preallocate_wanted(context, request->bytes);
+        return gr_is_small(request->bytes) && gr_fence_barrier_is_cheap(context->fence) &&
+               gr_budget_excess(context->device) == 0 &&
+               !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
 }
 
 /*
@@ -80,35 +91,35 @@ static bool wants_fresh(struct gr_context *context, size_t bytes)
  * ends it; a barrier in front of that work would hang both. So with several streams no barrier is laid behind an epoch
  * that does not pass (gr_fence_barrier_is_safe).
  */
-static struct gr_block *take_fenced(struct gr_context *context, size_t bytes)
+static struct gr_block *take_fenced(const struct request *request)
 {
-        bool split = gr_pool_kind_split_serves(context, bytes), barrier;
-        uint64_t epoch = split ? 0 : own_epoch(context, bytes);
+        struct gr_context *context = request->context;
+        uint64_t epoch = request->by_split ? 0 : own_epoch(request);
         struct gr_block *block;
+        bool barrier;
 
-        if (gr_arenas_class_empty(context, gr_class_of(bytes))) {
-                if (!split || !gr_split_waiting(context) || wants_fresh(context, bytes))
+        if (gr_arenas_class_empty(context, request->class)) {
+                if (!request->by_split || !gr_split_waiting(context) || wants_fresh(request))
                         return NULL;
-        } else if (!split && epoch > 0 && wants_fresh(context, bytes)) {
+        } else if (!request->by_split && epoch > 0 && wants_fresh(request)) {
                 return NULL;
         }
         if (gr_fence_barrier_is_cheap(context->fence)) {
                 barrier = true;
         } else {
-                uint64_t bound = gr_budget_held(context->device) / 4;
+                uint64_t bound = gr_max(gr_budget_held(context->device) / 4, QUARANTINE_BYTES);
 
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
-                block = gr_source_take(context, bytes, false);
+                block = gr_source_take(context, request->bytes, false);
                 if (block)
                         return block;
-                if (bound < QUARANTINE_BYTES)
-                        bound = QUARANTINE_BYTES;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
-                          gr_fence_barrier_is_safe(context->fence) && (!split || gr_split_would_help(context, bytes));
+                          gr_fence_barrier_is_safe(context->fence) &&
+                          (!request->by_split || gr_split_would_help(context, request->bytes));
         }
         if (!barrier || gr_fence_barrier(context->fence))
                 return NULL;
-        return gr_source_take(context, bytes, false);
+        return gr_source_take(context, request->bytes, false);
 }
 
 /* Hands the caller's block to the program. False: its context has ended meanwhile, and the block is freed. */
@@ -135,19 +146,24 @@ static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 }
 
 /* Steps 1 to 3 of the slow path (pool.h): a block of the cache that is usable, or can be made so at once; NULL. */
-static struct gr_block *from_cache(struct gr_context *context, size_t bytes)
+static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
 {
-        uint64_t epoch = own_epoch(context, bytes);
+        const struct request request = {.context = context,
+                                        .arena = gr_arena_own(context),
+                                        .bytes = bytes,
+                                        .class = gr_class_of(bytes),
+                                        .by_split = gr_pool_kind_split_serves(context, bytes)};
+        uint64_t epoch = own_epoch(&request);
         struct gr_block *block;
 
         if (epoch > 0 && gr_fence_barrier_is_cheap(context->fence) && !gr_fence_is_broken(context->fence)) {
-                block = gr_pool_kind_split_serves(context, bytes) ? gr_split_take_ready(context, bytes) : NULL;
-                if (block || wants_fresh(context, bytes))
+                block = request.by_split ? gr_split_take_ready(context, bytes) : NULL;
+                if (block || wants_fresh(&request))
                         return block;
-                return take_behind_barrier(context, bytes, epoch);
+                return take_own_behind_barrier(&request, epoch);
         }
         block = gr_source_take(context, bytes, false);
-        return block ? block : take_fenced(context, bytes);
+        return block ? block : take_fenced(&request);
 }
 
 /* The slow path, whose steps pool.h lists. With allocate, which chooses the size, only steps 4 and 5. */
@@ -156,10 +172,12 @@ static int alloc(struct gr_context *context, size_t bytes, gr_source_allocate *a
         bool cached = !allocate && context->core->config.pool != GR_POOL_NONE;
         struct gr_block *block;
 
+        assert(bytes > 0);
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         if (bytes > GR_BLOCK_MAX_BYTES)
                 return -E2BIG;
         do {
-                block = cached ? from_cache(context, bytes) : NULL;
+                block = cached ? take_cached(context, bytes) : NULL;
                 if (!block) {
                         int rc = gr_source_fresh(context, bytes, allocate, arg, &block);
 

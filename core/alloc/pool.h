@@ -26,12 +26,12 @@ int gr_pool_alloc(struct gr_context *context, size_t bytes, uint64_t *ret_ptr);
  * The slow path of gr_pool_alloc, for a request for which gr_arena_alloc returned 0. Its steps; the first that has a
  * block ends it, and the block is handed out:
  *
- *   1 take_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and a
- *                          barrier is cheap it takes the place of 2 and 3; now and then 4 comes first (wants_fresh)
- *   2 gr_source_take       a usable block of any bin, or a usable range (alloc/source.h)
- *   3 take_fenced          the same, after a barrier where that is cheap, else after a look at the events
- *   4 gr_source_fresh      fresh memory of the driver, within the budget
- *   5 gr_ladder_climb      what each rung of the ladder gets back (alloc/ladder.h)
+ *   1 take_own_behind_barrier  a block of the thread's own bin or fastbin, after a barrier. Where blocks wait there and
+ *                              a barrier is cheap it takes the place of 2 and 3; now and then 4 comes first (wants_fresh)
+ *   2 gr_source_take           a usable block of any bin, or a usable range (alloc/source.h)
+ *   3 take_fenced              the same, after a barrier where that is cheap, else after a look at the events
+ *   4 gr_source_fresh          fresh memory of the driver, within the budget
+ *   5 gr_ladder_climb          what each rung of the ladder gets back (alloc/ladder.h)
  *
  * Each says by what rules at its function. Returns as gr_pool_alloc.
  */

@@ -132,21 +132,20 @@ GR_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pitch, 
         key.key.device_and_element = (uint64_t)context->device->ordinal << 32 | element_bytes;
         key.pitch_bytes = pitch_known(&key);
         if (key.pitch_bytes) {
-                rc = gr_pool_alloc(context, key.pitch_bytes * height, &ptr);
+                rc = gr_memory_alloc(context, key.pitch_bytes * height, dptr);
         } else {
                 rc = gr_pool_alloc_by(context, ((width_bytes + 511) & ~(size_t)511) * height, alloc_pitched, &request,
                                       &ptr);
                 if (rc == 0) {
+                        *dptr = ptr;
                         key.pitch_bytes = request.pitch_bytes;
                         pitch_remember(&key);
+                        if (gr_trace_is_on())
+                                gr_trace_alloc(ptr, key.pitch_bytes * height);
                 }
         }
-        if (rc == 0) {
-                *dptr = ptr;
+        if (rc == 0)
                 *pitch = key.pitch_bytes;
-                if (gr_trace_is_on())
-                        gr_trace_alloc(ptr, key.pitch_bytes * height);
-        }
         return gr_result(rc);
 }
 
