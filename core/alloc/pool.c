@@ -68,9 +68,10 @@ static struct gr_block *take_own_behind_barrier(const struct request *request, u
 }
 
 /*
- * Whether a request should take fresh memory rather than pay for a barrier behind which freed memory is usable. In a
- * loop of allocations and frees, one barrier then readies many blocks instead of one. Bins have rules for that
- * (cache/preallocate.h). Small requests of segments may use the slack, while nothing exceeds that or a limit.
+ * Whether a request should take fresh memory rather than pay for what makes freed memory usable: a barrier or, where that
+ * is dear, a look at the events. In a loop of allocations and frees, one of them then readies many blocks instead of one.
+ * Bins have rules for that (cache/preallocate.h). Small requests of segments may use the slack, while nothing exceeds
+ * that or a limit.
  */
 static bool wants_fresh(const struct request *request)
 {
@@ -80,8 +81,7 @@ static bool wants_fresh(const struct request *request)
                 return false;
         if (!request->by_split)
                 return gr_preallocate_wanted(context, request->bytes);
-        return gr_is_small(request->bytes) && gr_fence_barrier_is_cheap(context->fence) &&
-               gr_budget_excess(context->device) == 0 &&
+        return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
 }
 
@@ -94,12 +94,12 @@ static bool wants_fresh(const struct request *request)
 static struct gr_block *take_fenced(const struct request *request)
 {
         struct gr_context *context = request->context;
-        uint64_t epoch = request->by_split ? 0 : own_epoch(request);
-        struct gr_block *block;
+        uint64_t epoch = own_epoch(request);
+        struct gr_block *block = NULL;
         bool barrier;
 
         if (gr_arenas_class_empty(context, request->class)) {
-                if (!request->by_split || !gr_split_waiting(context) || wants_fresh(request))
+                if (!request->by_split || (epoch == 0 && !gr_split_waiting(context)) || wants_fresh(request))
                         return NULL;
         } else if (!request->by_split && epoch > 0 && wants_fresh(request)) {
                 return NULL;
@@ -110,7 +110,10 @@ static struct gr_block *take_fenced(const struct request *request)
                 uint64_t bound = gr_max(gr_budget_held(context->device) / 4, QUARANTINE_BYTES);
 
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
-                block = gr_source_take(context, request->bytes, false);
+                if (request->by_split && epoch > 0)
+                        block = gr_arena_take_fastbin(request->arena, request->bytes);
+                if (!block)
+                        block = gr_source_take(context, request->bytes, false);
                 if (block)
                         return block;
                 barrier = gr_fence_quarantine_bytes(context->fence) > bound &&
@@ -156,11 +159,14 @@ static struct gr_block *take_cached(struct gr_context *context, size_t bytes)
         uint64_t epoch = own_epoch(&request);
         struct gr_block *block;
 
-        if (epoch > 0 && gr_fence_barrier_is_cheap(context->fence) && !gr_fence_is_broken(context->fence)) {
+        if (epoch > 0 && !gr_fence_is_broken(context->fence)) {
                 block = request.by_split ? gr_split_take_ready(context, bytes) : NULL;
-                if (block || wants_fresh(&request))
+                if (block)
                         return block;
-                return take_own_behind_barrier(&request, epoch);
+                if (gr_fence_barrier_is_cheap(context->fence))
+                        return wants_fresh(&request) ? NULL : take_own_behind_barrier(&request, epoch);
+                if (request.by_split) /* to look for another range would merge the one that waits */
+                        return take_fenced(&request);
         }
         block = gr_source_take(context, bytes, false);
         return block ? block : take_fenced(&request);

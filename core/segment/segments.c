@@ -79,6 +79,11 @@ static struct gr_block *empty_fastbins(struct gr_arena *arena)
         return blocks;
 }
 
+bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *segment)
+{
+        return !segment->small && gr_fence_barrier_is_cheap(context->fence);
+}
+
 void gr_segments_wait(struct gr_split *split, struct gr_range *range)
 {
         struct gr_block *block = &range->block;
@@ -105,7 +110,8 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 assert(range->state == GR_RANGE_USED);
                 gr_ledger_drop(context->core->ledger, block);
                 count_used(context, range, -1);
-                if (range->segment->small && !gr_fence_usable(context->fence, block->freed_epoch)) {
+                if (!gr_fence_usable(context->fence, block->freed_epoch) &&
+                    !gr_segments_go_ahead(context, range->segment)) {
                         gr_segments_wait(split, range);
                         continue;
                 }

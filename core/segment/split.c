@@ -188,12 +188,6 @@ GR_HOT_CODE static struct gr_range *fit(struct gr_context *context, size_t bytes
         return range;
 }
 
-/* Whether ranges of the segment may be free ahead of their fence: the thread that hands one out then lays a barrier. */
-static bool goes_ahead(struct gr_context *context, const struct gr_segment *segment)
-{
-        return !segment->small && gr_fence_barrier_is_cheap(context->fence);
-}
-
 /* Whether the request is so small that a worse fit that is usable now is better than a barrier. */
 static bool is_slight(struct gr_context *context, size_t bytes)
 {
@@ -470,7 +464,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
         if (ends_fastbins)
                 gr_arenas_resume(context);
         gone = gr_block_state(block) == GR_BLOCK_GONE;
-        fastbins = !gone && !by_driver && fits_fastbin(context) && gr_fence_barrier_is_cheap(context->fence);
+        fastbins = !gone && !by_driver && fits_fastbin(context);
         if (fastbins && !gr_arena_fastbins_have_room(arena, block->capacity_bytes)) {
                 gr_segments_merge_fastbins_of(arena); /* all of them at once, so that it happens seldom */
                 fastbins = false;
@@ -500,7 +494,7 @@ GR_HOT_CODE int gr_split_put(struct gr_block *block, uint64_t epoch, bool by_dri
                 return 0;
         }
         gr_segments_use(context, range, -1);
-        set_aside(split, range, !gone && goes_ahead(context, segment));
+        set_aside(split, range, !gone && gr_segments_go_ahead(context, segment));
         if (segment->pages || segment->used_count > 0 || !(by_driver || segment->stuck)) {
                 bool ends_stuck = segment->pages && gr_expandable_ends_stuck(segment, ptr, last);
 

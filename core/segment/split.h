@@ -34,9 +34,9 @@
  * moved to where they are needed, and idle memory is returned. That costs calls of the driver, which may take a fixed
  * share of the time: the more was spent lately, the more footprint is accepted.
  *
- * With GR_POOL_AUTO the bins serve more of the small requests, and where a barrier is cheap freed ranges, of the large
- * ones a few, wait in fastbins (fastbin.h) for a request of their size, so that threads do not meet here. Where no memory
- * can be mapped the bins serve all.
+ * With GR_POOL_AUTO the bins serve more of the small requests, and freed ranges, of the large ones a few, wait in
+ * fastbins (fastbin.h) for a request of their size, so that threads do not meet here. Where no memory can be mapped the
+ * bins serve all.
  *
  * Every used range is a block in the ledger. Free ranges are not in it; gr_split_find finds them.
  */

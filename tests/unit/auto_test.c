@@ -532,8 +532,38 @@ static void test_waits(void)
         GR_CHECK(b != a);
         GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + 2);
         gpu_give(b, 8 * MIB);
-        GR_CHECK(context->split->waiting_bytes > 0); /* as without fastbins */
+        GR_CHECK_EQ(fastbin_bytes(), 8 * MIB);
+        gr_split_trim_settle(context);
+        GR_CHECK(context->split->waiting_bytes >= 8 * MIB); /* no thread would lay a barrier for a part of it */
         gpu_give(rest, 80 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
+/*
+ * Where a barrier costs streams their overlap, a range waits for its event. A loop over a small block uses the slack, so
+ * that one look at the events readies many.
+ */
+static void test_dear(void)
+{
+        enum { PAIRS = 160 };
+        uint64_t rest, ptr, polls, barriers;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        rest = gpu_take(100 * MIB);
+        atomic_store(&core.streams_overlap, true);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        polls = core.counters.counts[GR_COUNTER_polls];
+        for (int i = 0; i < PAIRS; i++) {
+                ptr = gpu_take(MIB);
+                gpu_give(ptr, MIB);
+                gpu_sync(); /* the events are not looked at here */
+        }
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_barriers], barriers);
+        GR_CHECK(core.counters.counts[GR_COUNTER_polls] - polls <= PAIRS / 8);
+        GR_CHECK(own_fastbins()->hits >= PAIRS / 2);
+        GR_CHECK(gpu_device()->reserved_bytes <= (100 + 16 + 2) * MIB);
+        gpu_give(rest, 100 * MIB);
         gpu_settle();
         gpu_end();
 }
@@ -853,6 +883,7 @@ int main(int argc, char **argv)
         test_small();
         test_alone();
         test_slight_exact();
+        test_dear();
         test_waits();
         test_ends();
         test_ends_beside_frees();
