@@ -401,7 +401,8 @@ GR_HOT_CODE static __attribute__((noinline)) struct gr_context *take_back_split(
 {
         struct gr_arena *arena = gr_thread.hit_arena;
 
-        if (core->config.pool != GR_POOL_AUTO || !arena || !gr_pool_kind_is_split(arena->context))
+        if (core->config.pool != GR_POOL_AUTO || core->config.reuse == GR_REUSE_SYNC || !arena ||
+            !gr_pool_kind_is_split(arena->context))
                 return NULL;
         return take_back(arena, ptr, GR_BLOCK_SPLIT, ret_should_close) ? arena->context : NULL;
 }

@@ -568,6 +568,24 @@ static void test_dear(void)
         gpu_end();
 }
 
+/* With GPURECLAIM_REUSE=sync each free waits for the GPU, and what it frees is ready at once. */
+static void test_sync(void)
+{
+        uint64_t ptr = 0, syncs;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_SYNC);
+        for (int i = 0; i < 3; i++) {
+                syncs = core.counters.counts[GR_COUNTER_syncs];
+                GR_CHECK(i == 0 || gpu_take(MIB) == ptr);
+                ptr = i == 0 ? gpu_take(MIB) : ptr;
+                gpu_give(ptr, MIB);
+                GR_CHECK_EQ(core.counters.counts[GR_COUNTER_syncs], syncs + 1);
+        }
+        GR_CHECK_EQ(own_fastbins()->hits, 2);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Those that end otherwise: by the driver, with one of their neighbours that must not be reused, with the context. */
 static void test_ends(void)
 {
@@ -884,6 +902,7 @@ int main(int argc, char **argv)
         test_alone();
         test_slight_exact();
         test_dear();
+        test_sync();
         test_waits();
         test_ends();
         test_ends_beside_frees();
