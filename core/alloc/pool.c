@@ -128,9 +128,12 @@ static struct gr_block *take_fenced(const struct request *request)
 /* Hands the caller's block to the program. False: its context has ended meanwhile, and the block is freed. */
 static bool hand_out(struct gr_block *block, size_t bytes, uint64_t *ret_ptr)
 {
-        uint64_t ptr = gr_arena_adopt(block, bytes);
+        uint64_t ptr;
         uint32_t generation;
 
+        assert(!gr_block_is_live(block) && !gr_block_has_home(block)); /* CACHED, or GONE by now */
+        assert(bytes > 0 && bytes <= block->capacity_bytes);
+        ptr = gr_arena_adopt(block, bytes);
         if (ptr) {
                 *ret_ptr = ptr;
                 return true;
@@ -246,6 +249,8 @@ static int free_by_driver(struct gr_core *core, struct gr_block *block, const st
         bool there;
         int rc;
 
+        assert(!gr_block_is_live(block) && !(block->flags & (GR_BLOCK_SPLIT | GR_BLOCK_SPILLED | GR_BLOCK_HOST)));
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA); /* the driver may wait for the GPU */
         /* Out of the ledger first: as soon as the driver has it, another thread may get the same address. */
         there = gr_ledger_remove(core->ledger, block);
         rc = !there             ? 0
@@ -348,11 +353,13 @@ GR_HOT_CODE static int free_slow(struct gr_core *core, uint64_t ptr, const struc
         bool should_close = false;
         int rc;
 
+        gr_lock_rank_assert_free_from(GR_RANK_ARENA);
         rc = gr_block_claim(core, ptr, &block);
         if (rc == -ENOENT && gr_split_find(core, ptr, &(struct gr_split_place){0}) == 0)
                 return -EALREADY; /* inside a segment, which the driver must not be asked to free */
         if (rc)
                 return rc;
+        assert(block->ptr == ptr && !gr_block_is_live(block)); /* claimed: this thread alone has it */
         context = block->context;
         fence = context->fence;
         if (block->flags & (GR_BLOCK_SPILLED | GR_BLOCK_HOST))
