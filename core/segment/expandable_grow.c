@@ -99,10 +99,12 @@ static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
         if (gr_range_end(last) - hole->segment->ptr < bytes)
                 return;
         at = gr_range_end(last) - bytes;
-        while (is_hole_or_usable(last) && last->block.ptr > at)
+        while (last->block.ptr > at) {
                 last = last->before;
-        if (is_hole_or_usable(last))
-                weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
+                if (!is_hole_or_usable(last)) /* asked once: another thread may make it usable at any moment */
+                        return;
+        }
+        weigh(last, last->state == GR_RANGE_HOLE ? gr_page_down(at) : at, bytes, best);
 }
 
 /*

@@ -711,6 +711,66 @@ static void test_many_holes(void)
         gpu_end();
 }
 
+static _Atomic bool passing, over;
+
+/* An epoch passes, again and again. */
+static void *pass(void *arg)
+{
+        struct gr_fence *fence = context->fence;
+        uint64_t usable = atomic_load(&fence->usable_epoch);
+
+        (void)arg;
+        while (!atomic_load(&over)) {
+                atomic_store(&fence->usable_epoch, usable + 1);
+                atomic_store(&passing, true);
+                atomic_store(&fence->usable_epoch, usable);
+        }
+        return NULL;
+}
+
+/*
+ * The free range before a hole becomes usable just while a place for a request is sought that begins before both: a
+ * block there would be shorter than the request.
+ */
+static void test_usable_meanwhile(void)
+{
+        uint64_t before, freed, hole, behind;
+        pthread_t thread;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        before = gpu_take(8 * MIB);
+        freed = gpu_take(2 * MIB);
+        hole = gpu_take(2 * MIB);
+        behind = gpu_take(2 * MIB);
+        gpu_give(hole, 2 * MIB);
+        gpu_sync();
+        gr_fence_sync(context->fence);
+        gr_trim(context, UINT64_MAX / 2);
+        gpu_give(freed, 2 * MIB);
+        atomic_store(&over, false);
+        GR_CHECK_EQ(pthread_create(&thread, NULL, pass, NULL), 0);
+        while (!atomic_load(&passing))
+                ;
+        for (int i = 0; i < 20000; i++) {
+                struct gr_block *block = NULL;
+                bool much = false;
+
+                GR_CHECK_EQ(gr_expandable_grow(context, 6 * MIB, &block), 0);
+                if (!block || block->capacity_bytes < 6 * MIB || block->ptr < behind + 2 * MIB) {
+                        GR_CHECK(!"a block that is as large as the request");
+                        break;
+                }
+                GR_CHECK_EQ(gr_split_put(block, 0, false, &much), 0);
+                GR_CHECK_EQ(gr_expandable_trim(context, 6 * MIB, UINT64_MAX), 6 * MIB);
+        }
+        atomic_store(&over, true);
+        pthread_join(thread, NULL);
+        gpu_give(before, 8 * MIB);
+        gpu_give(behind, 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* An extent goes back by itself; one that a block touches does not. */
 static void test_trim(void)
 {
@@ -1415,6 +1475,7 @@ int main(void)
         test_behind(false);
         test_behind(true);
         test_many_holes();
+        test_usable_meanwhile();
         test_trim();
         test_exported(false);
         test_exported(true);
