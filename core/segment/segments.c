@@ -84,22 +84,51 @@ bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *s
         return !segment->small && gr_fence_barrier_is_cheap(context->fence);
 }
 
+/* Counts a range as waiting, which the caller puts into the queue. */
+static void begin_wait(struct gr_split *split, struct gr_range *range)
+{
+        gr_assert_locked(&split->lock);
+        gr_range_become(range, GR_RANGE_WAITING);
+        split->free_count++;
+        gr_budget_add(&split->waiting_bytes, range->block.capacity_bytes);
+}
+
 void gr_segments_wait(struct gr_split *split, struct gr_range *range)
 {
         struct gr_block *block = &range->block;
 
-        gr_assert_locked(&split->lock);
-        gr_range_become(range, GR_RANGE_WAITING);
+        begin_wait(split, range);
         DL_APPEND(split->queue, block);
-        split->free_count++;
-        gr_budget_add(&split->waiting_bytes, block->capacity_bytes);
+}
+
+static int by_epoch(const struct gr_block *a, const struct gr_block *b)
+{
+        return (a->freed_epoch > b->freed_epoch) - (a->freed_epoch < b->freed_epoch);
+}
+
+/*
+ * As gr_segments_wait, for a list (utlist's DL) of ranges that were freed before the last one in the queue: behind that
+ * they would wait for work that has nothing to do with them.
+ */
+static void wait_among(struct gr_split *split, struct gr_block *early)
+{
+        struct gr_block *later = split->queue, *block;
+
+        DL_SORT(early, by_epoch);
+        while ((block = early)) {
+                DL_DELETE(early, block);
+                while (later->freed_epoch <= block->freed_epoch)
+                        later = later->next;
+                begin_wait(split, gr_range_of(block));
+                DL_PREPEND_ELEM(split->queue, later, block);
+        }
 }
 
 GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
 {
         struct gr_context *context = arena->context;
         struct gr_split *split = context->split;
-        struct gr_block *blocks = empty_fastbins(arena), *block, *next, *freed = NULL;
+        struct gr_block *blocks = empty_fastbins(arena), *block, *next, *freed = NULL, *early = NULL;
         uint64_t epoch = atomic_load(&split->ahead_epoch);
 
         gr_assert_locked(&split->lock);
@@ -112,7 +141,10 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
                 count_used(context, range, -1);
                 if (!gr_fence_usable(context->fence, block->freed_epoch) &&
                     !gr_segments_go_ahead(context, range->segment)) {
-                        gr_segments_wait(split, range);
+                        if (!split->queue || split->queue->prev->freed_epoch <= block->freed_epoch)
+                                gr_segments_wait(split, range);
+                        else
+                                DL_PREPEND(early, block);
                         continue;
                 }
                 epoch = gr_max(epoch, block->freed_epoch);
@@ -121,6 +153,7 @@ GR_HOT_CODE bool gr_segments_merge_fastbins_of(struct gr_arena *arena)
         }
         atomic_store(&split->ahead_epoch, epoch);
         gr_range_free_all(split, freed);
+        wait_among(split, early);
         return blocks != NULL;
 }
 

@@ -50,7 +50,7 @@ void gr_segments_wait(struct gr_split *split, struct gr_range *range);
 
 /*
  * Empties the fastbins of all arenas, or of one: their ranges are freed and merged, but small ones whose epoch is not
- * usable go into the queue. False: they were empty.
+ * usable go into the queue, in the order of their epochs. False: they were empty.
  */
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);

@@ -504,6 +504,43 @@ static void test_slight_exact(void)
         gpu_end();
 }
 
+/*
+ * Ranges that fastbins of several sizes give up before their epochs are usable wait in the order of these: what the GPU
+ * is done with is not held up by what it still uses, where no barrier can be laid behind that.
+ */
+static void test_waits_in_order(void)
+{
+        for (unsigned later_first = 0; later_first < 2; later_first++) {
+                size_t early = 600 * KIB, late = early + 512;
+                uint64_t a, b, rest, charged;
+
+                while (gr_fastbin_index(late) == gr_fastbin_index(early) ||
+                       (gr_fastbin_index(late) > gr_fastbin_index(early)) != (later_first > 0))
+                        late += 512;
+                gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+                a = gpu_take(early);
+                b = gpu_take(late);
+                rest = gpu_take(GR_PAGE_BYTES - early - late); /* no more room in the page */
+                charged = gpu_device()->reserved_bytes;
+                gpu_give(a, early);
+                GR_CHECK_EQ(gr_fence_close(context->fence), 0);
+                gpu_sync();
+                sg_work(context->handle, 0, b, SG_MS); /* goes on for the rest of the test */
+                GR_CHECK_EQ(sg_free(&core, b), 0);
+                GR_CHECK_EQ(fastbin_bytes(), early + late);
+                atomic_store(&core.waits_for_others, true);
+                gr_split_trim_settle(context);
+                GR_CHECK_EQ(fastbin_bytes(), 0);
+                GR_CHECK_EQ(gpu_take(early), a);
+                GR_CHECK_EQ(gpu_device()->reserved_bytes, charged);
+                atomic_store(&core.waits_for_others, false);
+                gpu_give(a, early);
+                gpu_give(rest, GR_PAGE_BYTES - early - late);
+                gpu_settle();
+                gpu_end();
+        }
+}
+
 /* Where they cannot be handed out they are passed by, and what comes then merges them. */
 static void test_waits(void)
 {
@@ -903,6 +940,7 @@ int main(int argc, char **argv)
         test_slight_exact();
         test_dear();
         test_sync();
+        test_waits_in_order();
         test_waits();
         test_ends();
         test_ends_beside_frees();
