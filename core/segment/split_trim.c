@@ -133,8 +133,7 @@ static bool settle_one(struct gr_context *context, void *arg)
 
 void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device)
 {
-        if (atomic_load(&device->stranded_bytes) > 0) /* else fastbins keep nothing else from the driver */
-                gr_context_each(core, device->ordinal, settle_one, NULL);
+        gr_context_each(core, device->ordinal, settle_one, NULL);
 }
 
 bool gr_split_trim_has_none(struct gr_context *context)

@@ -24,7 +24,10 @@ uint64_t gr_split_trim_unneeded(struct gr_context *context);
 /* Empties the fastbins and merges their ranges, so that whole extents become free and can go back. */
 void gr_split_trim_settle(struct gr_context *context);
 
-/* The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too. */
+/*
+ * The same in all contexts of a device, before gr_budget_share: what they keep from the driver is free, too, and what
+ * blocks of the program keep from it is not.
+ */
 void gr_split_trim_settle_all(struct gr_core *core, struct gr_device *device);
 
 /* Whether there is no surplus. */

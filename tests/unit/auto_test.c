@@ -541,6 +541,27 @@ static void test_waits_in_order(void)
         }
 }
 
+/* What lies in a fastbin beside a block of the program cannot go back, so the program is not told that it is free. */
+static void test_told(void)
+{
+        uint64_t a, b;
+
+        gpu_begin(GR_POOL_AUTO, GR_REUSE_AUTO);
+        a = gpu_take(MIB);
+        b = gpu_take(MIB);
+        GR_CHECK_EQ(gpu_device()->reserved_bytes, 2 * MIB);
+        gpu_give(a, MIB);
+        GR_CHECK_EQ(fastbin_bytes(), MIB);
+        GR_CHECK_EQ(gpu_device()->stranded_bytes, 0);
+        gr_split_trim_settle_all(&core, gpu_device());
+        GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 0);
+        gpu_give(b, MIB);
+        gr_split_trim_settle_all(&core, gpu_device());
+        GR_CHECK_EQ(gr_budget_returnable(gpu_device()), 2 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /* Where they cannot be handed out they are passed by, and what comes then merges them. */
 static void test_waits(void)
 {
@@ -941,6 +962,7 @@ int main(int argc, char **argv)
         test_dear();
         test_sync();
         test_waits_in_order();
+        test_told();
         test_waits();
         test_ends();
         test_ends_beside_frees();
