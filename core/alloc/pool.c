@@ -82,6 +82,7 @@ static bool wants_fresh(const struct request *request)
         if (!request->by_split)
                 return gr_preallocate_wanted(context, request->bytes);
         return gr_is_small(request->bytes) && gr_budget_excess(context->device) == 0 &&
+               gr_budget_room(context->device) >= GR_PAGE_BYTES &&
                !gr_slack_is_exceeded_recently(context, request->bytes, GR_PAGE_BYTES);
 }
 

@@ -49,8 +49,8 @@ bool gr_segments_go_ahead(struct gr_context *context, const struct gr_segment *s
 void gr_segments_wait(struct gr_split *split, struct gr_range *range);
 
 /*
- * Empties the fastbins of all arenas, or of one: their ranges are freed and merged, but small ones whose epoch is not
- * usable go into the queue, in the order of their epochs. False: they were empty.
+ * Empties the fastbins of all arenas, or of one: their ranges are freed and merged. Those that do not go ahead of their
+ * fence, and whose epoch is not usable, go into the queue, in the order of their epochs. False: they were empty.
  */
 bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);

@@ -390,6 +390,31 @@ static void test_spares_barriers(void)
         gpu_end();
 }
 
+/* Where a limit has no room for more, a barrier comes at once: the request does not count as one that met the limit. */
+static void test_spares_at_limit(enum gr_pool_kind pool)
+{
+        enum { PAIRS = 20 };
+        uint64_t barriers, rest, ptr;
+
+        gpu_begin(pool, GR_REUSE_AUTO);
+        rest = gpu_take(100 * MIB);
+        atomic_store(&gpu_device()->hard_bytes, 102 * MIB);
+        ptr = gpu_take(700 * KIB);
+        gpu_give(ptr, 700 * KIB);
+        ptr = gpu_take(MIB);
+        gpu_give(ptr, MIB);
+        barriers = core.counters.counts[GR_COUNTER_barriers];
+        for (int i = 0; i < PAIRS; i++) {
+                ptr = gpu_take(MIB);
+                gpu_give(ptr, MIB);
+        }
+        GR_CHECK_EQ(core.counters.counts[GR_COUNTER_limit_hits], 0);
+        GR_CHECK(core.counters.counts[GR_COUNTER_barriers] <= barriers + PAIRS);
+        gpu_give(rest, 100 * MIB);
+        gpu_settle();
+        gpu_end();
+}
+
 /*
  * Small ranges wait for their size, too, as many as are freed. Merged before a barrier they wait in the queue: nothing
  * of them is free yet, as a small request that took it would have to lay one.
@@ -956,6 +981,8 @@ int main(int argc, char **argv)
         test_handouts();
         test_slight();
         test_spares_barriers();
+        test_spares_at_limit(GR_POOL_AUTO);
+        test_spares_at_limit(GR_POOL_SPLIT);
         test_small();
         test_alone();
         test_slight_exact();
