@@ -43,7 +43,7 @@ struct gr_segment {
         uint64_t ptr;
         size_t bytes;
         struct gr_range *first;
-        size_t used_count, used_bytes;
+        size_t used_count, used_bytes; /* of a segment that is not expandable: there its extents count */
         struct gr_page *pages; /* of an expandable segment (expandable.h); NULL: this is one allocation of the driver */
         /* The next three are of expandable segments only. */
         struct gr_range **begins; /* for each page the first range that begins in it, or NULL */

@@ -35,6 +35,10 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
         uint64_t before = gr_segment_stranded(segment);
         bool surplus = segment->used_count == 0;
 
+        if (segment->pages) {
+                gr_extent_use(context, range, sign);
+                return;
+        }
         assert(sign > 0 || (segment->used_count > 0 && segment->used_bytes >= bytes));
         if (sign > 0) {
                 segment->used_count++;
@@ -44,10 +48,6 @@ GR_HOT_CODE static void count_used(struct gr_context *context, struct gr_range *
                 segment->used_bytes -= bytes;
         }
         assert((segment->used_count == 0) == (segment->used_bytes == 0) && segment->used_bytes <= segment->bytes);
-        if (segment->pages) {
-                gr_extent_use(context, range, sign);
-                return;
-        }
         if (surplus || segment->used_count == 0)
                 gr_split_surplus(context->split, sign > 0 ? -(int64_t)segment->bytes : (int64_t)segment->bytes);
         gr_budget_add(&context->device->stranded_bytes, gr_segment_stranded(segment) - before);

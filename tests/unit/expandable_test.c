@@ -855,6 +855,25 @@ static void *give_last(void *arg)
         return arg;
 }
 
+/* However much of it is never to be handed out again in the course of time. */
+static void test_exported_often(void)
+{
+        enum { TIMES = 600 };
+        const size_t bytes = 32 * MIB;
+
+        gpu_begin(GR_POOL_SPLIT, GR_REUSE_AUTO);
+        gpu_give(gpu_take(bytes), bytes);
+        GR_CHECK(TIMES * bytes > context->split->expandable[false]->bytes);
+        for (int i = 0; i < TIMES; i++) {
+                uint64_t ptr = gpu_take(bytes);
+
+                GR_CHECK_EQ(gr_ledger_mark_exported(core.ledger, ptr), 0);
+                gpu_give(ptr, bytes);
+        }
+        gpu_settle();
+        gpu_end();
+}
+
 /* What must not be reused goes back with the last block beside it: not while another thread is at work there. */
 static void test_exported_alone(bool at_unmap)
 {
@@ -1479,6 +1498,7 @@ int main(void)
         test_trim();
         test_exported(false);
         test_exported(true);
+        test_exported_often();
         test_exported_alone(false);
         test_exported_alone(true);
         test_held();
