@@ -96,18 +96,17 @@ static struct gr_block *take_fenced(const struct request *request)
 {
         struct gr_context *context = request->context;
         uint64_t epoch = own_epoch(request);
+        bool barrier = gr_fence_barrier_is_cheap(context->fence);
         struct gr_block *block = NULL;
-        bool barrier;
 
         if (gr_arenas_class_empty(context, request->class)) {
-                if (!request->by_split || (epoch == 0 && !gr_split_waiting(context)) || wants_fresh(request))
+                if (!request->by_split || (epoch == 0 && !gr_split_waiting(context)) ||
+                    ((epoch > 0 || barrier) && wants_fresh(request)))
                         return NULL;
         } else if (!request->by_split && epoch > 0 && wants_fresh(request)) {
                 return NULL;
         }
-        if (gr_fence_barrier_is_cheap(context->fence)) {
-                barrier = true;
-        } else {
+        if (!barrier) {
                 uint64_t bound = gr_max(gr_budget_held(context->device) / 4, QUARANTINE_BYTES);
 
                 gr_fence_look_for(context->fence, epoch > 0 ? epoch : UINT64_MAX);
