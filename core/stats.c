@@ -10,7 +10,7 @@
 #include "account/memory_kind.h"
 #include "base/counters.h"
 #include "base/json.h"
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 #include "base/lock.h"
 #include "base/size.h"
 #include "cache/arena.h"
@@ -112,13 +112,13 @@ static void put_counters(struct out *out, struct gr_core *core)
                 else if (count_of(core, i) > 0)
                         put(out, "  %s: %" PRIu64 "\n", row->words, count_of(core, i));
         }
-        for (int i = 0; i < GR_LEVEL_COUNT; i++) {
-                struct gr_level_counters *level = &core->counters.levels[i];
+        for (int i = 0; i < GR_RUNG_COUNT; i++) {
+                struct gr_rung_counters *rung = &core->counters.rungs[i];
 
-                if (atomic_load(&level->tries) > 0)
+                if (atomic_load(&rung->tries) > 0)
                         put(out, "  ladder, %s: %" PRIu64 " times, %s in %.3f ms\n", gr_rung_words[i],
-                            atomic_load(&level->tries), gr_size_format(atomic_load(&level->bytes), size, sizeof(size)),
-                            (double)atomic_load(&level->ns) / 1e6);
+                            atomic_load(&rung->tries), gr_size_format(atomic_load(&rung->bytes), size, sizeof(size)),
+                            (double)atomic_load(&rung->ns) / 1e6);
         }
 }
 
@@ -189,13 +189,13 @@ void gr_stats_json(struct gr_core *core, const char *version, gr_sink *sink, voi
         for (enum gr_counter i = 0; i < GR_COUNTER_COUNT; i++)
                 gr_json_count(&json, counter_rows[i].name, count_of(core, i));
         gr_json_object(&json, "ladder");
-        for (int i = 0; i < GR_LEVEL_COUNT; i++) {
-                struct gr_level_counters *level = &core->counters.levels[i];
+        for (int i = 0; i < GR_RUNG_COUNT; i++) {
+                struct gr_rung_counters *rung = &core->counters.rungs[i];
 
                 gr_json_object(&json, gr_rung_words[i]);
-                gr_json_count(&json, "tries", atomic_load(&level->tries));
-                gr_json_count(&json, "bytes", atomic_load(&level->bytes));
-                gr_json_count(&json, "ns", atomic_load(&level->ns));
+                gr_json_count(&json, "tries", atomic_load(&rung->tries));
+                gr_json_count(&json, "bytes", atomic_load(&rung->bytes));
+                gr_json_count(&json, "ns", atomic_load(&rung->ns));
                 gr_json_close(&json);
         }
         gr_json_close(&json);

@@ -54,7 +54,7 @@ int gpureclaim_register(const struct gpureclaim_reclaimable *reclaimable, uint64
 int gpureclaim_unregister(uint64_t id);
 
 /*
- * Returns memory of device to the driver for others, up to want_bytes (0: as much as there is). Each level includes
+ * Returns memory of device to the driver for others, up to want_bytes (0: as much as there is). Each rung includes
  * those before it:
  *
  *   "purge"   reclaimables give up what is idle, into the cache
@@ -63,9 +63,9 @@ int gpureclaim_unregister(uint64_t id);
  *   "sync"    waits for the GPU, and returns all cached blocks
  *   "drop"    reclaimables drop state that can be built again
  *
- * Returns the bytes that the driver got back. -EINVAL: no such level; -ENODEV: this process has no memory there.
+ * Returns the bytes that the driver got back. -EINVAL: no such rung; -ENODEV: this process has no memory there.
  */
-int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes);
+int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want_bytes);
 
 struct gpureclaim_status {
         size_t struct_bytes;     /* set by the caller; the library fills no more than that */

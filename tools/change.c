@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
@@ -111,23 +111,23 @@ int command_threshold(const struct arguments *arguments)
 }
 
 /* A rung that a process can be asked for; -1: none of them. */
-static int parse_level(const char *text)
+static int parse_rung(const char *text)
 {
         static const char *const words[] = {
 #define WORD(id, word) word,
-                GR_LEVELS(WORD)
+                GR_RUNGS(WORD)
 #undef WORD
         };
 
-        for (int i = GR_LEVEL_PURGE; i <= GR_LEVEL_DROP; i++)
+        for (int i = GR_RUNG_PURGE; i <= GR_RUNG_DROP; i++)
                 if (strcmp(words[i], text) == 0)
                         return i;
         return -1;
 }
 
-static int reclaim_from(struct card *card, const struct gr_member *member, int level)
+static int reclaim_from(struct card *card, const struct gr_member *member, int rung)
 {
-        const struct gr_request request = {.want_bytes = UINT64_C(1) << 50, .level = (uint32_t)level};
+        const struct gr_request request = {.want_bytes = UINT64_C(1) << 50, .rung = (uint32_t)rung};
         char a[GR_SIZE_TEXT_BYTES];
         uint64_t given;
         int rc = card_request(card, member, &request, &given);
@@ -142,15 +142,15 @@ static int reclaim_from(struct card *card, const struct gr_member *member, int l
 
 int command_reclaim(const struct arguments *arguments)
 {
-        const char *text = flag_value(arguments, "level");
-        int level = text ? parse_level(text) : GR_LEVEL_TRIM, status;
+        const char *text = flag_value(arguments, "rung");
+        int rung = text ? parse_rung(text) : GR_RUNG_TRIM, status;
         bool all = flag_value(arguments, "all");
         struct card *cards;
         size_t count, found = 0;
         unsigned pid = 0;
 
-        if (level < 0) {
-                complain("reclaim: --level %s: not understood (expected purge, trim, driver, sync or drop)", text);
+        if (rung < 0) {
+                complain("reclaim: --rung %s: not understood (expected purge, trim, driver, sync or drop)", text);
                 return STATUS_USAGE;
         }
         if (arguments->count != !all) {
@@ -169,7 +169,7 @@ int command_reclaim(const struct arguments *arguments)
                         if (!all && !(member->same_namespace && member->identity.pid == pid))
                                 continue;
                         found++;
-                        if (reclaim_from(&cards[i], member, level) != EXIT_SUCCESS)
+                        if (reclaim_from(&cards[i], member, rung) != EXIT_SUCCESS)
                                 status = EXIT_FAILURE;
                 }
         if (status == EXIT_SUCCESS && found == 0 && pid)

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 #include "base/size.h"
 #include "cards.h"
 #include "command.h"
@@ -165,7 +165,7 @@ static void act(int key)
         if (view.count == 0)
                 return;
         if (key == 't') {
-                request = (struct gr_request){.want_bytes = UINT64_C(1) << 50, .level = GR_LEVEL_TRIM};
+                request = (struct gr_request){.want_bytes = UINT64_C(1) << 50, .rung = GR_RUNG_TRIM};
                 snprintf(question, sizeof(question), "Trim the cache of %u? (y)", row->member->identity.pid);
         } else {
                 snprintf(question, sizeof(question),

@@ -48,7 +48,7 @@ static void put_line(const uint64_t *figures, enum gr_figure_kind kind, const ch
 
 void gr_figures_text(const uint64_t figures[GR_FIGURE_COUNT], gr_sink *sink, void *arg)
 {
-        put_line(figures, GR_FIGURE_KIND_LEVEL, "memory", sink, arg);
+        put_line(figures, GR_FIGURE_KIND_NOW, "memory", sink, arg);
         put_line(figures, GR_FIGURE_KIND_BESIDE, "beside it", sink, arg);
         put_line(figures, GR_FIGURE_KIND_PEAK, "peak", sink, arg);
         put_line(figures, GR_FIGURE_KIND_LIMIT, "limits", sink, arg);

@@ -23,7 +23,7 @@ enum gr_figure {
 
 /* What kind of amount a figure is, and so on which line of the text it stands: account/figures.def. */
 enum gr_figure_kind {
-        GR_FIGURE_KIND_LEVEL,
+        GR_FIGURE_KIND_NOW,
         GR_FIGURE_KIND_BESIDE,
         GR_FIGURE_KIND_PEAK,
         GR_FIGURE_KIND_LIMIT,

@@ -9,7 +9,7 @@
 #include "alloc/source.h"
 #include "base/counters.h"
 #include "base/driver.h"
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/shard.h"
@@ -48,9 +48,9 @@ struct climb {
         void *arg;
         int error;      /* -ENOMEM or -EDQUOT, the last one */
         bool met_limit; /* an error was -EDQUOT */
-        uint64_t given_bytes[GR_LEVEL_COUNT];
-        uint64_t ns[GR_LEVEL_COUNT];
-        unsigned tries[GR_LEVEL_COUNT];
+        uint64_t given_bytes[GR_RUNG_COUNT];
+        uint64_t ns[GR_RUNG_COUNT];
+        unsigned tries[GR_RUNG_COUNT];
 };
 
 /* The bytes that the driver takes for the request. */
@@ -107,18 +107,18 @@ static bool out_of_memory(int rc)
         return rc == -ENOMEM || rc == -EDQUOT;
 }
 
-/* READY and FENCE: serves the request from the cache. The level's statistics count the block's size. */
-static int from_cache(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+/* READY and FENCE: serves the request from the cache. The rung's statistics count the block's size. */
+static int from_cache(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_counters *counters = &core->counters.levels[level];
+        struct gr_rung_counters *counters = &core->counters.rungs[rung];
         uint64_t begin_ns = core->driver->now_ns();
         struct gr_block *block;
 
-        assert(level == GR_LEVEL_READY || level == GR_LEVEL_FENCE);
+        assert(rung == GR_RUNG_READY || rung == GR_RUNG_FENCE);
         if (climb->allocate || climb->attempt || core->config.pool == GR_POOL_NONE)
                 return climb->error;
-        if (level == GR_LEVEL_FENCE) {
+        if (rung == GR_RUNG_FENCE) {
                 /*
                  * Work of other devices, and work that waits for others, may wait for later work of the program. A
                  * barrier between the two would hang both, so none is laid.
@@ -131,14 +131,14 @@ static int from_cache(struct climb *climb, enum gr_level level, struct gr_block 
                         gr_fence_barrier(climb->context->fence);
         }
         block = gr_source_take(climb->context, climb->bytes, true);
-        climb->tries[level]++;
-        climb->ns[level] += core->driver->now_ns() - begin_ns;
+        climb->tries[rung]++;
+        climb->ns[rung] += core->driver->now_ns() - begin_ns;
         atomic_fetch_add(&counters->tries, 1);
-        atomic_fetch_add(&counters->ns, climb->ns[level]);
+        atomic_fetch_add(&counters->ns, climb->ns[rung]);
         if (!block)
                 return climb->error;
         assert(!gr_block_is_live(block) && block->capacity_bytes >= climb->bytes);
-        climb->given_bytes[level] += block->capacity_bytes;
+        climb->given_bytes[rung] += block->capacity_bytes;
         atomic_fetch_add(&counters->bytes, block->capacity_bytes);
         *ret_block = block;
         return 0;
@@ -198,13 +198,13 @@ static bool is_worth_waiting(struct climb *climb, uint64_t begin_ns)
  * lock two threads that both need all of the returned bytes could take a part each, and both fail. Reclaimables and
  * neighbours are asked without the lock, as they may wait for other threads.
  */
-GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, struct gr_block **ret_block)
+GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_rung rung, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        bool alone = level == GR_LEVEL_PURGE || level == GR_LEVEL_DROP || level == GR_LEVEL_NEIGHBOUR;
-        unsigned tries = level == GR_LEVEL_TRIM || level == GR_LEVEL_SYNC ? RETURN_TRIES
-                         : level == GR_LEVEL_NEIGHBOUR                    ? NEIGHBOUR_TRIES
-                                                                          : 1;
+        bool alone = rung == GR_RUNG_PURGE || rung == GR_RUNG_DROP || rung == GR_RUNG_NEIGHBOUR;
+        unsigned tries = rung == GR_RUNG_TRIM || rung == GR_RUNG_SYNC ? RETURN_TRIES
+                         : rung == GR_RUNG_NEIGHBOUR                  ? NEIGHBOUR_TRIES
+                                                                      : 1;
         uint64_t begin_ns = core->driver->now_ns(), back, ended;
         bool overtaken;
         int rc;
@@ -216,12 +216,12 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, st
                         goto out;
         }
         do {
-                back = gr_rung_run_holding(climb->context, level, missing_bytes(climb),
+                back = gr_rung_run_holding(climb->context, rung, missing_bytes(climb),
                                            alone ? NULL : &climb->context->device->ladder_lock, &overtaken);
-                climb->tries[level]++;
-                climb->given_bytes[level] += back;
-                if (level == GR_LEVEL_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
-                        gr_rung_run(climb->context, GR_LEVEL_SYNC, missing_bytes(climb));
+                climb->tries[rung]++;
+                climb->given_bytes[rung] += back;
+                if (rung == GR_RUNG_DROP && back > 0) /* what was freed is cached now, and TRIM and SYNC are over */
+                        gr_rung_run(climb->context, GR_RUNG_SYNC, missing_bytes(climb));
                 ended = gr_budget_releases_of_others(climb->context->device);
                 rc = try_again(climb, false, ret_block);
         } while (out_of_memory(rc) && (back > 0 || (overtaken && is_worth_waiting(climb, begin_ns))) && --tries > 0);
@@ -230,7 +230,7 @@ GR_NOT_CHECKED static int from_rung(struct climb *climb, enum gr_level level, st
 out:
         if (!alone)
                 gr_unlock(&climb->context->device->ladder_lock);
-        climb->ns[level] += core->driver->now_ns() - begin_ns;
+        climb->ns[rung] += core->driver->now_ns() - begin_ns;
         return rc;
 }
 
@@ -252,7 +252,7 @@ static int from_neighbours(struct climb *climb, struct gr_block **ret_block)
         if (!climb->context->core->ask_neighbours ||
             (climb->error == -EDQUOT && gr_budget_own_limit(climb->context->device, need_bytes(climb))))
                 return climb->error;
-        return from_rung(climb, GR_LEVEL_NEIGHBOUR, ret_block);
+        return from_rung(climb, GR_RUNG_NEIGHBOUR, ret_block);
 }
 
 struct freed {
@@ -287,7 +287,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         struct gr_core *core = climb->context->core;
         const struct gr_driver *driver = core->driver;
         struct gr_device *device = climb->context->device;
-        struct gr_level_counters *counters = &core->counters.levels[GR_LEVEL_WAIT];
+        struct gr_rung_counters *counters = &core->counters.rungs[GR_RUNG_WAIT];
         uint64_t begin_ns = driver->now_ns(), deadline_ns = begin_ns + core->config.wait_ns;
         uint64_t pause_ns = WAIT_FIRST_NS, asked_ns = begin_ns, now_ns, seen;
         char bytes[GR_SIZE_TEXT_BYTES], most[GR_SIZE_TEXT_BYTES];
@@ -299,7 +299,7 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                 deadline_ns = UINT64_MAX;
         gr_log(GR_LOG_INFO, "device %d: waiting up to %.3f s for %s", device->ordinal,
                (double)core->config.wait_ns / 1e9, gr_size_format(climb->bytes, bytes, sizeof(bytes)));
-        climb->tries[GR_LEVEL_WAIT]++;
+        climb->tries[GR_RUNG_WAIT]++;
         atomic_fetch_add(&counters->tries, 1);
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, (int64_t)climb->bytes);
@@ -319,12 +319,12 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
                         pause_ns *= 2;
                 seen = freed;
                 asked_ns = now_ns;
-                rc = from_cache(climb, GR_LEVEL_FENCE, ret_block);
+                rc = from_cache(climb, GR_RUNG_FENCE, ret_block);
                 /* Where no event can be recorded, as during a capture, only SYNC makes freed blocks idle. */
                 if (out_of_memory(rc))
                         rc = from_rung(climb,
-                                       own && gr_fence_close(climb->context->fence) == -EBUSY ? GR_LEVEL_SYNC
-                                                                                              : GR_LEVEL_TRIM,
+                                       own && gr_fence_close(climb->context->fence) == -EBUSY ? GR_RUNG_SYNC
+                                                                                              : GR_RUNG_TRIM,
                                        ret_block);
                 if (out_of_memory(rc) && others)
                         rc = from_neighbours(climb, ret_block);
@@ -332,10 +332,10 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
         if (core->wait_for_neighbours)
                 core->wait_for_neighbours(device, -(int64_t)climb->bytes);
         now_ns = driver->now_ns();
-        climb->ns[GR_LEVEL_WAIT] = now_ns - begin_ns;
+        climb->ns[GR_RUNG_WAIT] = now_ns - begin_ns;
         atomic_fetch_add(&counters->ns, now_ns - begin_ns);
         if (rc == 0) {
-                climb->given_bytes[GR_LEVEL_WAIT] = climb->bytes;
+                climb->given_bytes[GR_RUNG_WAIT] = climb->bytes;
                 atomic_fetch_add(&counters->bytes, climb->bytes);
         }
         gr_log(GR_LOG_INFO, "device %d: %s %s after %.3f s", device->ordinal, rc == 0 ? "got" : "gave up waiting for",
@@ -347,12 +347,12 @@ static int from_wait(struct climb *climb, struct gr_block **ret_block)
 static int from_host(struct climb *climb, struct gr_block **ret_block)
 {
         struct gr_core *core = climb->context->core;
-        struct gr_level_counters *counters = &core->counters.levels[GR_LEVEL_SPILL];
+        struct gr_rung_counters *counters = &core->counters.rungs[GR_RUNG_SPILL];
         uint64_t begin_ns = core->driver->now_ns();
 
         if (climb->allocate || climb->attempt || atomic_load(&climb->context->device->spill_bytes) == 0)
                 return climb->error;
-        climb->tries[GR_LEVEL_SPILL]++;
+        climb->tries[GR_RUNG_SPILL]++;
         atomic_fetch_add(&counters->tries, 1);
         if (gr_spill_alloc(climb->context, climb->bytes, ret_block))
                 return climb->error;
@@ -414,7 +414,7 @@ static void report(struct climb *climb)
                gr_size_format(gr_fence_quarantine_bytes(climb->context->fence), text[4], sizeof(text[4])),
                gr_size_format(card_free, text[5], sizeof(text[5])),
                gr_size_format(card_total, text[6], sizeof(text[6])));
-        for (int i = 0; i < GR_LEVEL_FAIL; i++)
+        for (int i = 0; i < GR_RUNG_FAIL; i++)
                 if (climb->tries[i] > 0)
                         gr_log(level, "  %s gave %s in %" PRIu64 " us", gr_rung_words[i],
                                gr_size_format(climb->given_bytes[i], text[0], sizeof(text[0])), climb->ns[i] / 1000);
@@ -439,32 +439,32 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
                 rc = try_again(climb, false, ret_block);
         }
 
-        for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_FAIL && out_of_memory(rc); level++) {
-                switch (level) {
-                case GR_LEVEL_READY:
-                case GR_LEVEL_FENCE:
-                        rc = from_cache(climb, level, ret_block);
+        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_FAIL && out_of_memory(rc); rung++) {
+                switch (rung) {
+                case GR_RUNG_READY:
+                case GR_RUNG_FENCE:
+                        rc = from_cache(climb, rung, ret_block);
                         break;
-                case GR_LEVEL_TRIM:
-                case GR_LEVEL_SYNC:
-                        rc = from_rung(climb, level, ret_block);
+                case GR_RUNG_TRIM:
+                case GR_RUNG_SYNC:
+                        rc = from_rung(climb, rung, ret_block);
                         if (out_of_memory(rc))
-                                rc = from_larger(climb, level == GR_LEVEL_SYNC, ret_block);
+                                rc = from_larger(climb, rung == GR_RUNG_SYNC, ret_block);
                         break;
-                case GR_LEVEL_PURGE:
-                case GR_LEVEL_DRIVER:
-                case GR_LEVEL_DROP:
-                        rc = from_rung(climb, level, ret_block);
+                case GR_RUNG_PURGE:
+                case GR_RUNG_DRIVER:
+                case GR_RUNG_DROP:
+                        rc = from_rung(climb, rung, ret_block);
                         break;
-                case GR_LEVEL_NEIGHBOUR:
+                case GR_RUNG_NEIGHBOUR:
                         rc = from_driver_plainly(climb, ret_block);
                         if (out_of_memory(rc))
                                 rc = from_neighbours(climb, ret_block);
                         break;
-                case GR_LEVEL_WAIT:
+                case GR_RUNG_WAIT:
                         rc = from_wait(climb, ret_block);
                         break;
-                case GR_LEVEL_SPILL:
+                case GR_RUNG_SPILL:
                         rc = from_host(climb, ret_block);
                         break;
                 default:
@@ -474,7 +474,7 @@ static int climb_all(struct climb *climb, struct gr_block **ret_block)
         if (!out_of_memory(rc))
                 return rc;
         gr_count(core, GR_COUNTER_failures, 1);
-        atomic_fetch_add(&core->counters.levels[GR_LEVEL_FAIL].tries, 1);
+        atomic_fetch_add(&core->counters.rungs[GR_RUNG_FAIL].tries, 1);
         report(climb);
         gr_thread.bypass_until_ns = core->driver->now_ns() + BYPASS_NS;
         return rc;
@@ -499,12 +499,12 @@ int gr_ladder_climb_for(struct gr_context *context, size_t bytes, int (*attempt)
 
 void gr_ladder_make_room(struct gr_context *context, uint64_t bytes)
 {
-        static const enum gr_level levels[] = {GR_LEVEL_TRIM, GR_LEVEL_SYNC};
+        static const enum gr_rung rungs[] = {GR_RUNG_TRIM, GR_RUNG_SYNC};
         uint64_t want = bytes + EXTRA_BYTES, have, total;
 
         for (unsigned i = 0; i < 2 && gr_budget_cached(context->device) > 0; i++) {
                 if (context->core->driver->mem_info(context->handle, &have, &total) || have >= want)
                         return;
-                gr_rung_run(context, levels[i], want - have);
+                gr_rung_run(context, rungs[i], want - have);
         }
 }

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 
 enum gr_counter {
 #define GR_COUNTER(name, ...) GR_COUNTER_##name,
@@ -17,7 +17,7 @@ enum gr_counter {
 };
 
 /* What one rung of the ladder gave. */
-struct gr_level_counters {
+struct gr_rung_counters {
         _Atomic uint64_t tries;
         _Atomic uint64_t bytes;
         _Atomic uint64_t ns;
@@ -25,7 +25,7 @@ struct gr_level_counters {
 
 struct gr_counters {
         _Atomic uint64_t counts[GR_COUNTER_COUNT];
-        struct gr_level_counters levels[GR_LEVEL_COUNT];
+        struct gr_rung_counters rungs[GR_RUNG_COUNT];
 };
 
 #endif

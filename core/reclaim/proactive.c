@@ -67,7 +67,7 @@ static uint64_t run(struct gr_context *context, struct gr_hold hold, uint64_t li
 
                 gr_context_each(context->core, device->ordinal, add_idle, &idle);
                 if (idle.bytes > 0)
-                        freed += gr_rung_run(context, GR_LEVEL_TRIM, idle.bytes < over ? idle.bytes : over);
+                        freed += gr_rung_run(context, GR_RUNG_TRIM, idle.bytes < over ? idle.bytes : over);
         }
         return freed;
 }

@@ -18,10 +18,10 @@
 #define GATE_NS       UINT64_C(100000000)  /* longest wait for captures of other threads to end */
 #define GATE_PAUSE_NS UINT64_C(50000)
 
-const char *const gr_rung_words[GR_LEVEL_COUNT] = {
-#define GR_LEVEL_WORD(id, word) word,
-        GR_LEVELS(GR_LEVEL_WORD)
-#undef GR_LEVEL_WORD
+const char *const gr_rung_words[GR_RUNG_COUNT] = {
+#define GR_RUNG_WORD(id, word) word,
+        GR_RUNGS(GR_RUNG_WORD)
+#undef GR_RUNG_WORD
 };
 
 struct reclaim {
@@ -205,51 +205,51 @@ GR_NOT_CHECKED static uint64_t trim_in_order(struct gr_context *context, const s
         return trim_driver(context);
 }
 
-uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
+uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, struct gr_lock *held,
                              bool *ret_overtaken)
 {
         struct gr_core *core = context->core;
         struct gr_device *device = context->device;
-        struct gr_level_counters *counters = &core->counters.levels[level];
+        struct gr_rung_counters *counters = &core->counters.rungs[rung];
         struct reclaim reclaim = {.want_bytes = want_bytes, .held = held};
         uint64_t begin_ns = core->driver->now_ns();
 
         assert(!held || held == &device->ladder_lock);
         *ret_overtaken = false;
-        switch (level) {
-        case GR_LEVEL_PURGE:
-        case GR_LEVEL_DROP: {
+        switch (rung) {
+        case GR_RUNG_PURGE:
+        case GR_RUNG_DROP: {
                 uint64_t before = gr_budget_live(device), after;
 
                 gr_lock_rank_assert_free_from(GR_RANK_LADDER); /* reclaimables may wait for other threads */
-                gr_reclaimables_run(core, level == GR_LEVEL_DROP, device->ordinal, want_bytes, 0);
+                gr_reclaimables_run(core, rung == GR_RUNG_DROP, device->ordinal, want_bytes, 0);
                 after = gr_budget_live(device);
                 reclaim.back_bytes = before > after ? before - after : 0;
                 break;
         }
-        case GR_LEVEL_TRIM:
-        case GR_LEVEL_SYNC:
+        case GR_RUNG_TRIM:
+        case GR_RUNG_SYNC:
                 /* The request's context first; then the others of the device. */
-                reclaim.visit = level == GR_LEVEL_TRIM ? trim_one : sync_one;
+                reclaim.visit = rung == GR_RUNG_TRIM ? trim_one : sync_one;
                 reclaim.first = context;
                 if (reclaim.visit(context, &reclaim))
                         gr_context_each(core, device->ordinal, visit_other, &reclaim);
-                if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                if (rung == GR_RUNG_SYNC && reclaim.back_bytes < want_bytes)
                         reclaim.back_bytes += trim_in_order(context, &reclaim, begin_ns);
                 /* On integrated devices pinned memory is device memory, too. */
                 if (device->integrated)
                         reclaim.back_bytes += gr_pinned_reclaim(
                                 core, reclaim.back_bytes < want_bytes ? want_bytes - reclaim.back_bytes : 0);
-                else if (level == GR_LEVEL_SYNC && reclaim.back_bytes < want_bytes)
+                else if (rung == GR_RUNG_SYNC && reclaim.back_bytes < want_bytes)
                         gr_pinned_reclaim(core, UINT64_MAX);
                 if (core->driver->trim_malloc &&
-                    (device->integrated || (core->config.trim_malloc && level == GR_LEVEL_SYNC)))
+                    (device->integrated || (core->config.trim_malloc && rung == GR_RUNG_SYNC)))
                         core->driver->trim_malloc();
                 break;
-        case GR_LEVEL_DRIVER:
+        case GR_RUNG_DRIVER:
                 reclaim.back_bytes = trim_driver(context);
                 break;
-        case GR_LEVEL_NEIGHBOUR:
+        case GR_RUNG_NEIGHBOUR:
                 /*
                  * Not inside a reclaimable: a neighbour that asks this process meanwhile waits until that reclaimable
                  * has ended.
@@ -269,9 +269,9 @@ uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, ui
         return reclaim.back_bytes;
 }
 
-uint64_t gr_rung_run(struct gr_context *context, enum gr_level level, uint64_t want_bytes)
+uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes)
 {
         bool overtaken;
 
-        return gr_rung_run_holding(context, level, want_bytes, NULL, &overtaken);
+        return gr_rung_run_holding(context, rung, want_bytes, NULL, &overtaken);
 }

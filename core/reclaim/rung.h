@@ -8,14 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/ladder_levels.h"
+#include "base/ladder_rungs.h"
 
 struct gr_context;
 struct gr_lock;
 
 #define GR_SYNC_NS UINT64_C(60000000000) /* longest wait for the GPU; the driver's own free waits for ever */
 
-extern const char *const gr_rung_words[GR_LEVEL_COUNT];
+extern const char *const gr_rung_words[GR_RUNG_COUNT];
 
 /*
  * Runs one rung, PURGE to NEIGHBOUR, for want_bytes on the context's device, on all contexts of that device. Returns
@@ -23,13 +23,13 @@ extern const char *const gr_rung_words[GR_LEVEL_COUNT];
  * cache; for NEIGHBOUR what the neighbours report. May wait for the GPU and call reclaimables, so no lock of core/ is
  * held. May be nested: a reclaimable may free, allocate and reclaim.
  */
-uint64_t gr_rung_run(struct gr_context *context, enum gr_level level, uint64_t want_bytes);
+uint64_t gr_rung_run(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes);
 
 /*
  * The same. held: the device's ladder_lock where the caller has it, else NULL; it is released while the host waits.
  * *ret_overtaken: whether other threads freed memory during such a wait, so that another run may give more.
  */
-uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_level level, uint64_t want_bytes, struct gr_lock *held,
+uint64_t gr_rung_run_holding(struct gr_context *context, enum gr_rung rung, uint64_t want_bytes, struct gr_lock *held,
                              bool *ret_overtaken);
 
 #endif

@@ -175,7 +175,7 @@ static void fill_slot(struct gr_region *region, const char *name, uint32_t share
         atomic_store(&region->map->accounts[region->slot], region->claim);
         atomic_store(&slot->heartbeat_ns, 0);
         atomic_store(&slot->orders, 0);
-        atomic_store(&slot->level, 0);
+        atomic_store(&slot->rung, 0);
         atomic_store(&slot->want_bytes, 0);
         atomic_store(&slot->answer, atomic_load(&slot->request));
         atomic_store(&slot->pid, region->self.pid);

@@ -58,7 +58,7 @@ struct gr_slot {
         /* Number of the request that was answered last; the owner wakes the processes that wait for it */
         _Atomic uint32_t answer;
         _Atomic uint32_t orders;
-        _Atomic uint32_t level; /* highest rung asked for; 0: the usual one between neighbours */
+        _Atomic uint32_t rung; /* highest rung asked for; 0: the usual one between neighbours */
         _Atomic uint64_t want_bytes;
         _Atomic uint64_t given_bytes; /* given back for others since the claim, modulo 2^64 */
         _Atomic uint64_t new_limit;
@@ -150,7 +150,7 @@ struct gr_member {
 /* What one process asks of another. */
 struct gr_request {
         uint32_t sequence; /* for gr_region_answer */
-        uint32_t orders, level;
+        uint32_t orders, rung;
         uint64_t want_bytes, new_limit, new_threshold;
 };
 

@@ -7,7 +7,7 @@
 
 #define IDLE_NS    UINT64_C(1000000000) /* a process whose figures did not change for so long counts as idle */
 #define MOST_BYTES (UINT64_C(1) << 50)  /* a larger wish is an error of the other process */
-#define LEVEL_MOST 32u
+#define RUNG_MOST  32u
 
 /* This process's slot; NULL: it is no member. */
 static struct gr_slot *slot_of(struct gr_region *region)
@@ -18,11 +18,11 @@ static struct gr_slot *slot_of(struct gr_region *region)
         return slot >= 0 ? &region->map->slots[slot] : NULL;
 }
 
-static void raise_level(_Atomic uint32_t *level, uint32_t value)
+static void raise_rung(_Atomic uint32_t *rung, uint32_t value)
 {
-        uint32_t seen = atomic_load(level);
+        uint32_t seen = atomic_load(rung);
 
-        while (seen < value && !atomic_compare_exchange_weak(level, &seen, value))
+        while (seen < value && !atomic_compare_exchange_weak(rung, &seen, value))
                 ;
 }
 
@@ -68,14 +68,14 @@ bool gr_region_take(struct gr_region *region, struct gr_request *ret)
                 return false;
         /* A process that asks first writes what it wants and then raises the number, so all of it can be read here. */
         ret->orders = atomic_exchange(&slot->orders, 0);
-        ret->level = atomic_exchange(&slot->level, 0);
+        ret->rung = atomic_exchange(&slot->rung, 0);
         ret->want_bytes = atomic_exchange(&slot->want_bytes, 0);
         ret->new_limit = atomic_load(&slot->new_limit);
         ret->new_threshold = atomic_load(&slot->new_threshold);
         if (ret->want_bytes > MOST_BYTES)
                 ret->want_bytes = MOST_BYTES;
-        if (ret->level > LEVEL_MOST)
-                ret->level = 0;
+        if (ret->rung > RUNG_MOST)
+                ret->rung = 0;
         return true;
 }
 
@@ -101,7 +101,7 @@ uint32_t gr_region_request(struct gr_region *region, unsigned index, const struc
         if (request->orders & GR_ORDER_THRESHOLD)
                 atomic_store(&slot->new_threshold, request->new_threshold);
         atomic_fetch_or(&slot->orders, request->orders);
-        raise_level(&slot->level, request->level);
+        raise_rung(&slot->rung, request->rung);
         /* A sum, as two processes may ask at the same time, and each needs its own bytes. */
         if (request->want_bytes)
                 atomic_fetch_add(&slot->want_bytes, request->want_bytes);

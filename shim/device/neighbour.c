@@ -182,7 +182,7 @@ static struct gr_region *enter(struct member *member, int *ret_rc)
 
 struct give {
         uint64_t want_bytes, back_bytes;
-        enum gr_level level;
+        enum gr_rung rung;
         bool waiting;
 };
 
@@ -194,10 +194,10 @@ static bool give_from(struct gr_context *context, void *arg)
         uint64_t before = atomic_load(&device->reserved_bytes), after, bytes;
 
         assert(give->back_bytes < give->want_bytes); /* run_rung has checked it */
-        bytes = gr_rung_run(context, give->level, give->want_bytes - give->back_bytes);
+        bytes = gr_rung_run(context, give->rung, give->want_bytes - give->back_bytes);
 
         /* What reclaimables free into the cache is counted by the rung that returns it. */
-        if (give->level == GR_LEVEL_PURGE || give->level == GR_LEVEL_DROP) {
+        if (give->rung == GR_RUNG_PURGE || give->rung == GR_RUNG_DROP) {
                 after = atomic_load(&device->reserved_bytes);
                 bytes = before > after ? before - after : 0;
         }
@@ -213,11 +213,11 @@ static bool look_for_waiting(struct gr_context *context, void *arg)
         return !give->waiting;
 }
 
-static void run_rung(struct member *member, struct give *give, enum gr_level level)
+static void run_rung(struct member *member, struct give *give, enum gr_rung rung)
 {
         if (give->back_bytes >= give->want_bytes)
                 return;
-        give->level = level;
+        give->rung = rung;
         gr_context_each(&gr_core, member->device->ordinal, give_from, give);
 }
 
@@ -230,18 +230,18 @@ static uint64_t give_back(struct member *member, const struct gr_request *reques
         struct give give = {.want_bytes = request->want_bytes};
         uint64_t until_ns;
 
-        run_rung(member, &give, GR_LEVEL_TRIM);
-        run_rung(member, &give, GR_LEVEL_PURGE);
-        run_rung(member, &give, GR_LEVEL_TRIM); /* what the hooks have freed, also if they used up the time */
-        for (enum gr_level level = GR_LEVEL_DRIVER; level <= GR_LEVEL_DROP && level <= request->level; level++)
-                run_rung(member, &give, level);
+        run_rung(member, &give, GR_RUNG_TRIM);
+        run_rung(member, &give, GR_RUNG_PURGE);
+        run_rung(member, &give, GR_RUNG_TRIM); /* what the hooks have freed, also if they used up the time */
+        for (enum gr_rung rung = GR_RUNG_DRIVER; rung <= GR_RUNG_DROP && rung <= request->rung; rung++)
+                run_rung(member, &give, rung);
         /* The time begins here, so that memory freed by a slow hook still has time to become idle. */
         until_ns = gr_driver.now_ns() + GIVE_NS;
         while (give.back_bytes < give.want_bytes && gr_budget_cached(member->device) > 0 &&
                gr_driver.now_ns() < until_ns && !atomic_load(&member->stop)) {
                 give.waiting = false;
                 gr_context_each(&gr_core, member->device->ordinal, look_for_waiting, &give);
-                run_rung(member, &give, GR_LEVEL_TRIM);
+                run_rung(member, &give, GR_RUNG_TRIM);
                 if (!give.waiting)
                         break;
                 gr_driver.sleep_ns(GIVE_PAUSE_NS);

@@ -167,7 +167,7 @@ static struct gr_context *context_on(int device)
 }
 
 struct order {
-        enum gr_level rung;
+        enum gr_rung rung;
         uint64_t want_bytes, given_bytes;
 };
 
@@ -180,7 +180,7 @@ static bool give_from(struct gr_context *context, void *arg)
         return false;
 }
 
-static uint64_t run_rung(int device, enum gr_level rung, uint64_t want_bytes)
+static uint64_t run_rung(int device, enum gr_rung rung, uint64_t want_bytes)
 {
         struct order order = {.rung = rung, .want_bytes = want_bytes};
 
@@ -188,34 +188,34 @@ static uint64_t run_rung(int device, enum gr_level rung, uint64_t want_bytes)
         return order.given_bytes;
 }
 
-GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *level, uint64_t want_bytes)
+GR_EXPORT int64_t gpureclaim_reclaim(int device, const char *rung, uint64_t want_bytes)
 {
-        enum gr_level last = GR_LEVEL_PURGE;
+        enum gr_rung last = GR_RUNG_PURGE;
         struct gr_context *context;
         uint64_t back = 0;
         GR_KEEP_ERRNO;
 
-        while (level && last <= GR_LEVEL_DROP && strcmp(gr_rung_words[last], level) != 0)
+        while (rung && last <= GR_RUNG_DROP && strcmp(gr_rung_words[last], rung) != 0)
                 last++;
-        if (!level || last > GR_LEVEL_DROP)
+        if (!rung || last > GR_RUNG_DROP)
                 return -EINVAL;
         context = context_on(device);
         if (!context)
                 return -ENODEV;
         if (!want_bytes)
                 want_bytes = UINT64_MAX;
-        for (enum gr_level rung = GR_LEVEL_PURGE; rung <= last && back < want_bytes; rung++) {
+        for (enum gr_rung each = GR_RUNG_PURGE; each <= last && back < want_bytes; each++) {
                 /*
                  * Reclaimables run outside of a visit: they do not ask the driver, and may wait for a thread that ends
                  * the context, which would wait for the visitor. What they free goes into the cache, and is counted by
                  * the next rung, which returns it.
                  */
-                if (rung == GR_LEVEL_PURGE || rung == GR_LEVEL_DROP)
-                        gr_rung_run(context, rung, want_bytes - back);
-                if (rung == GR_LEVEL_DROP)
-                        back += run_rung(device, GR_LEVEL_SYNC, want_bytes - back);
-                else if (rung != GR_LEVEL_PURGE)
-                        back += run_rung(device, rung, want_bytes - back);
+                if (each == GR_RUNG_PURGE || each == GR_RUNG_DROP)
+                        gr_rung_run(context, each, want_bytes - back);
+                if (each == GR_RUNG_DROP)
+                        back += run_rung(device, GR_RUNG_SYNC, want_bytes - back);
+                else if (each != GR_RUNG_PURGE)
+                        back += run_rung(device, each, want_bytes - back);
         }
         return back < INT64_MAX ? (int64_t)back : INT64_MAX;
 }

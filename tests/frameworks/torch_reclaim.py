@@ -58,7 +58,7 @@ cycle = [torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")]
 cycle.append(cycle)
 del cycle
 held, before = torch.cuda.memory_allocated() - allocated, live()
-gpureclaim.reclaim(level="purge")
+gpureclaim.reclaim(rung="purge")
 check(held >= 300 * MIB and torch.cuda.memory_allocated() <= allocated, f"gc: {mib(held)} of garbage, given up")
 check(before - live() >= 300 * MIB, f"gc: {mib(before - live())} less held from the library")
 gc.enable()
@@ -67,7 +67,7 @@ gc.enable()
 blocks = [torch.empty(50 * MIB, dtype=torch.uint8, device="cuda") for _ in range(10)]
 del blocks
 cached, before = torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), live()
-gpureclaim.reclaim(level="purge")
+gpureclaim.reclaim(rung="purge")
 left = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 check(cached >= 500 * MIB and left < 50 * MIB, f"empty_cache: {mib(cached)} cached, {mib(left)} left")
 check(before - live() >= 450 * MIB, f"empty_cache: {mib(before - live())} less held from the library")
@@ -75,9 +75,9 @@ check(before - live() >= 450 * MIB, f"empty_cache: {mib(before - live())} less h
 # The workspaces of cuBLAS: state, so only a drop takes them.
 a = torch.randn(512, 512, device="cuda")
 reference = (a @ a).clone()
-gpureclaim.reclaim(level="purge")
+gpureclaim.reclaim(rung="purge")
 purged = torch.cuda.memory_allocated()
-gpureclaim.reclaim(level="drop")
+gpureclaim.reclaim(rung="drop")
 dropped = torch.cuda.memory_allocated()
 check(dropped < purged, f"cuBLAS workspaces: {mib(purged - dropped)} given up")
 check(torch.equal(a @ a, reference), "cuBLAS: the same product afterwards")
@@ -86,7 +86,7 @@ check(torch.equal(a @ a, reference), "cuBLAS: the same product afterwards")
 signals = [torch.randn(64, 1000 + 17 * i, device="cuda") for i in range(8)]
 spectra = [torch.fft.fft(signal) for signal in signals]
 plans, before = torch.backends.cuda.cufft_plan_cache[0].size, gpureclaim.status()["card_free_bytes"]
-gpureclaim.reclaim(level="drop")
+gpureclaim.reclaim(rung="drop")
 left = torch.backends.cuda.cufft_plan_cache[0].size
 back = gpureclaim.status()["card_free_bytes"] - before
 check(plans >= 8 and left == 0, f"cuFFT: {plans} plans, {left} left; with all the rest {mib(back)} more free on the card")
@@ -131,7 +131,7 @@ def train(disturb):
         optimizer.step()
         losses.append(loss.detach())
         if disturb and step % 3 == 2:
-            gpureclaim.reclaim(level="drop")
+            gpureclaim.reclaim(rung="drop")
     return [float.hex(loss.item()) for loss in losses]
 
 
@@ -141,6 +141,6 @@ remove()
 before = torch.cuda.memory_reserved()
 block = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
 del block
-gpureclaim.reclaim(level="purge")
+gpureclaim.reclaim(rung="purge")
 check(torch.cuda.memory_reserved() >= before, "taken off, it is not called any more")
 raise SystemExit(1 if failed else 0)

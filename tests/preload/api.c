@@ -106,8 +106,8 @@ static void fill_list(void)
         }
 }
 
-/* What a hook gives up counts once it is with the driver, and each level does all that comes before it. */
-static void test_levels(void)
+/* What a hook gives up counts once it is with the driver, and each rung does all that comes before it. */
+static void test_rungs(void)
 {
         struct gpureclaim_reclaimable drops = {
                 .struct_bytes = sizeof(drops), .name = "drops", .drop = purge, .arg = &purges};
@@ -160,7 +160,7 @@ static void test_hooks(void)
         GR_CHECK_EQ(reclaim(-1, "trim", 0), -ENODEV);
         GR_CHECK_EQ(reclaim(DEVICES_MOST, "trim", 0), -ENODEV);
         GR_CHECK_EQ(reclaim(gt.device, NULL, 0), -EINVAL);
-        GR_CHECK_EQ(reclaim(gt.device, "neighbour", 0), -EINVAL); /* no level of this function */
+        GR_CHECK_EQ(reclaim(gt.device, "neighbour", 0), -EINVAL); /* no rung of this function */
         atomic_store(&held, allocate(200 * MIB));
         GR_CHECK_EQ(status().live_bytes, 200 * MIB);
         GR_CHECK_EQ(status().hard_limit_bytes, 256 * MIB);
@@ -194,7 +194,7 @@ static void test_hooks(void)
         GR_CHECK_EQ(purges, 0);
         fill_list();
         gt_sleep_us(300000); /* frees bypass the cache after a failure */
-        test_levels();
+        test_rungs();
 }
 
 static _Atomic bool hook_inside, hook_may_end;

@@ -55,15 +55,15 @@ def main():
     assert gpureclaim.reclaim() == 200 * MIB
     assert gpureclaim.status()["cached_bytes"] == 0
     try:
-        gpureclaim.reclaim(level="everything")
-        sys.exit("an unknown level was taken")
+        gpureclaim.reclaim(rung="everything")
+        sys.exit("an unknown rung was taken")
     except OSError:
         pass
     remove()
     remove_broken()
     remove()  # twice does no harm
     before = len(calls)
-    gpureclaim.reclaim(level="purge")
+    gpureclaim.reclaim(rung="purge")
     assert len(calls) == before
     gpureclaim.on_reclaim(drop=give_up)  # left for the interpreter's end
     print("ok", gpureclaim.version())

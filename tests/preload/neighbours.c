@@ -884,7 +884,7 @@ static void mode_command(void)
         ask(&one, 'a', 300);
         ask(&one, 'f', 0);
         says(command(0, "reclaim %u", pid), "300.000 MiB came back");
-        says(command(0, "reclaim --all --level drop", 0), "0 B came back");
+        says(command(0, "reclaim --all --rung drop", 0), "0 B came back");
         ask(&one, 'a', 300);
         ask(&one, 'f', 0);
         says(command(0, "wait --free 900MiB -- echo started", 0), "started");

@@ -126,9 +126,9 @@ mistake 2 "threshold: : not understood" "$tool" threshold 1 ""
 mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim
 mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim 1 2
 mistake 2 "reclaim: needs a process id or --all" "$tool" reclaim --all 1
-mistake 2 "reclaim: x: not a process id" "$tool" reclaim x --level sync
-mistake 2 "reclaim: --level fast: not understood" "$tool" reclaim --level fast 1
-mistake 2 "reclaim: --level needs a value" "$tool" reclaim 1 --level
+mistake 2 "reclaim: x: not a process id" "$tool" reclaim x --rung sync
+mistake 2 "reclaim: --rung fast: not understood" "$tool" reclaim --rung fast 1
+mistake 2 "reclaim: --rung needs a value" "$tool" reclaim 1 --rung
 mistake 2 "wait: no program given" "$tool" wait --free 1GiB
 mistake 2 "wait: needs --free SIZE" "$tool" wait -- true
 mistake 2 "wait: --free 50%: not understood" "$tool" wait --free 50% -- true
@@ -140,7 +140,7 @@ mkdir "$tree/none"
 export GPURECLAIM_REGION_DIR=$tree/none
 mistake 1 "limit: process 4194303 does not run under gpureclaim" "$tool" limit 4194303 4GiB
 mistake 1 "limit: process 4194303 does not run under gpureclaim" "$tool" limit -- 4194303 4GiB
-mistake 1 "reclaim: process 4194303 does not run under gpureclaim" "$tool" reclaim 4194303 --level=sync
+mistake 1 "reclaim: process 4194303 does not run under gpureclaim" "$tool" reclaim 4194303 --rung=sync
 want 0 "$tool" status
 is "$out" "No process of yours runs under gpureclaim on a GPU here."
 want 0 "$tool" status --json

@@ -379,8 +379,8 @@ static void test_ahead_refused(void)
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 406 * MIB);
         b = gpu_take(6 * MIB);
         GR_CHECK_EQ(gpu_device()->reserved_bytes, 412 * MIB);
-        for (int level = 0; level < GR_LEVEL_COUNT; level++)
-                GR_CHECK_EQ(core.counters.levels[level].tries, 0);
+        for (int rung = 0; rung < GR_RUNG_COUNT; rung++)
+                GR_CHECK_EQ(core.counters.rungs[rung].tries, 0);
         gpu_give(a, 6 * MIB);
         gpu_give(b, 6 * MIB);
         gpu_give(rest, 400 * MIB);

@@ -16,8 +16,8 @@
 
 #define CARD     (64 * MIB)
 #define WITHIN   GR_LOG_INFO /* where reports of a full card are to be seen */
-#define TRIES(l) atomic_load(&core.counters.levels[GR_LEVEL_##l].tries)
-#define BYTES(l) atomic_load(&core.counters.levels[GR_LEVEL_##l].bytes)
+#define TRIES(l) atomic_load(&core.counters.rungs[GR_RUNG_##l].tries)
+#define BYTES(l) atomic_load(&core.counters.rungs[GR_RUNG_##l].bytes)
 
 static struct gr_core core;
 static struct gr_parts parts;
@@ -59,14 +59,14 @@ static void free_ok(uint64_t ptr)
 }
 
 /* Which rungs were tried: those up to and with last, and none after it. */
-static void check_tried_until(enum gr_level last)
+static void check_tried_until(enum gr_rung last)
 {
-        for (enum gr_level level = GR_LEVEL_READY; level < GR_LEVEL_COUNT; level++) {
-                bool tried = atomic_load(&core.counters.levels[level].tries) > 0;
-                bool wanted = level <= last && (level < GR_LEVEL_NEIGHBOUR || level == GR_LEVEL_FAIL);
+        for (enum gr_rung rung = GR_RUNG_READY; rung < GR_RUNG_COUNT; rung++) {
+                bool tried = atomic_load(&core.counters.rungs[rung].tries) > 0;
+                bool wanted = rung <= last && (rung < GR_RUNG_NEIGHBOUR || rung == GR_RUNG_FAIL);
 
                 if (tried != wanted)
-                        fprintf(stderr, "  rung %s\n", gr_rung_words[level]);
+                        fprintf(stderr, "  rung %s\n", gr_rung_words[rung]);
                 GR_CHECK_EQ(tried, wanted);
         }
 }
@@ -98,7 +98,7 @@ static void test_ready(void)
         sg_log_clear();
         ptr = alloc(28 * MIB); /* too small for it by the rules of every day */
         GR_CHECK_EQ(ptr, large);
-        check_tried_until(GR_LEVEL_READY);
+        check_tried_until(GR_RUNG_READY);
         GR_CHECK_EQ(BYTES(READY), 30 * MIB);
         GR_CHECK(strpbrk(sg_log(), "RFtsrw") == NULL);
         free_ok(ptr);
@@ -117,7 +117,7 @@ static void test_fence(void)
         free_ok(large);
         ptr = alloc(28 * MIB);
         GR_CHECK_EQ(ptr, large);
-        check_tried_until(GR_LEVEL_FENCE);
+        check_tried_until(GR_RUNG_FENCE);
         GR_CHECK_EQ(sg_driver.now_ns(), SG_FIRST_NS); /* the GPU is ordered, the host does not wait */
         sg_work(context->handle, 1, ptr, SG_MS);
         free_ok(ptr);
@@ -132,7 +132,7 @@ static void test_fence(void)
         free_ok(large);
         sg_advance(10 * SG_MS);
         GR_CHECK_EQ(alloc(28 * MIB), large);
-        check_tried_until(GR_LEVEL_FENCE);
+        check_tried_until(GR_RUNG_FENCE);
         GR_CHECK_EQ(sg_calls(SG_CONTEXT_WAIT), 0);
         free_ok(large);
         free_ok(beside);
@@ -200,7 +200,7 @@ static void test_purge_and_drop(void)
                 GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
                 sg_hold(0, 40 * MIB, 0);
                 alloc(40 * MIB);
-                check_tried_until(drop ? GR_LEVEL_DROP : GR_LEVEL_PURGE);
+                check_tried_until(drop ? GR_RUNG_DROP : GR_RUNG_PURGE);
                 GR_CHECK_EQ(holder.calls, 1);
                 GR_CHECK_EQ(holder.device, 0);
                 GR_CHECK_EQ(holder.wanted_bytes, 16 * MIB); /* 24 are free */
@@ -232,7 +232,7 @@ static void test_purged_block(void)
         GR_CHECK_EQ(gr_reclaimable_register(&core, &reclaimable), 0);
         given = to_give = alloc(40 * MIB);
         GR_CHECK_EQ(alloc(40 * MIB), given);
-        check_tried_until(GR_LEVEL_PURGE);
+        check_tried_until(GR_RUNG_PURGE);
         GR_CHECK_EQ(sg_calls(SG_MEM_RELEASE) + sg_calls(SG_MEM_FREE), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &reclaimable), 0);
         finish();
@@ -245,7 +245,7 @@ static void test_trim(void)
         GR_CHECK_EQ(gr_fence_poll(context->fence), 0);
         sg_log_clear();
         alloc(34 * MIB); /* 4 are free, 30 are missing: 8 blocks */
-        check_tried_until(GR_LEVEL_TRIM);
+        check_tried_until(GR_RUNG_TRIM);
         GR_CHECK_EQ(BYTES(TRIM), 32 * MIB);
         GR_CHECK_EQ(sg_cached_bytes(device), 28 * MIB);
         GR_CHECK(strchr(sg_log(), 'F') == NULL);
@@ -263,7 +263,7 @@ static void test_trim(void)
                 context = own;
         }
         alloc(34 * MIB);
-        check_tried_until(GR_LEVEL_TRIM);
+        check_tried_until(GR_RUNG_TRIM);
         GR_CHECK_EQ(sg_cached_bytes(device), 28 * MIB);
         finish();
 
@@ -277,7 +277,7 @@ static void test_trim(void)
                 GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
                 context = own;
         }
-        GR_CHECK_EQ(gr_rung_run(context, GR_LEVEL_TRIM, 8 * MIB), 0);
+        GR_CHECK_EQ(gr_rung_run(context, GR_RUNG_TRIM, 8 * MIB), 0);
         GR_CHECK_EQ(sg_used_bytes(1), 40 * MIB);
         finish();
 
@@ -295,7 +295,7 @@ static void test_driver(void)
         start();
         sg_hold(0, 0, 40 * MIB);
         alloc(40 * MIB);
-        check_tried_until(GR_LEVEL_DRIVER);
+        check_tried_until(GR_RUNG_DRIVER);
         GR_CHECK_EQ(BYTES(DRIVER), 40 * MIB);
         finish();
 
@@ -317,7 +317,7 @@ static void test_sync(void)
         start();
         cache(15, 4 * MIB, 10 * SG_MS); /* the i-th is idle after i * 10 ms */
         alloc(34 * MIB);
-        check_tried_until(GR_LEVEL_SYNC);
+        check_tried_until(GR_RUNG_SYNC);
         waited_ns = sg_driver.now_ns() - SG_FIRST_NS;
         GR_CHECK(waited_ns >= 80 * SG_MS); /* eight of them were enough... */
         GR_CHECK(waited_ns < 95 * SG_MS);  /* ...and it waited for no more */
@@ -349,7 +349,7 @@ static void test_sync(void)
 
                 GR_CHECK_EQ(sg_alloc(context, 34 * MIB, &ptr), -ENOMEM);
         }
-        check_tried_until(GR_LEVEL_FAIL);
+        check_tried_until(GR_RUNG_FAIL);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 70000 * SG_MS); /* one wait, of a minute */
         finish();
 }
@@ -411,7 +411,7 @@ static void test_sync_at_work(bool peers, unsigned share)
                 gr_core_context_add(&core, sg_context_new(0), 0);
         cache(4, 4 * MIB, 5 * SG_MS);
         GR_CHECK_EQ(sg_alloc(context, CARD + MIB, &ptr), -ENOMEM);
-        check_tried_until(GR_LEVEL_FAIL);
+        check_tried_until(GR_RUNG_FAIL);
         GR_CHECK(sg_driver.now_ns() < SG_FIRST_NS + 500 * SG_MS);
         finish();
 }
@@ -484,7 +484,7 @@ static void test_order(void)
         free_ok(busy);
         GR_CHECK_EQ(sg_alloc(context, 65 * MIB, &ptr), -ENOMEM); /* more than the card */
         GR_CHECK_EQ(ptr, 42);
-        check_tried_until(GR_LEVEL_FAIL);
+        check_tried_until(GR_RUNG_FAIL);
         GR_CHECK_EQ(purged.calls, 1);
         GR_CHECK_EQ(purged.releases + purged.trims, 0); /* before TRIM and DRIVER */
         GR_CHECK_EQ(dropped.calls, 1);
@@ -494,8 +494,8 @@ static void test_order(void)
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         GR_CHECK_EQ(TRIES(FAIL), 1);
         GR_CHECK_EQ(sg_counter(&core, GR_COUNTER_failures), 1);
-        for (enum gr_level level = GR_LEVEL_NEIGHBOUR; level <= GR_LEVEL_SPILL; level++)
-                GR_CHECK_EQ(gr_rung_run(context, level, MIB), 0);
+        for (enum gr_rung rung = GR_RUNG_NEIGHBOUR; rung <= GR_RUNG_SPILL; rung++)
+                GR_CHECK_EQ(gr_rung_run(context, rung, MIB), 0);
         finish();
 }
 
@@ -664,28 +664,28 @@ static void test_failing_hooks(void)
         start();
         gr_reclaimable_register(&core, &first);
         gr_reclaimable_register(&core, &second);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         bad.rc = 0; /* not three in a row */
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         bad.rc = -EIO;
         GR_CHECK_EQ(bad.calls, 3);
         for (int i = 0; i < 3; i++)
-                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_RUNG_PURGE, MIB);
         until_ns = sg_now_ns() + GR_RECLAIMABLE_LEFT_OUT_NS;
         for (int i = 0; i < 7; i++)
-                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_RUNG_PURGE, MIB);
         sg_advance(until_ns - 1 - sg_now_ns());
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 6); /* left out after three */
         GR_CHECK_EQ(good.calls, 14);
         sg_advance(1);
         for (int i = 0; i < 4; i++)
-                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 9); /* once more */
         GR_CHECK_EQ(gr_reclaimable_unregister(&core, &first), 0);
         GR_CHECK_EQ(gr_reclaimable_register(&core, &first), 0); /* a new chance */
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK_EQ(bad.calls, 10);
         finish();
 }
@@ -713,7 +713,7 @@ static int come_again(void *arg, int of_device, uint64_t want_bytes)
                         reentrant.ptr = 0;
                         free_ok(ptr);
                 }
-                gr_rung_run(context, GR_LEVEL_TRIM, want_bytes);
+                gr_rung_run(context, GR_RUNG_TRIM, want_bytes);
                 if (reentrant.bytes) {
                         reentrant.rc = sg_alloc(context, reentrant.bytes, &ptr);
                         if (!reentrant.rc)

@@ -167,7 +167,7 @@ static void step(const struct plan *plan)
         else if (kind < 965)
                 gr_trim(contexts[draw(context_count)], draw(40) * MIB);
         else if (kind < 970)
-                gr_rung_run(contexts[0], GR_LEVEL_TRIM + draw(3), draw(40) * MIB);
+                gr_rung_run(contexts[0], GR_RUNG_TRIM + draw(3), draw(40) * MIB);
         else if (kind < 975)
                 gr_fence_close(contexts[draw(context_count)]->fence);
         else if (kind < (capturing ? 990 : 977))

@@ -564,9 +564,9 @@ static void test_ladder(void)
                 begin(&sg_driver, &plain);
                 core.devices[0].integrated = i;
                 GR_CHECK(gr_pinned_free(&core, get(one, MIB, KIND)) == 0);
-                GR_CHECK(gr_rung_run(one, GR_LEVEL_TRIM, 1) == (i ? MIB : 0));
+                GR_CHECK(gr_rung_run(one, GR_RUNG_TRIM, 1) == (i ? MIB : 0));
                 GR_CHECK(frees == (unsigned)i);
-                GR_CHECK(gr_rung_run(one, GR_LEVEL_SYNC, 1) == 0);
+                GR_CHECK(gr_rung_run(one, GR_RUNG_SYNC, 1) == 0);
                 GR_CHECK(frees == 1 && gr_budget_cached(core.host) == 0);
                 end();
         }

@@ -138,8 +138,8 @@ static int climb(void *arg, int device, uint64_t want_bytes)
 
         (void)arg;
         (void)device;
-        gr_rung_run(context, GR_LEVEL_TRIM, want_bytes);
-        gr_rung_run(context, GR_LEVEL_PURGE, want_bytes);
+        gr_rung_run(context, GR_RUNG_TRIM, want_bytes);
+        gr_rung_run(context, GR_RUNG_PURGE, want_bytes);
         if (sg_alloc(context, ROOM_BYTES * 2, &ptr) == 0)
                 GR_CHECK(!"memory that is not there");
         if (sg_alloc(context, 4096, &ptr) == 0)
@@ -198,7 +198,7 @@ static void test_hanging(void)
         /* It still hangs: not entered again, not waited for again. A busy machine may be slow, but not each time. */
         for (int i = 0; i < 5; i++) {
                 begin_ns = now_ns();
-                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_RUNG_PURGE, MIB);
                 took_ns = gr_min(took_ns, now_ns() - begin_ns);
         }
         GR_CHECK(took_ns < 50 * SG_MS);
@@ -207,7 +207,7 @@ static void test_hanging(void)
         atomic_store(&let_go, true);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &hanging), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &giver), 0);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK_EQ(calls, 1);
         finish();
 }
@@ -242,7 +242,7 @@ static void test_patience(void)
 
 static void *reclaim_for_others(void *arg)
 {
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         return arg;
 }
 
@@ -270,7 +270,7 @@ static void test_neighbour_that_asks_back(void)
         core->ask_neighbours = ask_back;
         atomic_store(&calls, 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &climber), 0);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK(!heard("climber"));
         GR_CHECK_EQ(calls, 0);
         GR_CHECK_EQ(sg_alloc(context, ROOM_BYTES * 2, &ptr), -ENOMEM);
@@ -299,8 +299,8 @@ static void test_leaving(void)
         start();
         atomic_store(&calls, 0);
         GR_CHECK_EQ(gr_reclaimable_register(core, &leaver), 0);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
-        gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
+        gr_rung_run(context, GR_RUNG_PURGE, MIB);
         GR_CHECK_EQ(calls, 1);
         GR_CHECK_EQ(leave_rc, 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &leaver), -ENOENT);
@@ -381,7 +381,7 @@ static void test_under_load(void)
         }
         /* However the threads fell in with each other: by now the broken one has failed often enough. */
         for (int i = 0; i < 3; i++)
-                gr_rung_run(context, GR_LEVEL_PURGE, MIB);
+                gr_rung_run(context, GR_RUNG_PURGE, MIB);
         atomic_store(&let_go, true);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &stone), 0);
         GR_CHECK_EQ(gr_reclaimable_unregister(core, &broken), 0);
@@ -392,7 +392,7 @@ static void test_under_load(void)
         GR_CHECK(!heard("climber"));
 
         /* Nothing is lost: all of it goes back. */
-        gr_rung_run(context, GR_LEVEL_SYNC, UINT64_MAX);
+        gr_rung_run(context, GR_RUNG_SYNC, UINT64_MAX);
         GR_CHECK_EQ(gr_budget_live(context->device), 0);
         GR_CHECK_EQ(sg_used_bytes(0), 0);
         finish();

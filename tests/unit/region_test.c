@@ -344,7 +344,7 @@ static void test_layout(void)
         AT(gr_slot, request, 0);
         AT(gr_slot, answer, 4);
         AT(gr_slot, orders, 8);
-        AT(gr_slot, level, 12);
+        AT(gr_slot, rung, 12);
         AT(gr_slot, want_bytes, 16);
         AT(gr_slot, given_bytes, 24);
         AT(gr_slot, new_limit, 32);
@@ -1342,7 +1342,7 @@ static void test_claim(void)
         GR_CHECK_EQ(open_as(two, 2, "claim"), 0);
         for (int i = 1; i < GR_REGION_SLOTS; i++) {
                 memset(&two->map->slots[i], 5, sizeof(*slot));
-                two->map->slots[i].level = 3;
+                two->map->slots[i].rung = 3;
                 two->map->accounts[i] = UINT64_C(0x0505050505050505);
                 two->map->owners[i] = i < GR_REGION_SLOTS - 1;
         }
@@ -1378,7 +1378,7 @@ static void test_claim(void)
                 GR_CHECK_EQ(member.figures[i], i == GR_FIGURE_driver ? UINT64_MAX : 0);
         gr_region_request(one, GR_REGION_SLOTS - 1, &(struct gr_request){0});
         GR_CHECK(gr_region_take(two, &request));
-        GR_CHECK(request.orders == 0 && request.level == 0 && request.want_bytes == 0);
+        GR_CHECK(request.orders == 0 && request.rung == 0 && request.want_bytes == 0);
         gr_region_answer(two, &request, 0);
 
         /* What is in a slot is read with care: a share that may divide, names that may be shown. */
@@ -2019,7 +2019,7 @@ static void test_orders(void)
         gr_region_wait(two, seen, 5000000);
         GR_CHECK_EQ(now_ns - begin, 5000000);
         GR_CHECK(gr_region_take(two, &request));
-        GR_CHECK(!request.orders && !request.want_bytes && !request.level);
+        GR_CHECK(!request.orders && !request.want_bytes && !request.rung);
         gr_region_answer(two, &request, 0);
         GR_CHECK(woken == &two->map->slots[two->slot].answer);
 
@@ -2027,12 +2027,12 @@ static void test_orders(void)
         sequence = gr_region_request(one, (unsigned)two->slot,
                                      &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 5 * GIB});
         gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB});
-        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB, .level = 3});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = GIB, .rung = 3});
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK_EQ(request.orders, GR_ORDER_LIMIT);
         GR_CHECK_EQ(request.new_limit, 5 * GIB);
         GR_CHECK_EQ(request.want_bytes, 2 * GIB);
-        GR_CHECK_EQ(request.level, 3);
+        GR_CHECK_EQ(request.rung, 3);
         GR_CHECK_EQ(request.new_threshold, 0);
         patience = (struct gr_patience){now_ns, 10, now_ns + 10};
         GR_CHECK(!gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
@@ -2040,23 +2040,22 @@ static void test_orders(void)
         GR_CHECK(gr_region_await(one, (unsigned)two->slot, two->token, sequence, &patience));
         GR_CHECK(!gr_region_take(two, &request));
         /* A huge wish is no overflow. */
-        gr_region_request(one, (unsigned)two->slot,
-                          &(struct gr_request){.want_bytes = UINT64_MAX, .level = UINT32_MAX});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.want_bytes = UINT64_MAX, .rung = UINT32_MAX});
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK(request.want_bytes <= UINT64_C(1) << 50);
-        GR_CHECK_EQ(request.level, 0);
+        GR_CHECK_EQ(request.rung, 0);
         gr_region_answer(two, &request, 0);
 
         /* Each order with its own value, and none of it comes again. */
         gr_region_request(one, (unsigned)two->slot,
                           &(struct gr_request){
-                                  .orders = GR_ORDER_THRESHOLD, .new_limit = 1, .new_threshold = 3 * GIB, .level = 32});
+                                  .orders = GR_ORDER_THRESHOLD, .new_limit = 1, .new_threshold = 3 * GIB, .rung = 32});
         GR_CHECK(woken == &one->map->slots[two->slot].request);
         GR_CHECK(gr_region_take(two, &request));
         GR_CHECK_EQ(request.orders, GR_ORDER_THRESHOLD);
         GR_CHECK_EQ(request.new_threshold, 3 * GIB);
         GR_CHECK_EQ(request.new_limit, 5 * GIB);
-        GR_CHECK_EQ(request.level, 32);
+        GR_CHECK_EQ(request.rung, 32);
         gr_region_answer(two, &request, 0);
         gr_region_request(one, (unsigned)two->slot,
                           &(struct gr_request){.orders = GR_ORDER_LIMIT, .new_limit = 6 * GIB, .new_threshold = 1});
@@ -2064,13 +2063,13 @@ static void test_orders(void)
         GR_CHECK_EQ(request.new_threshold, 3 * GIB);
         GR_CHECK_EQ(request.new_limit, 6 * GIB);
         gr_region_answer(two, &request, 0);
-        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.level = 33});
+        gr_region_request(one, (unsigned)two->slot, &(struct gr_request){.rung = 33});
         GR_CHECK(gr_region_take(two, &request));
-        GR_CHECK(request.orders == 0 && request.level == 0 && request.want_bytes == 0);
+        GR_CHECK(request.orders == 0 && request.rung == 0 && request.want_bytes == 0);
         gr_region_answer(two, &request, 0);
         gr_region_wake_self(two);
         GR_CHECK(gr_region_take(two, &request));
-        GR_CHECK_EQ(request.level, 0);
+        GR_CHECK_EQ(request.rung, 0);
         drop(two);
         drop(one);
 }

@@ -152,8 +152,8 @@ static void test_names(void)
         for (unsigned i = 0; i < GR_COUNTER_COUNT; i++)
                 gr_count(&core, (enum gr_counter)i, 7000 + i);
         gr_count(&core, (enum gr_counter)(GR_COUNTER_COUNT - 1), UINT64_MAX - 7000 - (GR_COUNTER_COUNT - 1));
-        for (unsigned i = 0; i < GR_LEVEL_COUNT; i++)
-                core.counters.levels[i] = (struct gr_level_counters){9000 + i, 8000 + i, 6000 + i};
+        for (unsigned i = 0; i < GR_RUNG_COUNT; i++)
+                core.counters.rungs[i] = (struct gr_rung_counters){9000 + i, 8000 + i, 6000 + i};
         check_json();
 #define GR_COUNTER(name, unit, words)                                                                                  \
         GR_CHECK_EQ(value_of(#name), GR_COUNTER_##name == GR_COUNTER_COUNT - 1 ? UINT64_MAX : 7000 + n);               \
@@ -167,7 +167,7 @@ static void test_names(void)
 #include "base/counters.def"
 #undef GR_COUNTER
         GR_CHECK_EQ(n, GR_COUNTER_COUNT);
-        for (unsigned i = 0; i < GR_LEVEL_COUNT; i++) {
+        for (unsigned i = 0; i < GR_RUNG_COUNT; i++) {
                 snprintf(wanted, sizeof(wanted), "\"%s\":{\"tries\":%u,\"bytes\":%u,\"ns\":%u}", gr_rung_words[i],
                          9000 + i, 8000 + i, 6000 + i);
                 GR_CHECK(strstr(json_now(), wanted) != NULL);

@@ -140,9 +140,9 @@ static void test_wait(void)
         GR_CHECK_EQ(sg_alloc(context, 20 * MIB, &ptr), 0);
         waited_ns = sg_driver.now_ns() - begin_ns;
         GR_CHECK(waited_ns >= 5000 * SG_MS && waited_ns < 5002 * SG_MS);
-        GR_CHECK_EQ(core.counters.levels[GR_LEVEL_WAIT].tries, 1);
-        GR_CHECK_EQ(core.counters.levels[GR_LEVEL_WAIT].bytes, 20 * MIB);
-        GR_CHECK_EQ(core.counters.levels[GR_LEVEL_FAIL].tries, 0);
+        GR_CHECK_EQ(core.counters.rungs[GR_RUNG_WAIT].tries, 1);
+        GR_CHECK_EQ(core.counters.rungs[GR_RUNG_WAIT].bytes, 20 * MIB);
+        GR_CHECK_EQ(core.counters.rungs[GR_RUNG_FAIL].tries, 0);
         finish();
 
         /* The same during a capture, in which no fence covers what is freed. */
@@ -197,7 +197,7 @@ static void test_wait(void)
         GR_CHECK(waited_ns >= 2000 * SG_MS && waited_ns < 2600 * SG_MS);
         GR_CHECK(strstr(said, "waiting up to 2.000 s for 20.000 MiB"));
         GR_CHECK(strstr(said, "gave up waiting"));
-        GR_CHECK_EQ(core.counters.levels[GR_LEVEL_WAIT].bytes, 0);
+        GR_CHECK_EQ(core.counters.rungs[GR_RUNG_WAIT].bytes, 0);
         finish();
 
         /* Longer than any clock goes is without end. */
@@ -635,8 +635,8 @@ static void test_early_share(void)
                 sg_advance(cases[i].due_us * 20);
                 gr_proactive_run(context);
                 GR_CHECK_EQ(purged.calls, 1);
-                GR_CHECK(!core.proactive->fruitful);                                     /* it freed nothing */
-                GR_CHECK_EQ(atomic_load(&core.counters.levels[GR_LEVEL_TRIM].tries), 0); /* as nothing was cached */
+                GR_CHECK(!core.proactive->fruitful);                                   /* it freed nothing */
+                GR_CHECK_EQ(atomic_load(&core.counters.rungs[GR_RUNG_TRIM].tries), 0); /* as nothing was cached */
                 GR_CHECK_EQ(core.proactive->fruitless, cases[i].fruitless < 6 ? cases[i].fruitless + 1 : 6);
 
                 /* Nothing of nothing is no fruit either. */

@@ -5,7 +5,7 @@ CUDA's ordinals.
 
     import gpureclaim
     gpureclaim.status()                     # {'live_bytes': ..., 'cached_bytes': ..., ...}
-    gpureclaim.reclaim(level="sync")        # bytes that the system got back
+    gpureclaim.reclaim(rung="sync")         # bytes that the system got back
     gpureclaim.on_reclaim(my_cache.clear)   # called when an allocation finds no memory
     gpureclaim.torch()                      # the same for PyTorch's caches
 """
@@ -17,7 +17,7 @@ import os
 
 __all__ = ["available", "on_reclaim", "reclaim", "status", "torch", "version"]
 
-LEVELS = ("purge", "trim", "driver", "sync", "drop")  # what reclaim takes, weakest first
+RUNGS = ("purge", "trim", "driver", "sync", "drop")  # what reclaim takes, weakest first
 
 _HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
 
@@ -100,9 +100,9 @@ def status(device=0):
     return {name: None if value == 2**64 - 1 else value for name, value in values.items()}
 
 
-def reclaim(device=0, level="sync", want_bytes=0):
-    """Gets memory back for others, by means up to level, until it is want_bytes (0: all). Returns the bytes."""
-    return _check(_need().gpureclaim_reclaim(device, level.encode(), want_bytes), f"reclaim {level} on device {device}")
+def reclaim(device=0, rung="sync", want_bytes=0):
+    """Gets memory back for others, by means up to rung, until it is want_bytes (0: all). Returns the bytes."""
+    return _check(_need().gpureclaim_reclaim(device, rung.encode(), want_bytes), f"reclaim {rung} on device {device}")
 
 
 def _hook(function):

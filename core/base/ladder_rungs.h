@@ -1,8 +1,8 @@
 /* The rungs of the reclamation ladder, weakest first. What each does: alloc/ladder.h. */
-#ifndef GR_LADDER_LEVELS_H
-#define GR_LADDER_LEVELS_H
+#ifndef GR_LADDER_RUNGS_H
+#define GR_LADDER_RUNGS_H
 
-#define GR_LEVELS(X)                                                                                                   \
+#define GR_RUNGS(X)                                                                                                    \
         X(READY, "ready")                                                                                              \
         X(FENCE, "fence")                                                                                              \
         X(PURGE, "purge")                                                                                              \
@@ -15,11 +15,11 @@
         X(SPILL, "spill")                                                                                              \
         X(FAIL, "fail")
 
-enum gr_level {
-#define GR_LEVEL_ENUMERATOR(id, word) GR_LEVEL_##id,
-        GR_LEVELS(GR_LEVEL_ENUMERATOR)
-#undef GR_LEVEL_ENUMERATOR
-                GR_LEVEL_COUNT
+enum gr_rung {
+#define GR_RUNG_ENUMERATOR(id, word) GR_RUNG_##id,
+        GR_RUNGS(GR_RUNG_ENUMERATOR)
+#undef GR_RUNG_ENUMERATOR
+                GR_RUNG_COUNT
 };
 
 #endif
