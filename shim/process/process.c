@@ -1,4 +1,4 @@
-/* The process: options at the first CUDA call, the background thread (called helper here), fork, and exit. */
+/* The process: options at the first CUDA call, the background thread, fork, and exit. */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,11 +27,11 @@
 #include "system/platform.h"
 #include "system/workers.h"
 
-#define HELPER_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
-#define HELPER_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
-#define HELPER_LOOK_NS   UINT64_C(400000000) /* longest sleep, as it delays the end of a process left alone */
-#define HELPER_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
-#define HELPER_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
+#define BACKGROUND_GATHER_NS UINT64_C(500000)    /* pause before a look: frees come in bursts */
+#define BACKGROUND_MOST_NS   UINT64_C(20000000)  /* longest pause between looks at fences that have not passed */
+#define BACKGROUND_LOOK_NS   UINT64_C(400000000) /* longest sleep, as it delays the end of a process left alone */
+#define BACKGROUND_RETRY_NS  UINT64_C(100000000) /* pause after a thread could not be made */
+#define BACKGROUND_STOP_NS   UINT64_C(200000000) /* longest wait of the exit for the library's threads */
 
 static struct gr_parts parts; /* gr_core's */
 
@@ -39,15 +39,15 @@ static _Atomic bool in_use;
 static pid_t owner; /* the process that set up the core; a child after fork writes no reports for it */
 
 /* The background thread returns what the cache holds beyond its limits, so that no thread of the program has to. */
-static struct gr_lock helper_lock = GR_LOCK_INIT(GR_RANK_BACKGROUND);
+static struct gr_lock background_lock = GR_LOCK_INIT(GR_RANK_BACKGROUND);
 static struct {
         pthread_cond_t changed; /* on the monotonic clock */
         bool running, stop;
-} helper GR_GUARDED_BY(helper_lock);
-static _Atomic bool helper_wanted;
-static _Atomic uint64_t helper_retry_ns; /* when to try again, where the thread could not be made; else 0 */
+} background GR_GUARDED_BY(background_lock);
+static _Atomic bool background_wanted;
+static _Atomic uint64_t background_retry_ns; /* when to try again, where the thread could not be made; else 0 */
 
-/* The time in ns from now, by the clock of helper.changed. */
+/* The time in ns from now, by the clock of background.changed. */
 static struct timespec after(uint64_t ns)
 {
         struct timespec time;
@@ -71,43 +71,43 @@ static uint64_t jitter(void)
 }
 
 /* The background thread. Ends where nothing is cached beyond a limit and nothing decays; wake starts it again. */
-static void *helper_main(void *arg)
+static void *background_main(void *arg)
 {
         uint64_t decay_ns = 0, pause_ns = 0; /* time of the next decay; pause before the next look at fences; 0: none */
 
         (void)arg;
         gr_operations_relax_captures();
-        gr_lock(&helper_lock);
-        while (!helper.stop) {
-                bool wanted = atomic_load(&helper_wanted), waiting = false;
+        gr_lock(&background_lock);
+        while (!background.stop) {
+                bool wanted = atomic_load(&background_wanted), waiting = false;
                 uint64_t now_ns = gr_driver.now_ns(), sleep_ns = pause_ns;
                 struct timespec until;
 
                 if (decay_ns && (!sleep_ns || decay_ns < now_ns + sleep_ns))
                         sleep_ns = decay_ns > now_ns ? decay_ns - now_ns : 1;
-                if (sleep_ns > HELPER_LOOK_NS)
-                        sleep_ns = HELPER_LOOK_NS;
+                if (sleep_ns > BACKGROUND_LOOK_NS)
+                        sleep_ns = BACKGROUND_LOOK_NS;
                 if (!wanted && sleep_ns) {
                         until = after(sleep_ns);
-                        pthread_cond_timedwait(&helper.changed, &helper_lock.mutex, &until);
+                        pthread_cond_timedwait(&background.changed, &background_lock.mutex, &until);
                 } else if (!wanted) {
                         break;
                 }
-                if (helper.stop || gr_platform_left_alone(gr_workers_running()))
+                if (background.stop || gr_platform_left_alone(gr_workers_running()))
                         break;
-                gr_unlock(&helper_lock);
-                if (atomic_load(&helper_wanted)) {
-                        gr_driver.sleep_ns(HELPER_GATHER_NS);
-                        atomic_store(&helper_wanted, false);
+                gr_unlock(&background_lock);
+                if (atomic_load(&background_wanted)) {
+                        gr_driver.sleep_ns(BACKGROUND_GATHER_NS);
+                        atomic_store(&background_wanted, false);
                         if (!decay_ns)
                                 decay_ns = gr_driver.now_ns();
-                        pause_ns = HELPER_GATHER_NS;
+                        pause_ns = BACKGROUND_GATHER_NS;
                 }
                 if (gr_shim_ready() && pause_ns)
                         waiting = gr_trim_excess(&gr_core);
                 if (!waiting)
                         pause_ns = 0;
-                else if (pause_ns < HELPER_MOST_NS)
+                else if (pause_ns < BACKGROUND_MOST_NS)
                         pause_ns *= 2;
                 now_ns = gr_driver.now_ns();
                 if (gr_shim_ready() && decay_ns && now_ns >= decay_ns) {
@@ -115,52 +115,52 @@ static void *helper_main(void *arg)
                         if (decay_ns)
                                 decay_ns += jitter();
                 }
-                gr_lock(&helper_lock);
+                gr_lock(&background_lock);
         }
-        assert(helper.running);
-        helper.running = false;
-        pthread_cond_broadcast(&helper.changed);
-        gr_unlock(&helper_lock);
+        assert(background.running);
+        background.running = false;
+        pthread_cond_broadcast(&background.changed);
+        gr_unlock(&background_lock);
         return NULL;
 }
 
 /* For gr_core.wake. */
 static void wake(struct gr_core *core)
 {
-        uint64_t retry_ns = atomic_load_explicit(&helper_retry_ns, memory_order_relaxed);
+        uint64_t retry_ns = atomic_load_explicit(&background_retry_ns, memory_order_relaxed);
 
         (void)core;
         if (retry_ns) {
                 if (gr_driver.now_ns() < retry_ns)
                         return;
-        } else if (atomic_load_explicit(&helper_wanted, memory_order_relaxed) ||
-                   atomic_exchange(&helper_wanted, true)) {
+        } else if (atomic_load_explicit(&background_wanted, memory_order_relaxed) ||
+                   atomic_exchange(&background_wanted, true)) {
                 return;
         }
-        gr_lock(&helper_lock);
+        gr_lock(&background_lock);
         retry_ns = 0;
-        if (!helper.running && !helper.stop) {
-                helper.running = gr_workers_start_thread(helper_main, NULL);
-                if (!helper.running) /* no memory, or too many threads: tried again later */
-                        retry_ns = gr_driver.now_ns() + HELPER_RETRY_NS;
+        if (!background.running && !background.stop) {
+                background.running = gr_workers_start_thread(background_main, NULL);
+                if (!background.running) /* no memory, or too many threads: tried again later */
+                        retry_ns = gr_driver.now_ns() + BACKGROUND_RETRY_NS;
         }
-        atomic_store_explicit(&helper_retry_ns, retry_ns, memory_order_relaxed);
-        pthread_cond_signal(&helper.changed);
-        gr_unlock(&helper_lock);
+        atomic_store_explicit(&background_retry_ns, retry_ns, memory_order_relaxed);
+        pthread_cond_signal(&background.changed);
+        gr_unlock(&background_lock);
 }
 
-static void helper_stop(void)
+static void background_stop(void)
 {
         struct timespec until;
 
-        gr_lock(&helper_lock);
-        helper.stop = true;
-        pthread_cond_broadcast(&helper.changed);
-        until = after(HELPER_STOP_NS);
-        while (helper.running)
-                if (pthread_cond_timedwait(&helper.changed, &helper_lock.mutex, &until) == ETIMEDOUT)
+        gr_lock(&background_lock);
+        background.stop = true;
+        pthread_cond_broadcast(&background.changed);
+        until = after(BACKGROUND_STOP_NS);
+        while (background.running)
+                if (pthread_cond_timedwait(&background.changed, &background_lock.mutex, &until) == ETIMEDOUT)
                         break;
-        gr_unlock(&helper_lock);
+        gr_unlock(&background_lock);
 }
 
 /* Functions that operations.c calls around calls of the driver, and the driver's operations on its own pools. */
@@ -268,11 +268,11 @@ static void at_exit(void)
                 return;
         /* A thread that is cancelled must not end below: the process would not exit. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-        gr_worker_stop(HELPER_STOP_NS);
-        helper_stop();
+        gr_worker_stop(BACKGROUND_STOP_NS);
+        background_stop();
         gr_neighbour_leave();
         gr_segment_export_stop();
-        gr_workers_join_threads(HELPER_STOP_NS);
+        gr_workers_join_threads(BACKGROUND_STOP_NS);
         gr_trace_end();
         if (gr_options.stats || gr_options.stats_file.text[0])
                 write_stats();
@@ -304,7 +304,7 @@ static void set_up(void)
 
         pthread_condattr_init(&monotonic);
         pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-        pthread_cond_init(&helper.changed, &monotonic);
+        pthread_cond_init(&background.changed, &monotonic);
         pthread_condattr_destroy(&monotonic);
         config = (struct gr_config){.reuse = gr_options.reuse,
                                     .pool = gr_options.pool,
