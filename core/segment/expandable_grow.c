@@ -83,7 +83,7 @@ static void weigh(struct gr_range *range, uint64_t at, size_t bytes, struct plac
         }
 }
 
-/* Weighs the places at the front and at the end of a hole together with its free neighbours. */
+/* Weighs the places at the front and at the end of a hole together with adjacent free ranges. */
 static void weigh_hole(struct gr_range *hole, size_t bytes, struct place *best)
 {
         struct gr_range *first = hole, *last = hole;

@@ -287,21 +287,21 @@ GR_HOT_CODE void gr_range_swallow(struct gr_range *range, struct gr_range *after
         structure_give(range->block.context->split, after);
 }
 
-/* Whether a range that becomes free is merged with this neighbour, which then leaves its list. */
-static inline bool joins(struct gr_split *split, struct gr_range *neighbour, struct gr_block **freed)
+/* Whether a range that becomes free is merged with this adjacent one, which then leaves its list. */
+static inline bool joins(struct gr_split *split, struct gr_range *adjacent, struct gr_block **freed)
 {
-        if (!neighbour)
+        if (!adjacent)
                 return false;
-        if (neighbour->state == GR_RANGE_FREE)
-                gr_range_leave(split, neighbour);
-        else if (neighbour->state == GR_RANGE_FREED)
-                DL_DELETE(*freed, &neighbour->block);
+        if (adjacent->state == GR_RANGE_FREE)
+                gr_range_leave(split, adjacent);
+        else if (adjacent->state == GR_RANGE_FREED)
+                DL_DELETE(*freed, &adjacent->block);
         else
                 return false;
         return true;
 }
 
-/* Frees range and merges it with its neighbours; freed: the list of other ranges that are becoming free. */
+/* Frees range and merges it with adjacent ones; freed: the list of other ranges that are becoming free. */
 static void free_among(struct gr_split *split, struct gr_range *range, struct gr_block **freed)
 {
         while (joins(split, range->after, freed))

@@ -35,7 +35,7 @@ struct gr_range {
          */
         struct gr_block block;
         struct gr_segment *segment;
-        struct gr_range *before, *after; /* neighbours in the segment, by address */
+        struct gr_range *before, *after; /* the adjacent ranges of the segment, by address */
         enum gr_range_state state;
 };
 
@@ -121,7 +121,7 @@ struct gr_range *gr_range_fit(const struct gr_free_lists *lists, size_t bytes, u
 void gr_range_enter(struct gr_split *split, struct gr_range *range);
 void gr_range_leave(struct gr_split *split, struct gr_range *range);
 
-/* Frees a range that is in no list: it is merged with its free neighbours, and gets the latest epoch of all. */
+/* Frees a range that is in no list: it is merged with adjacent free ranges, and gets the latest epoch of all. */
 void gr_range_free(struct gr_split *split, struct gr_range *range);
 
 /* The same for a list (utlist's DL) of ranges in state FREED; what is merged enters its free list only once. */
@@ -139,7 +139,7 @@ struct gr_range *gr_range_cut(struct gr_range *range, size_t bytes);
  */
 struct gr_range *gr_range_isolate(struct gr_split *split, struct gr_range *range, uint64_t at, uint64_t bytes);
 
-/* Merges `after`, the neighbour behind range, into range; both are in no list. */
+/* Merges `after`, the adjacent range behind range, into range; both are in no list. */
 void gr_range_swallow(struct gr_range *range, struct gr_range *after);
 
 /* Frees the unused structures in split->kept, which were there for new ranges. */

@@ -13,10 +13,10 @@
  * (An expandable segment. Without mapped memory a segment is one allocation of the driver, without holes.)
  *
  * A range is used, waiting (freed, its epoch not known to be usable) or free. Waiting ranges stand in a queue in the
- * order in which they were freed. Once its epoch is usable, a range leaves the queue, is merged (coalesced) with free
- * neighbours, and enters the free list of its size. A request gets the range that opens the fewest free pages. Only
- * free ranges merge, and the merged range has the later epoch of the two: both were usable, and it is idle when both
- * are. So no free memory waits for the fence of a neighbour that was freed later.
+ * order in which they were freed. Once its epoch is usable, a range leaves the queue, is merged with adjacent free
+ * ranges, and enters the free list of its size. A request gets the range that opens the fewest free pages. Only free
+ * ranges merge, and the merged range has the later epoch of the two: both were usable, and it is idle when both are. So
+ * no free memory waits for the fence of an adjacent range that was freed later.
  *
  * Where a barrier is cheap, large ranges are free at once, ahead of their fence, and the thread that hands one out lays
  * the barrier first; one barrier covers all that was freed until then. So each request can choose among all free
