@@ -92,7 +92,8 @@ void card_read(struct card *card, bool ask)
                 uint64_t given, start;
                 struct gr_member *member = &card->members[i];
 
-                if (member->same_namespace && gr_platform_peer(member->identity.pid, &start) == GR_PEER_STOPPED)
+                if (member->same_namespace &&
+                    gr_platform_process_state(member->identity.pid, &start) == GR_PROCESS_STOPPED)
                         continue;
                 if (card_request(card, member, &refresh, &given) == 0) {
                         gr_region_read(&card->region, member->slot, member);

@@ -75,13 +75,13 @@ static bool owner_gone(struct gr_region *region, unsigned slot, uint64_t owner)
         uint64_t start, beat, now;
 
         if (own_namespace(region, owner)) {
-                switch (region->ops->peer(token_pid(owner), &start)) {
-                case GR_PEER_GONE:
+                switch (region->ops->process_state(token_pid(owner), &start)) {
+                case GR_PROCESS_GONE:
                         return true;
-                case GR_PEER_ALIVE:
-                case GR_PEER_STOPPED:
+                case GR_PROCESS_ALIVE:
+                case GR_PROCESS_STOPPED:
                         return (start & START_MASK) != owner >> (PID_BITS + NAMESPACE_BITS);
-                case GR_PEER_UNKNOWN:
+                case GR_PROCESS_UNKNOWN:
                         break;
                 }
         }

@@ -96,17 +96,17 @@ struct gr_identity {
         uint64_t pid_namespace; /* inode of /proc/PID/ns/pid */
 };
 
-enum gr_peer {
-        GR_PEER_GONE,
-        GR_PEER_ALIVE,
-        GR_PEER_STOPPED, /* by a signal, so it answers no request */
-        GR_PEER_UNKNOWN, /* its state cannot be read */
+enum gr_process_state {
+        GR_PROCESS_GONE,
+        GR_PROCESS_ALIVE,
+        GR_PROCESS_STOPPED, /* by a signal, so it answers no request */
+        GR_PROCESS_UNKNOWN, /* its state cannot be read */
 };
 
 struct gr_region_ops {
         uint64_t (*now_ns)(void); /* the same clock in all processes */
         /* The state of a process in the caller's pid namespace; *ret_start is set unless GONE or UNKNOWN. */
-        enum gr_peer (*peer)(uint32_t pid, uint64_t *ret_start);
+        enum gr_process_state (*process_state)(uint32_t pid, uint64_t *ret_start);
         /* As a futex: sleeps until wake, the timeout, or spuriously; returns at once where *word != seen. */
         void (*wait)(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns);
         void (*wake)(_Atomic uint32_t *word);

@@ -199,7 +199,8 @@ static bool may_answer(struct gr_region *region, const struct gr_member *member)
 {
         uint64_t start;
 
-        return !member->same_namespace || region->ops->peer(member->identity.pid, &start) != GR_PEER_STOPPED;
+        return !member->same_namespace ||
+               region->ops->process_state(member->identity.pid, &start) != GR_PROCESS_STOPPED;
 }
 
 /*

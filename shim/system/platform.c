@@ -78,28 +78,28 @@ int gr_platform_identity(struct gr_identity *ret)
         return 0;
 }
 
-enum gr_peer gr_platform_peer(uint32_t pid, uint64_t *ret_start)
+enum gr_process_state gr_platform_process_state(uint32_t pid, uint64_t *ret_start)
 {
         struct process_stat process;
         char path[32];
 
         if (pid == 0 || pid > INT_MAX || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
-                return GR_PEER_GONE;
+                return GR_PROCESS_GONE;
         snprintf(path, sizeof(path), "/proc/%u/stat", pid);
         switch (read_stat(path, &process)) {
         case 0:
                 break;
         case -ENOENT:
         case -ESRCH:
-                return GR_PEER_GONE;
+                return GR_PROCESS_GONE;
         default:
-                return GR_PEER_UNKNOWN;
+                return GR_PROCESS_UNKNOWN;
         }
         *ret_start = process.start_ticks;
         /* The main thread may have ended while others run; the memory is freed when the last one ends. */
         if ((process.state == 'Z' || process.state == 'X') && process.threads <= 1)
-                return GR_PEER_GONE;
-        return process.state == 'T' || process.state == 't' ? GR_PEER_STOPPED : GR_PEER_ALIVE;
+                return GR_PROCESS_GONE;
+        return process.state == 'T' || process.state == 't' ? GR_PROCESS_STOPPED : GR_PROCESS_ALIVE;
 }
 
 bool gr_platform_left_alone(unsigned ours)
@@ -141,5 +141,7 @@ static void futex_wake(_Atomic uint32_t *word)
         syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-const struct gr_region_ops gr_platform_ops = {
-        .now_ns = gr_platform_now_ns, .peer = gr_platform_peer, .wait = futex_wait, .wake = futex_wake};
+const struct gr_region_ops gr_platform_ops = {.now_ns = gr_platform_now_ns,
+                                              .process_state = gr_platform_process_state,
+                                              .wait = futex_wait,
+                                              .wake = futex_wake};

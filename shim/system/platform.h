@@ -15,7 +15,7 @@
 int gr_platform_identity(struct gr_identity *ret);
 
 /* The state of process pid and its start time, as struct gr_region_ops says. */
-enum gr_peer gr_platform_peer(uint32_t pid, uint64_t *ret_start);
+enum gr_process_state gr_platform_process_state(uint32_t pid, uint64_t *ret_start);
 
 /*
  * Whether the main thread has ended and at most `ours` threads are left, which is the number of the library's own. The

@@ -41,7 +41,7 @@ static void peer_stopped(void)
         struct gr_identity self;
         uint64_t start = 0;
         char line[1024] = "", *field;
-        enum gr_peer peer;
+        enum gr_process_state peer;
         FILE *file = fopen("/proc/self/stat", "re");
         pid_t child = fork();
 
@@ -51,10 +51,10 @@ static void peer_stopped(void)
         }
         if (child < 0 || waitpid(child, NULL, WUNTRACED) != child)
                 fail("no child", errno);
-        peer = gr_platform_peer((uint32_t)child, &start);
+        peer = gr_platform_process_state((uint32_t)child, &start);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
-        if (peer != GR_PEER_STOPPED)
+        if (peer != GR_PROCESS_STOPPED)
                 fail("one that was stopped is not known as such", peer);
         /* "PID (NAME) STATE ...": the start is the 20th field, the state being the first. */
         field = file && fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
@@ -80,15 +80,16 @@ static void peers_without_files(void)
                 fail("no child", errno);
         none = before;
         none.rlim_cur = 0;
-        if (gr_platform_peer((uint32_t)getpid(), &start) != GR_PEER_ALIVE || start == 4711)
+        if (gr_platform_process_state((uint32_t)getpid(), &start) != GR_PROCESS_ALIVE || start == 4711)
                 fail("this process is not known", (long long)start);
         start = 4711;
         if (setrlimit(RLIMIT_NOFILE, &none))
                 fail("files cannot be forbidden", errno);
-        if (gr_platform_peer((uint32_t)getpid(), &start) != GR_PEER_UNKNOWN || start != 4711)
+        if (gr_platform_process_state((uint32_t)getpid(), &start) != GR_PROCESS_UNKNOWN || start != 4711)
                 fail("without files this process is known", (long long)start);
-        if (gr_platform_peer((uint32_t)child, &start) != GR_PEER_GONE || gr_platform_peer(0, &start) != GR_PEER_GONE ||
-            gr_platform_peer(UINT32_MAX, &start) != GR_PEER_GONE)
+        if (gr_platform_process_state((uint32_t)child, &start) != GR_PROCESS_GONE ||
+            gr_platform_process_state(0, &start) != GR_PROCESS_GONE ||
+            gr_platform_process_state(UINT32_MAX, &start) != GR_PROCESS_GONE)
                 fail("one that has ended is not gone", child);
         if (gr_platform_identity(&self) == 0)
                 fail("without files there is an identity", self.pid);

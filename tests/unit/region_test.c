@@ -22,7 +22,7 @@
 
 static char dir[64];
 static uint64_t now_ns = 1000000000;
-static enum gr_peer peers[64] = {0}; /* by pid; start time 1000 + pid */
+static enum gr_process_state peers[64] = {0}; /* by pid; start time 1000 + pid */
 
 static _Atomic unsigned looks; /* at other processes */
 
@@ -31,11 +31,11 @@ static uint64_t fake_now(void)
         return now_ns;
 }
 
-static enum gr_peer fake_peer(uint32_t pid, uint64_t *ret_start)
+static enum gr_process_state fake_peer(uint32_t pid, uint64_t *ret_start)
 {
         *ret_start = 1000 + pid;
         looks++;
-        return pid < 64 ? peers[pid] : GR_PEER_GONE;
+        return pid < 64 ? peers[pid] : GR_PROCESS_GONE;
 }
 
 /* The nth call of this function of the system from now on fails, once, with this error. */
@@ -279,7 +279,7 @@ static struct gr_region *join_at(uint32_t pid, const char *file, int slot)
         for (int i = 0; i < GR_REGION_SLOTS && slot >= 0; i++)
                 if (i != slot)
                         region->map->owners[i] = before[i];
-        peers[pid] = GR_PEER_ALIVE;
+        peers[pid] = GR_PROCESS_ALIVE;
         return region;
 }
 
@@ -308,7 +308,7 @@ static void drop(struct gr_region *region)
 /* As kill -9 leaves it. */
 static void die(struct gr_region *region)
 {
-        peers[region->self.pid] = GR_PEER_GONE;
+        peers[region->self.pid] = GR_PROCESS_GONE;
         gr_region_close(region);
         free(region);
 }
@@ -862,7 +862,7 @@ static void test_full(void)
         GR_CHECK_EQ(gr_region_join(two, "late", 1), -ENOSPC);
         GR_CHECK_EQ(two->slot, -1);
         /* Whichever slot is the only free one is found; one of a process that is gone is free. */
-        peers[9] = GR_PEER_GONE;
+        peers[9] = GR_PROCESS_GONE;
         for (int i = 1; i < GR_REGION_SLOTS; i++) {
                 uint64_t word = one->map->owners[i];
 
@@ -1441,7 +1441,7 @@ static void test_no_slot(void)
 
         GR_CHECK_EQ(open_as(&never, 4, "none"), 0);
         gr_region_waiting(one, MIB); /* so that whoever looks has somebody to see */
-        peers[3] = GR_PEER_GONE;
+        peers[3] = GR_PROCESS_GONE;
         one->map->owners[lost->slot] = identity(9).pid; /* another one's by now */
         gr_region_request(one, (unsigned)lost->slot, &(struct gr_request){.want_bytes = GIB});
         memcpy(&before, (void *)one->map, sizeof(before));
@@ -1509,7 +1509,7 @@ static void test_behind_owners(void)
         drop(nine);
         snprintf(path, sizeof(path), "%s/behind", dir);
         one->map->accounts[0] = token;
-        peers[9] = GR_PEER_GONE;
+        peers[9] = GR_PROCESS_GONE;
         gr_region_request(two, 0, &(struct gr_request){0});
         GR_CHECK_EQ(gr_region_sweep(one), 0);
         GR_CHECK_EQ(gr_region_sum(one, true), 0);
@@ -1522,12 +1522,12 @@ static void test_behind_owners(void)
         one->map->slots[0].heartbeat_ns = 0;
         GR_CHECK_EQ(gr_region_sweep_again(two), 1);
         GR_CHECK_EQ(one->map->accounts[0], token);
-        peers[9] = GR_PEER_ALIVE;
+        peers[9] = GR_PROCESS_ALIVE;
         gr_region_close(one);
         free(one);
         drop(two);
         GR_CHECK(access(path, F_OK) != 0);
-        peers[9] = GR_PEER_GONE;
+        peers[9] = GR_PROCESS_GONE;
 }
 
 static unsigned refusals;
@@ -1855,14 +1855,14 @@ static void test_ask(void)
         now_ns++;
         publish_cached(two, 0, 0);
         publish_cached(three, 9 * GIB, 0);
-        peers[2] = peers[3] = GR_PEER_STOPPED;
+        peers[2] = peers[3] = GR_PROCESS_STOPPED;
         two->map->slots[two->slot].request = two->map->slots[two->slot].answer = UINT32_C(0x80000005);
         asked_before = gr_region_seen(two) + gr_region_seen(three);
         begin = now_ns;
         GR_CHECK_EQ(gr_region_ask(one, GIB, 100000000, false), 0);
         GR_CHECK_EQ(now_ns - begin, 0);
         GR_CHECK_EQ(gr_region_seen(two) + gr_region_seen(three), asked_before);
-        peers[2] = peers[3] = GR_PEER_ALIVE;
+        peers[2] = peers[3] = GR_PROCESS_ALIVE;
         GR_CHECK_EQ(one->map->slots[one->slot].figures[GR_FIGURE_waiting], 0);
 
         /* One that died keeps nobody. */

@@ -28,9 +28,9 @@ static struct account *accounts, *own;
 static bool gone(uint64_t owner)
 {
         uint64_t start;
-        enum gr_peer peer = gr_platform_peer((uint32_t)(owner >> 32), &start);
+        enum gr_process_state state = gr_platform_process_state((uint32_t)(owner >> 32), &start);
 
-        return peer == GR_PEER_GONE || (peer != GR_PEER_UNKNOWN && (uint32_t)start != (uint32_t)owner);
+        return state == GR_PROCESS_GONE || (state != GR_PROCESS_UNKNOWN && (uint32_t)start != (uint32_t)owner);
 }
 
 static void sweep(void)
