@@ -35,7 +35,7 @@ enum gr_rank {
         GR_RANK_IPC,           /* shim/hooks: the thread that answers other processes; held while it is started */
         GR_RANK_LADDER,        /* one device's climbers; held across calls of the driver */
         GR_RANK_CONTEXTS,      /* the list of contexts */
-        GR_RANK_HOOKS,         /* the registry of reclaimables */
+        GR_RANK_RECLAIMABLES,  /* the registry of reclaimables */
         GR_RANK_UNPIN,         /* pinned memory goes back; held across the driver's free and attempts to allocate */
         GR_RANK_BACKGROUND,    /* the background thread's orders */
         GR_RANK_NEIGHBOUR,     /* requests between processes */

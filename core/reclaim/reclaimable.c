@@ -23,7 +23,7 @@ bool gr_reclaimable_inside(void)
 void gr_reclaimables_init(struct gr_registry *registry)
 {
         memset(registry, 0, sizeof(*registry));
-        gr_lock_init(&registry->lock, GR_RANK_HOOKS);
+        gr_lock_init(&registry->lock, GR_RANK_RECLAIMABLES);
 }
 
 void gr_reclaimables_destroy(struct gr_registry *registry)
