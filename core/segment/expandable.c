@@ -211,7 +211,7 @@ uint64_t gr_expandable_trim(struct gr_context *context, uint64_t want_bytes, uin
         gr_lock(&split->lock);
         while (gone < want_bytes && gone < most_bytes && last > 0) {
                 gr_remap_reap(context);
-                gr_segments_drain(context);
+                gr_segments_free_usable(context);
                 range = idle_range(context, want_bytes - gone, most_bytes - gone, &at, &bytes);
                 range = range ? gr_range_isolate(split, range, at, bytes) : NULL;
                 if (!range)
@@ -339,7 +339,7 @@ void gr_expandable_unstick(struct gr_context *context, struct gr_segment *segmen
         gr_lock(&split->lock);
         if (quiet) {
                 gr_remap_reap(context);
-                gr_segments_drain(context);
+                gr_segments_free_usable(context);
                 ranges[0] = take_stuck(context, segment, ptr);
                 ranges[1] = take_stuck(context, segment, last);
         }

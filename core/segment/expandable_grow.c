@@ -327,7 +327,7 @@ static int grow(struct gr_context *context, size_t bytes, uint64_t ahead_bytes, 
                         return rc;
                 gr_lock(&split->lock);
         }
-        gr_segments_drain(context);
+        gr_segments_free_usable(context);
         gr_remap_reap(context);
         if (!split->expandable[small] || !choose(split->expandable[small], bytes, &place)) {
                 gr_unlock(&split->lock);

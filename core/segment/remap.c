@@ -137,7 +137,7 @@ uint64_t gr_remap_fill(struct gr_context *context, struct gr_range *range, uint6
         if (atomic_load(&split->moves_refused))
                 return hole_bytes;
         gr_lock(&split->lock);
-        gr_segments_drain(context);
+        gr_segments_free_usable(context);
         count = moves_choose(split, range, moves);
         gr_unlock(&split->lock);
         while (done < count && move_one(context, range->segment, &moves[done]))

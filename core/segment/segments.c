@@ -184,7 +184,7 @@ void gr_segment_destroy(struct gr_segment *segment)
         gr_metadata_free(segment, sizeof(*segment));
 }
 
-GR_HOT_CODE void gr_segments_drain(struct gr_context *context)
+GR_HOT_CODE void gr_segments_free_usable(struct gr_context *context)
 {
         struct gr_split *split = context->split;
         struct gr_block *block;

@@ -56,7 +56,7 @@ bool gr_segments_merge_fastbins(struct gr_context *context);
 bool gr_segments_merge_fastbins_of(struct gr_arena *arena);
 
 /* Frees the waiting ranges whose epoch has become usable; they leave the queue. */
-void gr_segments_drain(struct gr_context *context);
+void gr_segments_free_usable(struct gr_context *context);
 
 /*
  * Makes the first bytes of range, in no list, a block; the rest is freed. NULL: out of memory, and all of it is free.

@@ -227,7 +227,7 @@ struct gr_block *gr_split_take_ready(struct gr_context *context, size_t bytes)
         if (!gr_is_small(bytes) && !is_slight(context, bytes))
                 return NULL;
         gr_lock(&split->lock);
-        gr_segments_drain(context);
+        gr_segments_free_usable(context);
         range = fit(context, range_bytes(bytes), WORTH_OPENING, gr_fence_usable_epoch(context->fence), &at);
         if (range)
                 block = take_from(context, range, at, range_bytes(bytes));
@@ -246,7 +246,7 @@ GR_HOT_CODE static struct gr_block *take_range(struct gr_context *context, size_
 
         bytes = range_bytes(bytes);
         gr_lock(&split->lock);
-        gr_segments_drain(context);
+        gr_segments_free_usable(context);
         if (is_slight(context, bytes))
                 range = fit(context, bytes, segments, gr_fence_usable_epoch(fence), &at);
         if (!range)

@@ -67,7 +67,7 @@ uint64_t gr_split_trim(struct gr_context *context, uint64_t want_bytes)
         back = gr_expandable_trim(context, want_bytes, UINT64_MAX);
         while (count > 0 && back < want_bytes) {
                 gr_lock(&context->split->lock);
-                gr_segments_drain(context);
+                gr_segments_free_usable(context);
                 count = collect(context, want_bytes - back, segments, GR_TRIM_BATCH);
                 gr_unlock(&context->split->lock);
                 if (count > 0)

@@ -863,7 +863,7 @@ static void make_free(uint64_t ptr, size_t bytes)
         gpu_give(ptr, bytes);
         GR_CHECK_EQ(gr_fence_sync(context->fence), 0);
         gr_lock(&context->split->lock);
-        gr_segments_drain(context);
+        gr_segments_free_usable(context);
         gr_unlock(&context->split->lock);
 }
 
